@@ -1,5 +1,6 @@
 """Unpacking: only requested members, only to the given paths, also from damaged archives."""
 
+import bz2
 import gzip
 import io
 import os
@@ -102,7 +103,7 @@ def test_a_header_that_promises_more_than_any_disk_holds_is_refused_at_once(tmp_
 
 
 def test_skipped_content_that_expands_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 1 << 16)
+    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 1 << 16)
     packed = write_tar(tmp_path / "x.tgz", [("x", bytes(1 << 24)), ("a.en", TEXT)])
     with pytest.raises(DataError, match="expands to more than 100 times"):
         extract_members(packed, {"a.en": tmp_path / "a.en"})
@@ -119,7 +120,7 @@ def test_damage_after_the_last_requested_member_is_detected(tmp_path):
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz"])
 def test_content_that_expands_too_much_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(archives, "_ALWAYS_ALLOWED_BYTES", 10_000)
+    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 10_000)
     zeros = bytes(5_000_000)
     packed = write_tar(
         tmp_path / "x.tgz", [(name, gzip.compress(zeros) if name.endswith(".gz") else zeros)]
@@ -137,10 +138,11 @@ def test_a_full_disk_is_not_reported_as_a_damaged_archive(tmp_path, monkeypatch)
             extract_members(packed, {"a": tmp_path / "a"})
 
 
-def test_a_single_file_is_decompressed_if_its_name_ends_in_gz(tmp_path):
+def test_a_single_file_is_decompressed_if_its_content_is_compressed(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT))
-    (tmp_path / "b").write_bytes(TEXT)
-    for name in ("a.gz", "b"):
+    (tmp_path / "b").write_bytes(bz2.compress(TEXT))
+    (tmp_path / "c.gz").write_bytes(TEXT)
+    for name in ("a.gz", "b", "c.gz"):
         unpack_file(tmp_path / name, tmp_path / "out")
         assert (tmp_path / "out").read_bytes() == TEXT
 

@@ -1,5 +1,6 @@
 """tfm prepare: from archives or files to the text of a dataset, with counts of all lines."""
 
+import bz2
 import dataclasses
 import gzip
 import io
@@ -12,7 +13,7 @@ import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
-from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
+from tfm.data.corpus.recipe import Archive, MonoText, Recipe, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.sources import TextSources
 from tfm.data.subword import learn_subword_model
@@ -455,12 +456,23 @@ def test_an_empty_text_is_named(tmp_path):
         prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
 
 
-def test_plain_text_whose_name_says_gz_is_named(tmp_path):
-    for name in ("t.en.gz", "t.de.gz"):
-        (tmp_path / name).write_text("plain\n")
-    recipe = recipe_from_files(name="x", train=[(tmp_path / "t.en.gz", tmp_path / "t.de.gz")])
-    with pytest.raises(DataError, match=r"t\.en\.gz is truncated or damaged \(Not a gzipped file"):
-        prepare(recipe, tmp_path / "data", text_only=True)
+def test_text_is_compressed_or_not_whatever_its_name_says(data_dir, tmp_path):
+    sides = {"t.en.gz": b"a\nb\n", "t.de.xz": bz2.compress(b"A\nB\n")}
+    for name, content in sides.items():
+        (tmp_path / name).write_bytes(content)
+    recipe = recipe_from_files(name="x", train=[tuple(tmp_path / name for name in sides)])
+    assert (recipe.source, recipe.target) == ("en", "de")
+    prepare(recipe, data_dir, text_only=True)
+    assert lines(data_dir / "train.de") == ["A", "B"]
+
+
+def test_monolingual_text_in_another_encoding_is_refused(tmp_path, data_dir):
+    files = write_files(tmp_path, train_en="a\nb\n", train_de="A\nB\n")
+    (tmp_path / "mono").write_bytes("Привет\nмир\n".encode("KOI8-R"))
+    mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
+    recipe = dataclasses.replace(recipe_from_files(name="x", **files), mono=mono)
+    with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*KOI8-R"):
+        prepare(recipe, data_dir, text_only=True)
 
 
 def test_cleaning_that_leaves_no_training_text_is_an_error(tmp_path):

@@ -34,7 +34,7 @@ def test_lines_are_read_as_written(tmp_path_factory, lines):
     assert read(tmp_path_factory.getbasetemp(), content) == expected
 
 
-TEXT = st.lists(st.sampled_from([b"\n", b"\r", b"a", b"long", "ä".encode()])).map(b"".join)
+TEXT = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"long", "ä".encode()])).map(b"".join)
 
 
 @given(TEXT, TEXT, st.integers(1, 20))

@@ -12,6 +12,7 @@ from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
+from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError
 from tfm.stages.defaults import dataset
 from tfm.storage.paths import existing_file, existing_path, new_folder
@@ -46,7 +47,7 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
         files = list(takewhile(lambda word: not word.startswith("-"), following[:2]))
         rest = following[len(files) :]
         if len(files) == 1:
-            if not files[0].endswith((".tsv", ".tsv.gz")):
+            if not unpacked_name(files[0]).endswith(".tsv"):
                 raise UsageError(
                     f"{flag} takes two files, source and target, or one .tsv file with two "
                     f"columns: add the translation of {files[0]}"

@@ -4,39 +4,35 @@ Only requested members are written, each to a path that the caller chooses: name
 compared, but never become paths. Data that expands more than text can is refused.
 """
 
-import bz2
 import contextlib
 import errno
 import gzip
 import io
-import lzma
 import stat
 import struct
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tfm.data.text_files import (
+    ALWAYS_ALLOWED_BYTES,
+    MAX_EXPANSION,
+    damage_errors,
+    open_packed,
+)
 from tfm.errors import DataError
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write
 
 _BLOCK_BYTES = 1 << 20
-_OPENERS: Mapping[bytes, Callable[[Any], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\0": lzma.open,
-}
+_START_BYTES = 16  # which tell how a file is compressed
 _MAX_NAMES_SHOWN = 5
 _ENCRYPTED = 1  # flag of a zip member
-# Text compresses to between a third and a fifth of its size; small files may be very repetitive.
-_MAX_EXPANSION = 100
-_ALWAYS_ALLOWED_BYTES = 64 << 20
-_DAMAGE_ERRORS = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
+_DAMAGE_ERRORS: tuple[type[Exception], ...] = (
+    *(tarfile.TarError, zipfile.BadZipFile),
     # An encrypted member; a header that is cut off, or has an impossible value.
     *(RuntimeError, struct.error, ValueError),
 )
@@ -86,14 +82,13 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
 
 
 def unpack_file(packed: Path, output: Path) -> None:
-    """Copy a file, and decompress it if its name ends in .gz.
+    """Copy a file, and decompress it if it is compressed.
 
     Raises:
         DataError: The file is truncated, damaged or too large for text.
     """
     with _open(packed) as file:
-        content: Any = gzip.GzipFile(fileobj=file) if packed.suffix == ".gz" else file
-        _write(content, output, archive=packed)
+        _write(_decompressed(file), output, archive=packed)
 
 
 class _ProgressFile(io.FileIO):
@@ -133,7 +128,7 @@ def _open(path: Path) -> Iterator[io.FileIO]:
     try:
         with bar, _ProgressFile(path, bar) as file:
             yield file
-    except _DAMAGE_ERRORS as error:
+    except _DAMAGE_ERRORS + damage_errors() as error:
         # Decompressors give no number, and a seek to an impossible place EINVAL.
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
@@ -169,11 +164,7 @@ def _open_zip_member(directory: zipfile.ZipFile, info: zipfile.ZipInfo, archive:
 
 
 def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
-    start = packed.read(max(map(len, _OPENERS)))
-    packed.seek(0)
-    # The decompression of tarfile would not compare checksums.
-    open_ = next((open_ for magic, open_ in _OPENERS.items() if start.startswith(magic)), None)
-    content: Any = packed if open_ is None else open_(packed)
+    content = _decompressed(packed)  # that of tarfile would not compare checksums
     stream: Any = _TarStream(content, archive)
     with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="replace") as tar:
         for member in tar:
@@ -181,6 +172,12 @@ def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
             yield member.name.removeprefix("./"), open_member
     while content.read(_BLOCK_BYTES):
         pass
+
+
+def _decompressed(packed: io.FileIO) -> Any:
+    start = packed.read(_START_BYTES)
+    packed.seek(0)
+    return open_packed(packed, start) or packed
 
 
 def _write(content: Any, output: Path, *, archive: Path) -> None:
@@ -195,8 +192,8 @@ def _write(content: Any, output: Path, *, archive: Path) -> None:
 def _check_expansion(archive: Path, num_bytes: int) -> None:
     """Raise DataError if an archive of text cannot hold content of this size."""
     size = archive.stat().st_size
-    if num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * size):
+    if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * size):
         raise DataError(
-            f"{archive} holds data that expands to more than {_MAX_EXPANSION} times its compressed "
+            f"{archive} holds data that expands to more than {MAX_EXPANSION} times its compressed "
             f"size of {size:,} bytes, which text does not: check where the file comes from"
         )

@@ -11,6 +11,7 @@ from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFil
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.data.manifest import SPLITS, Split
 from tfm.data.text import read_columns, read_lines, read_pairs
+from tfm.data.text_files import unpacked_name
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
 
@@ -41,8 +42,8 @@ class TextSources:
         self._mirror = mirror
         self._verify = verify
         self._checksums_path = data_dir / CHECKSUMS
-        # {(archive or None, member or URL or path): where the text is unpacked}. Plain local files
-        # are read in place. Names in an archive never become paths.
+        # {(archive or None, member or URL or path): where the text is unpacked}. Local files are
+        # read in place, except for .gz. Names in an archive never become paths.
         self._unpacked: dict[tuple[str | None, str], Path] = {}
         for split in SPLITS:
             for number, text in enumerate(recipe.texts(split), 1):
@@ -160,9 +161,14 @@ class TextSources:
 
     def lines(self, language: str) -> Iterator[bytes]:
         """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""
-        for text in self.recipe.mono:
-            if text.language == language:
-                yield from read_lines(self._locate(None, text.side), strict=False)
+        for path in self.mono_paths(language):
+            yield from read_lines(path, strict=False)
+
+    def mono_paths(self, language: str) -> list[Path]:
+        """Return the files of the monolingual texts in a language."""
+        return [
+            self._locate(None, text.side) for text in self.recipe.mono if text.language == language
+        ]
 
     def trees(self, text: TreeFile | GeneratedText, split: Split) -> Iterator[Tree]:
         """Read or generate the normalized trees of a text.
@@ -197,4 +203,4 @@ def _format_suffix(side: str) -> str:
     name = Archive(url=side).name if is_url(side) else PurePosixPath(side).name
     if name.startswith("train.tags."):
         return ".iwslt"
-    return ".sgm" if name.removesuffix(".gz").endswith((".sgm", ".sgml", ".xml")) else ""
+    return ".sgm" if unpacked_name(name).endswith((".sgm", ".sgml", ".xml")) else ""

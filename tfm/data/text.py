@@ -2,19 +2,21 @@
 
 import codecs
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from tfm.data.text_files import TextFile, conversion, unpacked_name
 from tfm.errors import DataError, explain_os_error
 
 BYTE_ORDER_MARK = "\ufeff"
+STANDARD_INPUT = "standard input"
 
 _MAX_LINE_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
+_SAMPLE_LINES = 100
 _PAIR_OVERHEAD_BYTES = 100
 _TAG = re.compile(rb"<seg\b", re.IGNORECASE)
 _SEGMENT = re.compile(rb"<seg\b[^<>]*>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
@@ -103,13 +105,16 @@ def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> I
 def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
     r"""Read the lines of a plain, SGML (.sgm, .xml) or IWSLT text, without line ends.
 
+    The text may be compressed, whatever its name.
+
     Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
     U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line. In
     training text of IWSLT (.iwslt), the lines about talks are dropped but for their titles and
     descriptions. If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
 
     Raises:
-        DataError: A line is too long, the SGML is damaged, or the path is not a readable file.
+        DataError: A line is too long, the SGML is damaged, or the path is not a readable file, or
+            not one of text.
     """
     return chain.from_iterable(_read_blocks(path, strict=strict))
 
@@ -128,13 +133,25 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
         yield chunk
 
 
+def read_text(file: Any, path: Path | None) -> list[str]:
+    """Read the lines of a plain text from a binary file, which is at `path` or standard input.
+
+    A byte order mark is text, unlike in `read_lines`.
+
+    Raises:
+        DataError: A line is too long or not UTF-8, or the file is not one of text.
+    """
+    blocks = _check_utf8(_plain_blocks(TextFile(file, path), path), path)
+    return [line.decode() for lines in blocks for line in lines]
+
+
 def decode_lines(
-    readline: Callable[[int], bytes], name: str, *, keep_ends: bool = False
+    readline: Callable[[int], bytes], path: Path | None, *, keep_ends: bool = False
 ) -> Iterator[str]:
     """Decode the lines of a plain text as they arrive; lines end as in `read_lines`.
 
-    A byte order mark is text, unlike in `read_lines`. `readline` reads the next line, or at most
-    the given number of bytes. Error messages call the text by `name`. Line ends are removed unless
+    A byte order mark is text, unlike in `read_lines`. `readline` reads the next line of the file at
+    `path` or of standard input, or at most the given number of bytes. Line ends are removed unless
     `keep_ends`.
 
     Raises:
@@ -144,32 +161,38 @@ def decode_lines(
     while line := readline(_MAX_LINE_BYTES):
         number += 1
         if len(line) == _MAX_LINE_BYTES:
-            raise _too_long(name, number)
-        yield _decode(line if keep_ends else line.rstrip(b"\r\n"), name, number)
+            raise _too_long(path, number)
+        yield _decode(line if keep_ends else line.rstrip(b"\r\n"), path, number)
+
+
+def conversion_of(path: Path) -> str | None:
+    """Return how to convert a file to UTF-8; None if it is in UTF-8."""
+    invalid = (line for line in read_lines(path, strict=False) if not _is_utf8(line))
+    sample = b"\n".join(islice(invalid, _SAMPLE_LINES))
+    return conversion(sample, path) if sample else None
 
 
 def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
     """Read the lines of a plain or SGML text in blocks of at least one line."""
     if path.exists() and not path.is_file():  # reading a pipe might block, or never end
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
+    suffix = Path(unpacked_name(path.name)).suffix
     try:
         with path.open("rb") as file:
-            start = file.read(len(codecs.BOM_UTF8))
-            if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                command = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
-                raise DataError(f"{path} is UTF-16, not UTF-8: convert it with {command}")
-            file.seek(len(start) if start == codecs.BOM_UTF8 else 0)
-            blocks = _plain_blocks(file, str(path))
-            if path.suffix in (".sgm", ".sgml", ".xml"):
-                blocks = ([segment] for segment in _segments(file.read(), path))
-            elif path.suffix == ".iwslt":
+            text = TextFile(file, path)
+            blocks: Iterator[list[bytes]]
+            if suffix in (".sgm", ".sgml", ".xml"):
+                blocks = ([segment] for segment in _segments(text.readall(), path))
+            else:
+                blocks = _without_mark(_plain_blocks(text, path))
+            if suffix == ".iwslt":
                 blocks = filter(None, map(_without_talk_markup, blocks))
-            yield from _check_utf8(blocks, str(path)) if strict else blocks
+            yield from _check_utf8(blocks, path) if strict else blocks
     except OSError as error:
         raise DataError(f"{path} cannot be read: {explain_os_error(error)}") from error
 
 
-def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
+def _plain_blocks(file: TextFile, path: Path | None) -> Iterator[list[bytes]]:
     """Split a plain text into lines, without a Python loop over lines."""
     number, last = 1, b""
     while data := file.read(_BLOCK_BYTES):
@@ -177,7 +200,7 @@ def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
         lines = text.split(b"\n")
         if max(map(len, lines)) >= _MAX_LINE_BYTES:
             is_long = [len(line) >= _MAX_LINE_BYTES for line in lines]
-            raise _too_long(name, number + is_long.index(True))
+            raise _too_long(path, number + is_long.index(True))
         last = lines.pop()
         if lines:
             number += len(lines)
@@ -186,38 +209,50 @@ def _plain_blocks(file: IO[bytes], name: str) -> Iterator[list[bytes]]:
         yield [last.rstrip(b"\r")]
 
 
+def _without_mark(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    for first, *lines in blocks:
+        yield [first.removeprefix(codecs.BOM_UTF8), *lines]
+        yield from blocks
+
+
 def _without_talk_markup(lines: list[bytes]) -> list[bytes]:
     """Return the lines of talks, their titles and descriptions, without others about them."""
     kept = (line for line in lines if line[:1] != b"<" or line.startswith(_TALK_TEXT))
     return [_TALK_MARKUP.sub(b"", line).strip() if line[:1] == b"<" else line for line in kept]
 
 
-def _check_utf8(blocks: Iterable[list[bytes]], name: str) -> Iterator[list[bytes]]:
+def _check_utf8(blocks: Iterable[list[bytes]], path: Path | None) -> Iterator[list[bytes]]:
     num_lines = 0
     for lines in blocks:
-        try:
-            b"\n".join(lines).decode()
-        except UnicodeDecodeError:
+        if not _is_utf8(b"\n".join(lines)):
             for number, line in enumerate(lines, num_lines + 1):
-                _decode(line, name, number)  # raises, with the number of the line
+                _decode(line, path, number)  # raises, with the number of the line
         num_lines += len(lines)
         yield lines
 
 
-def _too_long(name: str, number: int) -> DataError:
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _too_long(path: Path | None, number: int) -> DataError:
     return DataError(
-        f"{name}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
+        f"{path or STANDARD_INPUT}, line {number:,} has {_MAX_LINE_BYTES >> 20} MiB or more: "
         "the text must have one sentence per line"
     )
 
 
-def _decode(line: bytes, name: str, number: int) -> str:
+def _decode(line: bytes, path: Path | None, number: int) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}, line {number:,} is not UTF-8 ({error.reason} at its byte "
-            f"{error.start + 1}): convert it to UTF-8"
+            f"{path or STANDARD_INPUT}, line {number:,} is not UTF-8 ({error.reason} at its byte "
+            f"{error.start + 1}): {conversion(line, path)}"
         ) from error
 
 

@@ -17,7 +17,7 @@ from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
-from tfm.data.text import BytesPair, in_chunks, read_pairs
+from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
 from tfm.data.text_parts import (
     FORMAT,
     SHARE_RECORD,
@@ -369,6 +369,7 @@ class TextWriter:
             paths.append(self.manifest.text_path("mono", language))
             file = stack.enter_context(atomic_write(paths[-1]))
             file.writelines(line + b"\n" for line in lines)
+            _check_encoding(self.sources.mono_paths(language), counts, unit="lines")
             say(f"clean: {paths[-1].name} {_summary(counts, unit='lines')}")
         return paths
 
@@ -424,7 +425,7 @@ class TextWriter:
     def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
         """Report one of several texts; refuse one that cannot be used."""
         if isinstance(text, TextFiles):
-            self._check_encoding(text, counts)
+            _check_encoding(self.sources.locate_sides(text), counts)
         if len(self.recipe.train) > 1:
             if not counts.kept:
                 raise DataError(
@@ -432,16 +433,6 @@ class TextWriter:
                     "from the recipe, or correct it"
                 )
             say(f"clean: train {name}: {_summary(counts)}")
-
-    def _check_encoding(self, text: TextFiles, counts: PairCounts) -> None:
-        """Refuse training text of which too many lines are not UTF-8."""
-        num_invalid = counts.dropped["not_utf8"]
-        if num_invalid > _MAX_INVALID_RATE * counts.read:
-            source, target = self.sources.locate_sides(text)
-            raise DataError(
-                f"{num_invalid:,} of {counts.read:,} pairs of {source} and {target} are not UTF-8: "
-                "convert the file, as with iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE"
-            )
 
     def _write_gold_trees(self, split: Split, file: IO[bytes]) -> None:
         """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
@@ -460,3 +451,15 @@ def _summary(counts: PairCounts, unit: str = "pairs") -> str:
     reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
     return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}"
+
+
+def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:
+    """Refuse training text of which too many lines are not UTF-8."""
+    num_invalid = counts.dropped["not_utf8"]
+    if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
+        for path in paths:
+            if (advice := conversion_of(path)) is not None:
+                raise DataError(
+                    f"{num_invalid:,} of {counts.read:,} {unit} of {' and '.join(map(str, paths))} "
+                    f"are not UTF-8: in {path}, {advice}"
+                )

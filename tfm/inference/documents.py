@@ -47,8 +47,8 @@ _NUMERIC_ONLY = "#NUMERIC_ONLY#"
 class Piece:
     """A part of a text: a sentence to translate, or what is kept as it is.
 
-    White space around sentences is kept, and so are bullets and all text without a letter: models are
-    trained on few lines of digits or symbols alone, and make others of them.
+    White space around sentences is kept, and so are bullets and all text without a letter: models
+    are trained on few lines of digits or symbols alone, and make others of them.
     """
 
     text: str

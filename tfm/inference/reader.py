@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 
-from tfm.data.text import BYTE_ORDER_MARK, decode_lines
+from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
+from tfm.data.text_files import TextFile
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES, Chunk
 
@@ -38,7 +39,7 @@ class LineReader:
         keep_ends: bool = False,
     ) -> None:
         self._paths = [path] if paired_path is None else [path, paired_path]
-        self._names = [str(each or "standard input") for each in self._paths]
+        self._names = [str(each or STANDARD_INPUT) for each in self._paths]
         self._columns: list[_ArrivingLines] = []
         self.chunk_lines = chunk_lines
         self._keep_ends = keep_ends
@@ -49,7 +50,7 @@ class LineReader:
             for path in self._paths:
                 source = sys.stdin.fileno() if path is None else path
                 file = self._opened.enter_context(FileIO(source, closefd=path is not None))
-                self._columns.append(_ArrivingLines(file))
+                self._columns.append(_ArrivingLines(file, path))
             self._opened = self._opened.pop_all()
         return self
 
@@ -67,8 +68,8 @@ class LineReader:
             DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
         """
         texts, *paired_texts = (
-            _without_mark(decode_lines(column.readline, name, keep_ends=self._keep_ends))
-            for column, name in zip(self._columns, self._names, strict=True)
+            _without_mark(decode_lines(column.readline, path, keep_ends=self._keep_ends))
+            for column, path in zip(self._columns, self._paths, strict=True)
         )
         first_line = 1
         while True:
@@ -120,20 +121,24 @@ def _without_mark(lines: Iterator[str]) -> Iterator[str]:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file."""
+    """Count the lines of a file; raises as `LineReader` does of files that are not text."""
     num_ends, last = 0, b"\n"
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        text = TextFile(file, path)
+        while block := text.read(1 << 20):
             num_ends += block.count(b"\n")
             last = block[-1:]
     return num_ends + (last != b"\n")
 
 
 class _ArrivingLines:
-    """The lines of an unbuffered file or pipe, with a test whether reading one would block."""
+    """The lines of an unbuffered file or pipe, with a test whether reading one would block.
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+    Reading compressed text is taken not to: its programs send it in blocks of many lines.
+    """
+
+    def __init__(self, file: FileIO, path: Path | None) -> None:
+        self._file, self._text = file, TextFile(file, path)
         self._lines: deque[bytes] = deque()
         self._partial = bytearray()  # the line whose end has not arrived yet
         self._has_ended = False
@@ -141,7 +146,7 @@ class _ArrivingLines:
     def has_line(self) -> bool:
         """Test whether a line, or the end of the file, can be read without blocking."""
         while not (self._lines or self._has_ended or len(self._partial) >= _CHUNK_CHARACTERS):
-            if not _is_readable(self._file.fileno(), wait=False):
+            if not self._is_readable(wait=False):
                 return False
             self._read()
         return bool(self._lines) or self._has_ended
@@ -154,15 +159,18 @@ class _ArrivingLines:
     def readline(self, limit: int, /) -> bytes:
         """Return the next line, or the start of a line beyond the limit; block until it arrives."""
         while not self._lines and len(self._partial) < limit and not self._has_ended:
-            _is_readable(self._file.fileno(), wait=True)
+            self._is_readable(wait=True)
             self._read()
         if not self._lines:
             self._lines.append(bytes(self._partial))
             self._partial.clear()
         return self._lines.popleft()[:limit]
 
+    def _is_readable(self, *, wait: bool) -> bool:
+        return self._text.is_packed or _is_readable(self._file.fileno(), wait=wait)
+
     def _read(self) -> None:
-        data = self._file.read(_BLOCK_BYTES)
+        data = self._text.read(_BLOCK_BYTES)
         if data is None:  # another reader of a non-blocking pipe took it
             return
         self._has_ended = not data

@@ -8,7 +8,8 @@ from typing import Any
 
 from tfm.config import ScoreConfig
 from tfm.data.manifest import GOLD
-from tfm.data.text import BYTE_ORDER_MARK, decode_lines
+from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
+from tfm.data.text_files import unpacked_name
 from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
@@ -19,7 +20,6 @@ DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION = "last-generation.json"
 LAST_GENERATION_FORMAT = 1
 
-_STDIN_NAME = "standard input"
 _BOOTSTRAPPED: tuple[MetricName, ...] = ("bleu", "paper-bleu", "chrf", "ter")
 # The metrics that each setting affects.
 _AFFECTED_METRICS: Mapping[str, tuple[MetricName, ...]] = {
@@ -79,7 +79,7 @@ def score(
         check_language(language or _language_of(references[0]))
     # Mistakes in the command are reported by now, before waiting for standard input. When that
     # ends, tfm generate has ended and has written its record.
-    name = str(hypotheses or _STDIN_NAME)
+    name = str(hypotheses or STANDARD_INPUT)
     hypothesis_lines = read_hypotheses(hypotheses)
     paths = list(references) or [default_reference(runs_dir)]
     for path in paths:
@@ -161,9 +161,11 @@ def read_hypotheses(path: Path | None) -> list[str]:
         return read_lines(path)
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
-    lines = list(decode_lines(sys.stdin.buffer.readline, _STDIN_NAME))
+    lines = read_text(sys.stdin.buffer, None)
     if not lines:
-        raise DataError(f"{_STDIN_NAME} is empty, without any translations: did tfm generate fail?")
+        raise DataError(
+            f"{STANDARD_INPUT} is empty, without any translations: did tfm generate fail?"
+        )
     return lines
 
 
@@ -175,7 +177,7 @@ def read_lines(path: Path) -> list[str]:
     """
     try:
         with path.open("rb") as file:
-            lines = list(decode_lines(file.readline, str(path)))
+            lines = read_text(file, path)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:
@@ -230,4 +232,4 @@ def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Path) -> Se
 
 
 def _language_of(reference: Path) -> str:
-    return reference.suffix.removeprefix(".").lower()
+    return Path(unpacked_name(reference.name)).suffix.removeprefix(".").lower()

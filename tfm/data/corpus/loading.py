@@ -32,6 +32,7 @@ from tfm.data.corpus.recipe import (
 )
 from tfm.data.languages import base_language
 from tfm.data.manifest import SPLITS
+from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError, list_problems
 from tfm.reporting import say
 
@@ -183,7 +184,7 @@ def recipe_from_files(
     test: Sequence[PathPair] = (),
     languages: tuple[str, str] | None = None,
 ) -> Recipe:
-    """Build a recipe from (source, target) paths of plain, .gz or .sgm text files.
+    """Build a recipe from (source, target) paths of plain or .sgm text files.
 
     A pair of the same file twice is text in two columns separated by a tab (.tsv). Languages that
     are None are the suffixes of the first pair (text.en, text.de). If it has none, they are called
@@ -223,7 +224,7 @@ def recipe_from_files(
 def recipe_from_trees(
     *, name: str, train: Sequence[Path], valid: Sequence[Path] = (), test: Sequence[Path] = ()
 ) -> Recipe:
-    """Build a recipe from plain or .gz files of bracketed trees, or folders of such files.
+    """Build a recipe from files of bracketed trees, or folders of such files.
 
     Raises:
         UsageError: A file is missing, or a folder has no trees; the message lists all problems.
@@ -251,7 +252,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     """
     expected = [[base_language(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
-        are_tsv = [path.name.removesuffix(".gz").endswith(".tsv") for path in pair]
+        are_tsv = [unpacked_name(path.name).endswith(".tsv") for path in pair]
         if pair[0] == pair[1]:
             if not are_tsv[0]:
                 yield (
@@ -276,7 +277,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
 
 def _language_of(path: Path) -> str:
     """Return the suffix of a text file if it is a language, or "" otherwise."""
-    suffix = Path(path.name.removesuffix(".gz")).suffix[1:]
+    suffix = Path(unpacked_name(path.name)).suffix[1:]
     return (
         suffix
         if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt", "xml")
@@ -294,7 +295,7 @@ def _tree_files(paths: Sequence[Path], problems: list[str]) -> tuple[TreeFile, .
         in_folder = [
             file
             for file in sorted(path.rglob("*"))
-            if file.name.removesuffix(".gz").endswith(_TREE_SUFFIXES) and file.is_file()
+            if unpacked_name(file.name).endswith(_TREE_SUFFIXES) and file.is_file()
         ]
         if not in_folder:
             problems.append(f"{path} has no files of trees ({', '.join(_TREE_SUFFIXES)}) below it")

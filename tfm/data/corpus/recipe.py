@@ -129,8 +129,8 @@ class TextOptions:
 class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
-    If both are the same file, it has two columns, source and target, separated by a tab. Names may
-    end in .gz (compressed), .sgm or .xml (SGML), or both.
+    If both are the same file, it has two columns, source and target, separated by a tab. A name
+    that ends in .sgm or .xml is that of SGML. Files may be compressed.
 
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
@@ -210,8 +210,8 @@ class TreeFile(TextOptions):
     """One text of a split: bracketed trees, whose words are the source.
 
     Attributes:
-        trees: Member of the archive; without an archive, a URL or the path of a file. A file whose
-            name ends in .gz is decompressed.
+        trees: Member of the archive; without an archive, a URL or the path of a file, which may
+            be compressed.
         archive: File name of the tar or zip archive.
     """
 
@@ -259,7 +259,7 @@ class MonoText:
     Attributes:
         language: A language of the recipe, as OPUS calls it if the text is from there.
         opus: Name and version of a corpus of OPUS, such as "News-Commentary/v16".
-        text: URL or path of a file instead, which is decompressed if its name ends in .gz.
+        text: URL or path of a file instead, which may be compressed.
         sha256: Checksum of the download in hexadecimal.
     """
 

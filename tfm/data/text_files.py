@@ -1,0 +1,290 @@
+"""Open text: unpack what is compressed, and refuse what is not UTF-8 with line feeds.
+
+Both are told by the content, never by the name.
+"""
+
+import bz2
+import codecs
+import gzip
+import importlib
+import lzma
+import re
+import select
+import shlex
+import sys
+import unicodedata
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tfm.errors import DataError, UsageError, install_command
+
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+_BINARY = {
+    rb"PK(\x03\x04|\x05\x06)": "a zip archive or an office document",
+    rb".{257}ustar": "a tar archive",
+    rb"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    rb"Rar!\x1a\x07": "a rar archive",
+    rb"%PDF-": "a PDF",
+    rb"\{\\rtf": "an RTF document",
+    rb"\xd0\xcf\x11\xe0": "an office document",
+    rb"\x89PNG|GIF8[79]a|\xff\xd8\xff": "a picture",
+    rb"PAR1|ARROW1": "a table in Parquet or Arrow",
+    rb"SQLite format 3": "a database",
+    rb"\x93NUMPY|\x89HDF": "an array",
+    rb"\x7fELF|MZ\x90": "a program",
+}
+_MARKS = {  # the longer ones first
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_WIDE = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
+_SAMPLE_BYTES = 1 << 12
+_LATIN_NUL_RATE = 0.4  # at least, of bytes in UTF-16
+# Up to this rate, text has odd characters; in UTF-8, a sample has two more where it is cut.
+_MAX_ODD, _MAX_CUT = 0.01, 2
+# In text, NUL is an accident, and so is CR within a line: up to these numbers.
+_MAX_NULS, _MAX_NUL_RATE = 16, 0.001
+_MAX_RETURNS = 10
+_INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
+# Text compresses to between a third and a fifth of its size; small files may be very repetitive.
+MAX_EXPANSION = 100
+ALWAYS_ALLOWED_BYTES = 64 << 20
+
+
+def unpacked_name(name: str) -> str:
+    """Return the name of a file without the suffix of its compression."""
+    return next((name.removesuffix(s) for s in PACKED_SUFFIXES if name.endswith(s)), name)
+
+
+def open_packed(file: Any, start: bytes) -> Any | None:
+    """Return the unpacked content of a file that begins with `start`; None if it is not packed.
+
+    Raises:
+        UsageError: It is packed by zstd, and the module for it is missing.
+    """
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(file)
+    if re.match(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)", start):
+        return bz2.open(file)
+    if start.startswith(b"\xfd7zXZ\0"):
+        return lzma.open(file)
+    if not re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", start):
+        return None
+    try:
+        return importlib.import_module(_ZSTD).open(file)
+    except ImportError as error:
+        raise UsageError(
+            f"text that zstd has compressed needs {_ZSTD}, which is not installed: run "
+            f"{install_command('zstd')}, or unpack it with zstd -d"
+        ) from error
+
+
+def damage_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of decompressors; an OSError of theirs has no number."""
+    zstd = sys.modules.get(_ZSTD)
+    own = () if zstd is None else (zstd.ZstdError,)
+    return (zlib.error, lzma.LZMAError, EOFError, OSError, *own)
+
+
+class TextFile:
+    """The bytes of a text, unpacked if it is compressed, and checked to be text.
+
+    Args:
+        file: A binary file or pipe, at its start.
+        path: Its path; None for standard input.
+
+    Attributes:
+        is_packed: Whether it is compressed, as far as it has been read.
+    """
+
+    def __init__(self, file: Any, path: Path | None) -> None:
+        self._file, self._path = file, path
+        self._name = str(path or "standard input")
+        self._unpacked: Any | None = None
+        self._packed = _FromStart(b"", file)
+        self._last = b""  # byte
+        self._num_bytes = self._num_nuls = self._num_returns = self._num_feeds = 0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed, as far as it has been read."""
+        return self._unpacked is not None
+
+    def read(self, size: int) -> bytes | None:
+        """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block.
+
+        Raises:
+            DataError: The file is damaged, or not a text in UTF-8 whose lines end with line feeds.
+        """
+        data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
+        if data and not self._num_bytes and not self.is_packed:
+            self._packed = _FromStart(data, self._file)
+            self._unpacked = open_packed(self._packed, data)
+            data = self._unpack(size) if self.is_packed else data
+        if data is not None:
+            self._check(data)
+        return data
+
+    def readall(self) -> bytes:
+        """Return all that is left; raises as `read` does."""
+        return b"".join(iter(lambda: self.read(1 << 20) or b"", b""))
+
+    def _unpack(self, size: int) -> bytes:
+        try:
+            data: bytes = self._unpacked.read1(size)  # type: ignore[union-attr]
+        except damage_errors() as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise DataError(
+                f"{self._name} is truncated or damaged ({error}): replace it by an intact copy"
+            ) from error
+        num_bytes = self._num_bytes + len(data)
+        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._packed.num_bytes):
+            raise DataError(
+                f"{self._name} expands to more than {MAX_EXPANSION} times its compressed size, "
+                "which text does not: check where it comes from"
+            )
+        return data
+
+    def _check(self, data: bytes) -> None:
+        """Check the next bytes, which are none at the end."""
+        if not self._num_bytes:
+            self._check_start(data)
+        if b"\0" in data:
+            self._check_nuls(data)
+        self._num_feeds += data.count(b"\n")
+        if b"\r" in data or self._last == b"\r" or not data:
+            is_end = not data or data.endswith(b"\n")
+            self._check_returns(self._last + data, is_end=is_end)
+        self._num_bytes += len(data)
+        self._last = data[-1:]
+
+    def _check_start(self, data: bytes) -> None:
+        for pattern, kind in _BINARY.items():
+            if re.match(pattern, data, re.DOTALL):
+                raise DataError(
+                    f"{self._name} is {kind}, not text: check its name, or take the text out of it"
+                )
+        for mark, encoding in _MARKS.items():
+            if data.startswith(mark):
+                raise self._mistake(f"is {encoding}, not UTF-8", _iconv(encoding))
+
+    def _check_nuls(self, data: bytes) -> None:
+        """Raise an error if NULs are no accident: in UTF-16 and UTF-32, and in binary data."""
+        self._num_nuls += data.count(0)
+        start = -self._num_bytes % 4
+        encoding = wide_encoding(data[start : start + _SAMPLE_BYTES])
+        if encoding is not None and self._num_nuls > 1:
+            raise self._mistake(f"is {encoding}, not UTF-8", _iconv(encoding))
+        if self._num_nuls > _MAX_NULS + _MAX_NUL_RATE * (self._num_bytes + len(data)):
+            number = self._num_feeds + data[: data.index(0)].count(b"\n") + 1
+            mistake = f"has {self._num_nuls:,} NUL bytes, as in line {number:,}"
+            raise self._mistake(f"{mistake}, so it is damaged or no text", r"tr -d '\0'")
+
+    def _check_returns(self, data: bytes, *, is_end: bool) -> None:
+        """Raise an error if carriage returns end lines: within a line they are white space."""
+        num_returns = len(_INNER_RETURN.findall(data))
+        self._num_returns += num_returns
+        in_line = 0
+        if num_returns > _MAX_RETURNS:
+            in_line = max(len(_INNER_RETURN.findall(line)) for line in data.split(b"\n"))
+        is_too_much = is_end and self._num_returns > self._num_feeds
+        if in_line > _MAX_RETURNS or is_too_much:
+            raise self._mistake("has lines that end with CR, not LF", r"tr '\r' '\n'")
+
+    def _mistake(self, mistake: str, command: str) -> DataError:
+        unpacked = "unpack it, and " if self.is_packed else ""
+        return DataError(f"{self._name} {mistake}: {unpacked}{_convert(command, self._path)}")
+
+
+class _FromStart:
+    """A file whose first bytes were read already, and the number of bytes that are read of it."""
+
+    def __init__(self, start: bytes, file: Any) -> None:
+        self._start, self._file = start, file
+        self.num_bytes = 0
+
+    def read(self, size: int) -> bytes:
+        data: bytes | None
+        data, self._start = self._start[:size], self._start[size:]
+        while not data and (data := self._file.read(size)) is None:
+            select.select([self._file], [], [])
+        self.num_bytes += len(data)
+        return data
+
+
+def wide_encoding(sample: bytes) -> str | None:
+    """Return which UTF-16 or UTF-32, without a mark, bytes are text in; None if they are not.
+
+    If they are text without their NULs, these are accidents, unless they are as many as in Latin
+    script. Otherwise, the encoding is that with the fewest NULs in the low bytes of characters.
+    """
+    unspoiled = sample.replace(b"\0", b"")
+    is_utf8 = not _is_odd(unspoiled.decode(errors="replace"), tolerance=_MAX_CUT)
+    if is_utf8 and sample.count(0) < _LATIN_NUL_RATE * len(sample):
+        return None
+    found: list[tuple[int, str]] = []
+    for encoding in _WIDE:
+        try:
+            text = codecs.getincrementaldecoder(encoding)().decode(sample)
+        except UnicodeDecodeError:
+            continue
+        width, low = int(encoding[4:6]) // 8, 0 if encoding.endswith("LE") else -1
+        if not _is_odd(text):
+            found.append((sample[low % width :: width].count(0), encoding))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def conversion(sample: bytes, path: Path | None) -> str:
+    """Return how to convert text that is not UTF-8, as far as its bytes tell its encoding."""
+    wide = wide_encoding(sample) if b"\0" in sample else None
+    if wide is not None:
+        return _convert(_iconv(wide), path)
+    text = sample.decode(errors="replace")
+    if sum(not each.isascii() for each in text) > 2 * text.count("\ufffd"):
+        return "other characters are UTF-8, so it is damaged: correct or remove it"
+    encoding, kind = _likely_encoding(sample)
+    return f"if it is {kind}, {_convert(_iconv(encoding), path)}; if not, name its own encoding"
+
+
+def _likely_encoding(sample: bytes) -> tuple[str, str]:
+    """Return the most likely encoding of text that is not Unicode, and for which text it is."""
+
+    def count(pattern: bytes) -> int:
+        return len(re.findall(pattern, sample))
+
+    high = count(rb"[\x80-\xff]")
+    if high < 3 or 2 * high < count(rb"[A-Za-z]"):
+        return "WINDOWS-1252", "Western European"
+    if 3 * count(rb"[\x82\x83][\x40-\xf1]") > high / 2:  # kana are at least a third
+        return "SHIFT-JIS", "Japanese"
+    if 2 * count(rb"[\xb0-\xc8][\xa1-\xfe]") > 0.8 * high:
+        return "EUC-KR", "Korean"
+    is_chinese = "\ufffd" not in sample.decode("gb18030", errors="replace")
+    if is_chinese and 12 * count(rb" ") < high:
+        return "GB18030", "Chinese"
+    # Small letters are in the half where the other has capitals.
+    is_koi8 = count(rb"[\xc0-\xdf]") > count(rb"[\xe0-\xff]")
+    return ("KOI8-R" if is_koi8 else "WINDOWS-1251"), "Russian"
+
+
+def _is_odd(text: str, *, tolerance: int = 0) -> bool:
+    """Return whether a text has more than a few characters that text does not have."""
+    kinds = [unicodedata.category(each) for each in text if each not in "\t\r\n"]
+    num_odd = sum(kind in ("Cc", "Cn", "Co", "Cs") for kind in kinds) + text.count("\ufffd")
+    return num_odd > tolerance + _MAX_ODD * len(kinds)
+
+
+def _iconv(encoding: str) -> str:
+    return f"iconv -f {encoding} -t UTF-8"
+
+
+def _convert(command: str, path: Path | None) -> str:
+    if path is None:
+        return f"pipe it through {command}"
+    return f"convert it with {command} < {shlex.quote(str(path))} > NEW_FILE"
