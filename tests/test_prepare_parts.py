@@ -1,6 +1,8 @@
 """Text in parts: written, appended and binarized in parts, it is the same dataset."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 
@@ -15,7 +17,7 @@ from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.data.text_parts import Share
+from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize, binarize_share
 from tfm.stages.learn_bpe import learn_bpe
@@ -238,6 +240,56 @@ def test_a_dataset_is_not_joined_while_a_share_is_written(recipe, tmp_path):
         ):
             with pytest.raises(LockedFolderError, match=r"2-of-2 is being written to by process"):
                 work()
+
+
+def test_a_share_is_not_started_while_the_dataset_is_written(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_parts, "_MAX_WAIT_SECONDS", 0)
+    folder, share = tmp_path / "x", Share(2, 3)
+    prepare(recipe("a", **SETTINGS), folder)
+    with lock_dataset(folder):  # before the share has a folder
+        for work in (
+            lambda: prepare(recipe("a", **SETTINGS), folder, share=share),
+            lambda: binarize_share(folder, BinarizeConfig(), Share(1, 1)),
+        ):
+            with pytest.raises(LockedFolderError, match=r"x is being written to by process"):
+                work()
+    assert not (folder / "parts").exists()
+
+
+def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
+    with ThreadPoolExecutor(8) as threads, ExitStack() as stack:
+        locks = [lock_share(tmp_path, Share(number, 8)) for number in range(1, 9)]
+        list(threads.map(stack.enter_context, locks))
+        with pytest.raises(LockedFolderError), lock_dataset(tmp_path):
+            pass
+    with lock_dataset(tmp_path):
+        pass
+
+
+def test_a_share_of_text_that_is_complete_is_not_written(recipe, tmp_path, capsys):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "x", text_only=True).data_dir
+    prepare(recipe("a", **SETTINGS), folder, share=Share(2, 3))
+    assert "unchanged" in capsys.readouterr().err
+    assert not list(folder.glob("parts/*/text.json"))
+
+
+def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
+    folder = tmp_path / "x"
+    prepare(recipe("a"), folder, share=Share(2, 3))
+    killed = folder / "parts" / "1-of-3" / ".train.en.1.partial"
+    killed.parent.mkdir()
+    killed.touch()
+    with pytest.raises(DataError, match=r"share 1/3 .* is missing"):
+        prepare(recipe("a"), folder, text_only=True)
+    prepare(recipe("a"), folder, text_only=True, force=True)
+    assert Manifest.load(folder).part_sizes() == {"train": 230}
+    assert {path.name for path in folder.glob("parts/*/*")} == {".lock"}
+
+
+def test_a_vocabulary_is_not_learned_while_a_share_is_encoded(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "x").data_dir
+    with lock_share(folder, Share(1, 1)), pytest.raises(LockedFolderError):
+        learn_bpe(folder, SubwordConfig(vocab_size=350))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/2/3", "a/b", ""])

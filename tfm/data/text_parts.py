@@ -21,6 +21,7 @@ from tfm.storage.lock import lock_folder
 
 SHARE_RECORD = "text.json"
 FORMAT = 1  # of the record of a share
+_MAX_WAIT_SECONDS = 10  # for other shares that start
 _STRIPE_PAIRS = 100_000  # consecutive pairs that are of the same share; part of the format
 
 T = TypeVar("T")
@@ -77,6 +78,20 @@ def lock_dataset(data_dir: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for folder in (data_dir, *sorted(data_dir.glob("parts/*/"))):
             stack.enter_context(lock_folder(folder))
+        yield
+
+
+@contextmanager
+def lock_share(data_dir: Path, share: Share) -> Iterator[None]:
+    """Hold the lock of a share of a dataset during the block.
+
+    Raises:
+        LockedFolderError: Another process holds it, or writes the whole dataset.
+    """
+    with ExitStack() as stack:
+        # Held only until the share is locked, so that other shares start at the same time.
+        with lock_folder(data_dir, max_wait_seconds=_MAX_WAIT_SECONDS):
+            stack.enter_context(lock_folder(share.folder(data_dir)))
         yield
 
 
@@ -142,8 +157,7 @@ class JoinedShares:
         if missing := [number for number in range(1, count + 1) if number not in records]:
             raise DataError(
                 f"share {missing[0]}/{count} of the training text is missing: prepare it with "
-                f"--part {missing[0]}/{count}, or remove {data_dir / 'parts'} to prepare all text "
-                "here"
+                f"--part {missing[0]}/{count}, or prepare all text here with --force"
             )
         return cls(data_dir, [records[number] for number in range(1, count + 1)])
 
@@ -164,10 +178,16 @@ class JoinedShares:
                 yield from islice(reader, size or 0)
 
     def remove(self) -> None:
-        """Remove the files, but not their locks."""
-        for folder, record in zip(self._folders, self._records, strict=True):
-            for name in (SHARE_RECORD, *record.sizes):
-                (folder / name).unlink()
+        """Remove the files."""
+        remove_shares(self._folders)
+
+
+def remove_shares(folders: Iterable[Path]) -> None:
+    """Remove the text in the folders of shares, complete or not, but not their locks."""
+    for folder in folders:
+        for path in folder.iterdir():
+            if not path.name.startswith(".lock"):
+                path.unlink()
 
 
 def read_share(path: Path) -> ShareRecord:

@@ -27,6 +27,7 @@ from tfm.data.text_parts import (
     ShareOfText,
     ShareRecord,
     read_share,
+    remove_shares,
 )
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
@@ -97,6 +98,9 @@ class TextWriter:
         clean_inputs = self._clean_inputs(inputs)
         folder = share.folder(self.manifest.data_dir)
         record = folder / SHARE_RECORD
+        if self.manifest.is_current("clean", clean_inputs):
+            say(f"clean: {self.manifest.data_dir} unchanged")
+            return
         if record.is_file() and read_share(record).is_current(folder, clean_inputs):
             say(f"clean: {folder} unchanged")
             return
@@ -216,7 +220,8 @@ class TextWriter:
         cleaner = Cleaner(self.cleaning, scratch_dir=self.manifest.data_dir)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
-        shares = JoinedShares.find(self.manifest.data_dir, inputs)
+        data_dir = self.manifest.data_dir
+        shares = None if self.force else JoinedShares.find(data_dir, inputs)
         with ExitStack() as stack:
             for split in _SPLITS_TRAINING_LAST:
                 if split in result:
@@ -246,6 +251,8 @@ class TextWriter:
         if shares is not None:
             self._save_progress()
             shares.remove()
+        elif self.force:
+            remove_shares(data_dir.glob("parts/*/"))
         if appended := self.manifest.appended():
             say("warning: the text that was appended is gone: append it again")
             self.manifest.forget(appended)

@@ -15,12 +15,11 @@ from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import SubwordModel, Vocabulary
-from tfm.data.text_parts import Share, lock_dataset
+from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_settings
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.learn_bpe import STEP as LEARNING
-from tfm.storage.lock import lock_folder
 
 _UNKNOWN_WARNING_RATE = 0.001
 
@@ -57,14 +56,14 @@ def binarize_share(
         UsageError: The same, or the share has no part.
         LockedFolderError: Another process encodes the same share.
     """
-    manifest = Manifest.load(data_dir)
-    names = manifest.text_parts("train")
-    if len(names) < share.number:
-        raise UsageError(
-            f"--part {share}: the training text in {data_dir} has {len(names)} parts: use fewer "
-            "shares, or prepare the text with a smaller --part-pairs"
-        )
-    with lock_folder(share.folder(data_dir)):
+    with lock_share(data_dir, share):
+        manifest = Manifest.load(data_dir)
+        names = manifest.text_parts("train")
+        if len(names) < share.number:
+            raise UsageError(
+                f"--part {share}: the training text in {data_dir} has {len(names)} parts: use "
+                "fewer shares, or prepare the text with a smaller --part-pairs"
+            )
         vocabulary = Vocabulary.load(data_dir)
         _check(manifest, vocabulary, config)
         share_names = names[share.number - 1 :: share.count]

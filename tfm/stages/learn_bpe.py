@@ -10,10 +10,10 @@ from tfm.data import subword
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import Manifest
 from tfm.data.text import read_lines
+from tfm.data.text_parts import lock_dataset
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.storage.files import atomic_write, write_text
-from tfm.storage.lock import lock_folder
 
 STEP = "learn-bpe"
 _UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
@@ -43,7 +43,7 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         UsageError: The vocabulary size does not fit the text.
         LockedFolderError: Another process writes to the dataset.
     """
-    with lock_folder(data_dir):
+    with lock_dataset(data_dir):
         return update_subword_models(data_dir, config, force=force)
 
 

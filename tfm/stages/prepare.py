@@ -20,13 +20,12 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import TextSources
 from tfm.data.subword import model_paths
-from tfm.data.text_parts import Share, lock_dataset
+from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.text_writer import TextWriter, cleaning_of
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 from tfm.stages.binarize import check_models, check_task, update_token_ids
 from tfm.stages.learn_bpe import merged_table, update_subword_models
-from tfm.storage.lock import lock_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def prepare(
         recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
     )
     scorers = _scorers(recipe, cleaning)
-    lock = lock_dataset(out_dir) if share is None else lock_folder(share.folder(out_dir))
+    lock = lock_dataset(out_dir) if share is None else lock_share(out_dir, share)
     with lock:
         _check_folder(recipe, out_dir, text_only=text_only, force=force)
         manifest = Manifest.draft(

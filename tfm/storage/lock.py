@@ -25,7 +25,7 @@ class LockedFolderError(TfmError):
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path, *, max_wait_seconds: float = 0) -> Iterator[None]:
     """Create a folder if necessary, and hold a lock on it during the block.
 
     The system releases the lock when the process ends, even if it is killed; forked processes do
@@ -34,13 +34,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
     hand.
 
     Raises:
-        LockedFolderError: Another process holds the lock.
+        LockedFolderError: Another process holds the lock, and for as long as this one may wait.
         OSError: The folder cannot be written to.
     """
     make_directory(folder)
     note, marker = folder / ".lock", folder / ".lock.marker"
     advice = ""
-    lock: BaseFileLock = FileLock(note, blocking=False, fallback_to_soft=False)
+    lock: BaseFileLock = FileLock(note, timeout=max_wait_seconds, fallback_to_soft=False)
     try:
         try:
             lock.acquire()
@@ -48,7 +48,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
             if error.errno not in _UNSUPPORTED:
                 raise
             advice = f"; if it no longer runs, remove {marker}"
-            lock = SoftFileLock(marker, timeout=1)  # its second attempt removes a dead marker
+            # The second attempt, after less than a second, removes a dead marker.
+            lock = SoftFileLock(marker, timeout=max(1, max_wait_seconds))
             lock.acquire()
     except Timeout:
         raise LockedFolderError(
