@@ -172,6 +172,30 @@ def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_pat
     assert len(load_info(tmp_path / "mean").averaged) == 2
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_average_keeps_the_files_that_others_put_there(run_dir, is_damaged):
+    averaged = average(run_dir, AverageConfig(last=1)).model_dir
+    (averaged / "shortlist.safetensors").write_bytes(b"mine")
+    (averaged / "notes").mkdir()
+    (averaged / "notes" / "x").write_text("mine")
+    if is_damaged:
+        (averaged / "config.json").write_text("{")
+    average(run_dir, AverageConfig(last=2))
+    assert len(load_info(averaged).averaged) == 2
+    assert (averaged / "shortlist.safetensors").read_bytes() == b"mine"
+    assert (averaged / "notes" / "x").read_text() == "mine"
+
+
+def test_what_is_no_average_stays_in_its_place(run_dir):
+    averaged = run_dir / "averaged"
+    shutil.copytree(checkpoints(run_dir)[0], averaged)
+    for content in ((averaged / "config.json").read_text(), '{"model_type": "marian"}'):
+        (averaged / "config.json").write_text(content)
+        with pytest.raises(UsageError, match="exists and is no average"):
+            average(run_dir, AverageConfig())
+        assert (averaged / "config.json").read_text() == content
+
+
 def test_a_damaged_checkpoint_is_named(run_dir):
     newest = checkpoints(run_dir)[-1] / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])

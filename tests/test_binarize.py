@@ -45,6 +45,16 @@ def folder(tmp_path):
     return make_dataset(tmp_path / "x", train=TRAIN, test=TEST)
 
 
+def test_only_token_ids_of_older_data_are_removed(folder):
+    binarize(folder, BinarizeConfig(threads=1))
+    kept = {path.name for path in (folder / "bin").iterdir()} | {"notes.json", "mine.npy"}
+    stale = ["train.2.en.tokens.npy", "train.v1.de.offsets.npy", "valid.json"]
+    for name in ("notes.json", "mine.npy", *stale):
+        (folder / "bin" / name).write_bytes(b"x")
+    binarize(folder, BinarizeConfig(threads=1), force=True)
+    assert {path.name for path in (folder / "bin").iterdir()} == kept
+
+
 def opened(folder, split):
     vocabulary = Vocabulary.load(folder)
     sizes = (len(vocabulary.source), len(vocabulary.target))

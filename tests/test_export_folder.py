@@ -1,6 +1,7 @@
 """tfm export: a self-contained folder, or one error line and no folder."""
 
 import errno
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
+from tfm.stages.models import summarize_model
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -91,6 +93,38 @@ def test_other_files_and_folders_are_never_replaced(make_model, tmp_path, name):
     with pytest.raises(UsageError, match="is no exported model: choose another folder"):
         export(model, out_dir=tmp_path / name, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "thesis"]
+
+
+def test_a_folder_that_only_looks_like_an_export_is_not_replaced(make_model, tmp_path):
+    model = make_model()
+    (tmp_path / "mine").mkdir()
+    for name in ("model.bin", "config.json", "thesis.tex"):
+        (tmp_path / "mine" / name).write_text("mine")
+    for record in (None, "{}", '{"format": 1, "kind": "onnx"}', "["):
+        if record is not None:
+            (tmp_path / "mine" / "tfm.json").write_text(record)
+        with pytest.raises(UsageError, match="is no exported model: choose another folder"):
+            export(model, out_dir=tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "model.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_an_export_with_files_of_others_is_not_replaced(make_model, is_listed):
+    model = make_model()
+    out_dir = export(model).out_dir
+    record = json.loads((out_dir / "tfm.json").read_text())
+    assert sorted(record["files"]) == sorted({p.name for p in out_dir.iterdir()} - {"tfm.json"})
+    if not is_listed:  # as in earlier versions
+        del record["files"]
+        (out_dir / "tfm.json").write_text(json.dumps(record))
+    export(model, force=True)
+    for name in ("README.md", ".git"):
+        (out_dir / name).mkdir()
+        with pytest.raises(UsageError, match=f"{name} is not of the exported model"):
+            export(model, force=True)
+        (out_dir / name).rmdir()
+    summary = summarize_model(out_dir)
+    assert (summary.kind, summary.problem) == ("ctranslate2", None)
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -163,6 +163,21 @@ def test_an_interrupted_replacement_leaves_the_older_folder(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
+def test_names_that_are_not_own_are_copied_into_the_new_folder(tmp_path):
+    path = tmp_path / "folder"
+    fill(path, "own")
+    (path / "other").write_text("mine")
+    (path / "deep" / "down").mkdir(parents=True)
+    (path / "deep" / "down" / "x").write_text("mine")
+    (path / "link").symlink_to("nowhere")
+    with atomic_directory(path, own=["own", "gone"]) as folder:
+        (folder / "new").write_text("new")
+    assert names(path) == ["deep", "link", "new", "other"]
+    assert (path / "other").read_text() == (path / "deep" / "down" / "x").read_text() == "mine"
+    assert (path / "link").readlink() == Path("nowhere")
+    assert names(tmp_path) == ["folder"]
+
+
 def test_links_are_followed_and_stay(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "file").write_text("old")

@@ -17,6 +17,7 @@ from tfm.stages.importing.folder import import_model
 from tfm.stages.importing.pickles import load_pickle
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.run_folder import checkpoints
 
 pytest.importorskip("transformers")
 
@@ -298,6 +299,18 @@ def test_only_an_earlier_import_is_replaced(imported, tmp_path):
         UsageError, match=r"neither a Marian model .* model_type marian.* nor one of fairseq"
     ):
         import_model(tmp_path / "empty")
+
+
+def test_a_checkpoint_and_files_of_others_are_not_replaced(imported, trained_run, tmp_path):
+    original = imported.with_name("marian")
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    for path in checkpoints(run):
+        with pytest.raises(UsageError, match="is no model folder"):
+            import_model(original, out_dir=path, force=True)
+    (imported / "shortlist.safetensors").write_text("mine")
+    with pytest.raises(UsageError, match=r"shortlist\.safetensors is not of the model folder"):
+        import_model(original, out_dir=imported, force=True)
+    assert (imported / "shortlist.safetensors").read_text() == "mine"
 
 
 def test_the_command_prints_the_folder(imported, tmp_path, monkeypatch, capfd):

@@ -294,6 +294,15 @@ def test_files_that_prepare_did_not_write_are_not_overwritten(prepare_text, tmp_
     assert (tmp_path / "data" / "train.en").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["train.en", "valid.de", "train.2.en", "bpe.target.model"])
+def test_force_replaces_datasets_only(data_dir, recipe, name):
+    data_dir.mkdir()
+    (data_dir / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} was not written by tfm prepare: move it"):
+        prepare(recipe, data_dir, force=True)
+    assert (data_dir / name).read_text() == "mine"
+
+
 def test_a_text_is_never_read_and_overwritten_at_once(tmp_path):
     recipe = recipe_from_files(name="x", **write_files(tmp_path, train_en="a\n", train_de="b\n"))
     with pytest.raises(UsageError, match="read and overwritten"):
@@ -514,8 +523,8 @@ def test_a_link_to_itself_is_one_error(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.en").symlink_to("train.en")
     recipe = recipe_from_files(name="x", train=train)
-    prepare(recipe, tmp_path / "data", text_only=True)
-    assert (tmp_path / "data" / "train.en").read_text() == "a\n"
+    with pytest.raises(UsageError, match=r"train\.en: .*symbolic links"):
+        prepare(recipe, tmp_path / "data", text_only=True)
 
 
 @pytest.mark.parametrize("normalize_space", [True, False])

@@ -14,6 +14,7 @@ from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
+    check_new_run,
     checkpoint_path,
     checkpoints,
     find_model,
@@ -315,3 +316,17 @@ def test_pruning_a_link_to_a_checkpoint_keeps_its_target(make_run, tmp_path):
     prune_checkpoints(run_dir)
     assert folder_names(run_dir) == ["step-00000002"]
     assert json.loads((tmp_path / "archive" / "config.json").read_text())["step"] == 1
+
+
+def test_a_new_run_does_not_replace_files_of_others(tmp_path):
+    check_new_run(tmp_path / "missing")
+    (tmp_path / "test.de").touch()
+    check_new_run(tmp_path)
+    for name in ("metrics.jsonl", "report.html", "averaged"):
+        (tmp_path / name).touch()
+        with pytest.raises(UsageError, match=f"{name} exists, but .* is no run"):
+            check_new_run(tmp_path)
+        (tmp_path / "config.toml").touch()  # of a run that has started
+        check_new_run(tmp_path)
+        (tmp_path / "config.toml").unlink()
+        (tmp_path / name).unlink()

@@ -209,7 +209,7 @@ class TextWriter:
 
     def _save_progress(self) -> None:
         """Save the steps that are done, unless an older dataset still needs its own manifest."""
-        if not self.force:
+        if not self.force or not (self.manifest.data_dir / "manifest.json").exists():
             self.manifest.save()
 
     def _write_text(self, inputs: Table) -> None:

@@ -13,7 +13,7 @@ from tfm.inference.calibration import calibrate
 from tfm.inference.engine import load_engine, load_vocabulary
 from tfm.stages.generate_plan import split_paths
 from tfm.storage.checkpoint.calibration import MIN_LINES, Calibration
-from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, is_model, load_info
 from tfm.storage.checkpoint.model_tensors import average_weights, save_checkpoint
 from tfm.storage.checkpoint.run_folder import (
     best_checkpoints,
@@ -59,7 +59,8 @@ class AverageResult:
 def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
     """Average the newest or the best checkpoints of a run, which may still be training.
 
-    The model is written to `out_dir`, by default "averaged" in the run folder. Calibrating it takes
+    The model is written to `out_dir`, by default "averaged" in the run folder. In place of an older
+    average, it keeps the files that others put there, such as a shortlist. Calibrating it takes
     as long as translating the validation text; until then, the folder has the model without.
 
     Raises:
@@ -69,13 +70,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         DataError: The validation text is gone, or too short to calibrate on.
     """
     is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
-    if out_dir.exists():
-        is_model = (out_dir / CONFIG).is_file()
-        # In its usual place, a damaged average is replaced as well.
-        if not is_model or (is_chosen and not load_info(out_dir).averaged):
-            raise UsageError(
-                f"{out_dir} exists and is no average: choose another folder with --out"
-            )
+    # In its usual place, a damaged average is replaced as well.
+    if out_dir.exists() and not _is_average(out_dir, or_damaged=not is_chosen):
+        raise UsageError(f"{out_dir} exists and is no average: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
         raise CheckpointError(
@@ -120,6 +117,13 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         left_out=left_out,
         calibrated_on=None if info.calibration is None else info.calibration.num_lines,
     )
+
+
+def _is_average(folder: Path, *, or_damaged: bool) -> bool:
+    try:
+        return bool(load_info(folder).averaged)
+    except CheckpointError:
+        return or_damaged and is_model(folder)
 
 
 def _validation_text(info: ModelInfo, run_dir: Path) -> tuple[list[str], list[str]]:

@@ -1,5 +1,6 @@
 """tfm binarize: text and subword model of a dataset → token ids on disk."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, zip_longest
@@ -22,6 +23,8 @@ from tfm.reporting import say
 from tfm.stages.learn_bpe import STEP as LEARNING
 
 _UNKNOWN_WARNING_RATE = 0.001
+# The names of token ids, and of the records of parts.
+_OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.v[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -124,7 +127,7 @@ def _update_splits(
     manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
     for path in bin_dir.iterdir():  # files of older data, and records that are in the manifest
-        if path.suffix in (".npy", ".json") and path not in outputs:
+        if _OWN_NAME.fullmatch(path.name) and path not in outputs:
             path.unlink()
     for split, counts in result.items():
         _report(split, counts)

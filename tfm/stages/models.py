@@ -1,6 +1,6 @@
 """tfm models: the models on the disk, with what their folders say about them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,16 @@ from tfm.storage.metrics_log import read_metrics
 # Describes the model in a folder for another program.
 EXPORTED, EXPORTED_FORMAT = "tfm.json", 1
 _UNKNOWN = "model"
+# What earlier versions wrote, without listing it.
+_SUBWORD_FILES = ("bpe.model", "bpe.source.model", "bpe.target.model")
+_VOCABULARIES = tuple(f"{side}_vocabulary.json" for side in ("shared", "source", "target"))
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_EXPORTED_FILES: Mapping[str, tuple[str, ...]] = {
+    "ctranslate2": ("model.bin", "config.json", *_VOCABULARIES, *_SUBWORD_FILES),
+    "huggingface": ("model.safetensors", "config.json", *_TOKENIZER, "README.md"),
+    "onnx": ("encoder.onnx", "decoder.onnx", *_SUBWORD_FILES),
+    "argos": ("translate.argosmodel",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +117,30 @@ def summarize_model(folder: Path) -> ModelSummary:
 
 
 def describe_export(folder: Path, model_dir: Path, kind: str) -> None:
-    """Write what is known about a model into a folder to which it was exported."""
+    """Write what is known about a model, and the names of all files, into an export of it."""
     record = asdict(summarize_model(model_dir))
     del record["model"], record["num_bytes"], record["problem"]
-    write_json(folder / EXPORTED, {"format": EXPORTED_FORMAT, **record, "kind": kind})
+    files = sorted(path.name for path in folder.iterdir())
+    write_json(
+        folder / EXPORTED, {"format": EXPORTED_FORMAT, **record, "kind": kind, "files": files}
+    )
+
+
+def exported_files(folder: Path, kind: str) -> frozenset[str] | None:
+    """Return the names that an export of a format wrote to a folder; None if it is no export."""
+    try:
+        record = read_json(folder / EXPORTED)
+    except (DataError, OSError):
+        return None
+    if (record.get("format"), record.get("kind")) != (EXPORTED_FORMAT, kind):
+        return None
+    return frozenset([EXPORTED, *map(str, record.get("files", _EXPORTED_FILES[kind]))])
 
 
 def _exported(folder: Path, summary: ModelSummary) -> ModelSummary:
     record = read_json(folder / EXPORTED)
     written = record.pop("format", None)
+    record.pop("files", None)
     try:
         if written != EXPORTED_FORMAT:
             raise ValueError(f"format {written}, not {EXPORTED_FORMAT}")

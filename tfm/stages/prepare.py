@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
@@ -271,11 +272,17 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
             raise UsageError(
                 f"{path} would be both read and overwritten: choose another folder with --out"
             )
-    if force:
-        return
     if not text_only:
         outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
-    if (out_dir / "manifest.json").exists():
+    if not (out_dir / "manifest.json").exists():
+        parts = (out_dir.glob(f"train.[1-9]*.{language}") for language in languages)
+        for path in chain(outputs, *parts):
+            if path.exists():
+                raise UsageError(
+                    f"{path} was not written by tfm prepare: move it, which --force does not "
+                    "replace, or choose another folder with --out"
+                )
+    elif not force:
         manifest = Manifest.load(out_dir)
         if (manifest.name, manifest.source, manifest.target) != (recipe.name, *languages):
             raise UsageError(
@@ -283,13 +290,6 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
                 f"{recipe.name} ({'-'.join(languages)}): choose another folder with --out, or "
                 "replace the dataset with --force"
             )
-    else:
-        for path in outputs:
-            if path.exists():
-                raise UsageError(
-                    f"{path} was not written by tfm prepare: choose another folder with --out, or "
-                    "replace the file with --force"
-                )
 
 
 def _check_encoding(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:

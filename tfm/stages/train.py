@@ -20,6 +20,7 @@ from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
 from tfm.storage.checkpoint.model_folder import Ancestor, ModelInfo, as_ancestor, load_info
 from tfm.storage.checkpoint.run_folder import (
+    check_new_run,
     has_current_average,
     newest_intact_checkpoint,
     record_dataset,
@@ -76,6 +77,8 @@ def train(
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
     has_started = any((run_dir / "checkpoints").glob("step-*"))
+    if not has_started:
+        check_new_run(run_dir)
     if run.from_model is not None and not has_started:
         check_start(Path(run.from_model), data)
     timeout = timedelta(minutes=run.training.stall_minutes)

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,8 +118,11 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Iterator[Path]:
     """Create a directory of files that replaces `path` only if the block ends without an error.
+
+    Of an older directory, only the names that are `own` are replaced or removed, None for all:
+    the new one gets a copy of the others.
 
     At every moment, either the older directory or the new one is there, the older one perhaps under
     another name, where `intact_directory` finds it.
@@ -137,6 +140,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         for path_inside in partial.iterdir():
             with path_inside.open("rb+") as file:  # Windows flushes only what is open for writing
                 os.fsync(file.fileno())
+        if own is not None and target.is_dir():
+            _copy_missing(
+                target, partial, {path_inside.name for path_inside in target.iterdir()} - {*own}
+            )
         sync_directory(partial)
         if target.is_dir():
             os.replace(target, _outgoing(target))
@@ -318,6 +325,17 @@ def is_running(process_id: int) -> bool:
     except PermissionError:  # the process of another user
         pass
     return True
+
+
+def _copy_missing(source: Path, target: Path, names: Collection[str]) -> None:
+    """Copy files, links and folders from one folder to another that does not have them."""
+    for name in names:
+        if (target / name).exists():
+            continue
+        if (source / name).is_dir() and not (source / name).is_symlink():
+            shutil.copytree(source / name, target / name, symlinks=True)
+        else:
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def _outgoing(path: Path) -> Path:

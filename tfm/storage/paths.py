@@ -6,7 +6,7 @@ callbacks of flags.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -60,13 +60,24 @@ def existing_folder(paths: PathsT) -> PathsT:
     return paths
 
 
-def new_output_folder(path: Path, *, is_own: bool, kind: str, force: bool) -> None:
-    """Raise UsageError unless a folder can be written: a new one, or one of this kind by force."""
-    if path.exists() and not is_own:
+def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, force: bool) -> None:
+    """Raise UsageError unless a folder can be written: a new one, or one of this kind by force.
+
+    `own` are the names that an earlier call wrote there, None if it is not of this kind. A folder
+    with others is not replaced.
+    """
+    if not path.exists():
+        return
+    if own is None:
         raise UsageError(f"{path} exists and is no {kind}: choose another folder with --out")
-    if path.exists() and not force:
+    if not force:
         raise UsageError(
             f"{path} exists: replace it with --force, or choose another folder with --out"
+        )
+    if others := sorted({each.name for each in path.iterdir()}.difference(own)):
+        raise UsageError(
+            f"{path / others[0]} is not of the {kind}, which --force would replace: move it, or "
+            "choose another folder with --out"
         )
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,7 @@ from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
 from tfm.stages.export.programs import Format
-from tfm.stages.models import describe_export
+from tfm.stages.models import describe_export, exported_files
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
@@ -25,13 +24,6 @@ Quantization = Literal[
     "none", "int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
 ]
 
-# A file that each format has, and that no other folder does.
-_SIGNS: Mapping[Format, str] = {
-    "ctranslate2": "model.bin",
-    "huggingface": "generation_config.json",
-    "onnx": "decoder.onnx",
-    "argos": "translate.argosmodel",  # its only file
-}
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 
 
@@ -74,8 +66,8 @@ def export(
     model_dir = find_model(path)
     info = load_info(model_dir)
     out_dir = out_dir or _default_folder(path, format_, quantization)
-    is_own = (out_dir / _SIGNS[format_]).is_file()
-    new_output_folder(out_dir, is_own=is_own, kind="exported model", force=force)
+    own = exported_files(out_dir, format_)
+    new_output_folder(out_dir, own=own, kind="exported model", force=force)
     if quantization != "none" and format_ not in ("ctranslate2", "argos"):
         raise UsageError(
             f"--quantization is for --format ctranslate2 and argos: {format_} stores weights in "
@@ -88,7 +80,7 @@ def export(
     lines = lines_to_check(info, check_lines) if check_lines else []
     if lines and format_ == "huggingface":
         _check_installed("transformers", remedy='pip install "transformers>=5"')
-    with atomic_directory(out_dir) as folder:
+    with atomic_directory(out_dir, own=own or ()) as folder:
         match format_:
             case "ctranslate2":
                 _write_ctranslate2(folder, model_dir, info, quantization)

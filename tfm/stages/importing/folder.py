@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfm.errors import CheckpointError
 from tfm.stages.importing.fairseq import find_checkpoint, read_fairseq
 from tfm.stages.importing.foreign import convert
 from tfm.stages.importing.marian import is_marian, read_marian
-from tfm.storage.checkpoint.model_folder import CONFIG, Ancestor, ModelInfo
+from tfm.storage.checkpoint.model_folder import Ancestor, ModelInfo, load_info, own_files
 from tfm.storage.checkpoint.model_tensors import save_checkpoint
-from tfm.storage.files import read_json, sha256_of
+from tfm.storage.files import sha256_of
 from tfm.storage.paths import new_output_folder
 
 
@@ -48,9 +49,8 @@ def import_model(
     """
     folder = path if path.is_dir() else path.parent
     out_dir = out_dir or folder.resolve().with_name(f"{folder.resolve().name}-tfm")
-    config = out_dir / CONFIG
-    is_own = config.is_file() and "fingerprint" in read_json(config)
-    new_output_folder(out_dir, is_own=is_own, kind="model folder", force=force)
+    own = own_files(out_dir) if _is_import(out_dir) else None
+    new_output_folder(out_dir, own=own, kind="model folder of tfm import", force=force)
     if path.is_dir() and is_marian(path):
         model, takes_tokens = read_marian(path, (source, target)), False
     else:
@@ -79,3 +79,12 @@ def import_model(
         max_positions=getattr(run.model, "learned_positions", None),
         takes_tokens=takes_tokens,
     )
+
+
+def _is_import(folder: Path) -> bool:
+    """Return whether a folder holds an intact model that was imported, not one that was trained."""
+    try:
+        info = load_info(folder)
+    except CheckpointError:
+        return False
+    return not info.data_dir and not info.step

@@ -22,6 +22,9 @@ from tfm.storage.files import read_json, sha256_of, write_json
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
+# Files of a folder whose record is damaged.
+_USUAL_FILES = (CONFIG, WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
+
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 
@@ -156,6 +159,14 @@ def is_model(folder: Path) -> bool:
         return False
     except (DataError, OSError):
         return (folder / WEIGHTS).is_file()
+
+
+def own_files(folder: Path) -> frozenset[str]:
+    """Return the names of the files that tfm wrote to a model folder; others are the user's."""
+    try:
+        return frozenset([CONFIG, *_read_record(folder)["sha256"]])
+    except CheckpointError:
+        return frozenset(_USUAL_FILES)
 
 
 def num_parameters(folder: Path) -> int:

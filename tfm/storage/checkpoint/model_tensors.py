@@ -17,6 +17,7 @@ from tfm.storage.checkpoint.model_folder import (
     WEIGHTS,
     ModelInfo,
     damaged,
+    own_files,
     verified_file,
     write_description,
 )
@@ -36,7 +37,7 @@ def save_checkpoint(
     subword_files: Mapping[str, bytes],
     training_state: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder atomically.
+    """Write a model folder atomically; files that others put into an older one stay.
 
     It holds the parameters, of any shape, each under one name; the subword models by file name; and
     the tensors and plain values needed to resume training.
@@ -44,7 +45,7 @@ def save_checkpoint(
     Raises:
         OSError: It cannot be written; an existing folder is unchanged.
     """
-    with atomic_directory(path) as folder:
+    with atomic_directory(path, own=own_files(path)) as folder:
         digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
         if training_state is not None:
             digests[STATE] = write_state(folder / STATE, training_state)

@@ -108,6 +108,18 @@ def check_newest(run_dir: Path) -> None:
         raise _only_damaged(run_dir)
 
 
+def check_new_run(run_dir: Path) -> None:
+    """Raise UsageError if a folder without checkpoints has files that a new run would replace."""
+    if (run_dir / DATA).exists() or (run_dir / SETTINGS).exists():  # it has started
+        return
+    for name in (METRICS, "report.html", "averaged"):
+        if (run_dir / name).exists():
+            raise UsageError(
+                f"{run_dir / name} exists, but {run_dir} is no run: choose another folder with "
+                "--run"
+            )
+
+
 def record_dataset(run_dir: Path, data_dir: Path) -> None:
     """Write the dataset of a run, as the user gave it, so that the run resumes on it."""
     write_json(run_dir / DATA, {"format": DATA_FORMAT, "data_dir": str(data_dir)})
