@@ -143,6 +143,7 @@ def test_without_text_the_test_set_of_the_newest_run_is_translated(trained_run, 
     assert len(found) == 12
     note = json.loads((tmp_path / "last-generation.json").read_text())
     assert (note["split"], note["reference"]) == ("test", str(data_dir / "test.de"))
+    assert note["language"] == "de"
 
 
 @pytest.mark.parametrize("path", [None, Path("-")])

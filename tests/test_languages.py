@@ -5,6 +5,7 @@ import pytest
 from tfm.data.languages import (
     are_same,
     base_language,
+    bleu_tokenizer,
     closest,
     name_of,
     script_of,
@@ -100,3 +101,16 @@ def test_a_tag_chooses_among_the_target_languages():
     assert target_language("de+zho_Hans", "<2zh>") == "zho_Hans"
     assert target_language("de+zho_Hans", "<bt>") == "de+zho_Hans"
     assert target_language("de+zho_Hans", None) == "de+zho_Hans"
+
+
+@pytest.mark.parametrize(
+    ("codes", "tokenizer"),
+    [
+        ("zh zho_Hans zh-TW cmn yue yue_Hant lzh wuu gan de+zh", "zh"),
+        ("ja jpn th tha_Thai lo km my mya_Mymr bo dz dzo_Tibt shn en+ja zh+th", "char"),
+        ("de en ko hi ar vi ru zh_Latn ja-Latn de+fr target trees", "13a"),
+    ],
+)
+def test_the_tokenizer_of_bleu_divides_what_has_no_spaces(codes, tokenizer):
+    assert {bleu_tokenizer(code) for code in codes.split()} == {tokenizer}
+    assert bleu_tokenizer("") == "13a"

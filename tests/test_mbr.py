@@ -37,6 +37,15 @@ def test_translations_of_a_beam_count_by_their_probabilities():
     assert most_useful(found, "chrf", are_samples=True).text != texts[0]
 
 
+def test_words_of_chinese_are_compared_by_characters():
+    found = translations("他走了。", "我在这里玩。", "我在那里玩。", "我在这里跑。")
+    chosen = [
+        most_useful(found, "bleu", are_samples=True, tokenizer=tokenizer).text
+        for tokenizer in ("13a", "zh")
+    ]
+    assert chosen == ["他走了。", "我在这里玩。"]
+
+
 def test_of_equally_useful_candidates_the_first_is_chosen():
     assert most_useful(translations("ab", "xy"), "chrf", are_samples=True).text == "ab"
     assert most_useful(translations("xy", "ab"), "chrf", are_samples=True).text == "xy"

@@ -200,6 +200,41 @@ def test_the_target_language_is_the_suffix_of_the_reference_unless_it_is_given(t
     assert "|tok:moses-de|" in signature(tmp_path / "test.txt", "de")
 
 
+@pytest.mark.parametrize(
+    ("name", "recorded", "config", "tokenizer"),
+    [
+        ("ref.zh", {}, CONFIG, "zh"),
+        ("news.2020.zh_Hans.txt", {}, CONFIG, "zh"),
+        ("ref.jpn.tok", {}, CONFIG, "char"),
+        ("ref.txt", {}, CONFIG, "13a"),
+        ("ref.de", {}, CONFIG, "13a"),
+        ("ref.zh", {}, ScoreConfig(tokenize="13a"), "13a"),
+        ("ref.txt", {"reference": "ref.txt", "language": "zh"}, CONFIG, "zh"),
+        ("ref.de+zh", {"reference": "ref.de+zh", "language": "de"}, CONFIG, "13a"),
+        ("ref.txt", {"reference": "hypotheses", "language": "zh"}, CONFIG, "13a"),
+        ("ref.zh", {"reference": "ref.zh", "language": 3}, CONFIG, "zh"),
+    ],
+)
+def test_the_tokenizer_suits_the_recorded_language_or_the_suffix(
+    tmp_path, files, monkeypatch, name, recorded, config, tokenizer
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(files["reference"].read_bytes())
+    write_record(tmp_path / "runs", **recorded)
+    [result] = score(
+        files["hypotheses"], [Path(name)], metrics=["bleu"], config=config, runs_dir=Path("runs")
+    ).scores
+    assert f"|tok:{tokenizer}|" in result.signature
+
+
+def test_text_without_spaces_that_is_scored_by_words_is_warned_of(tmp_path, files, capsys):
+    for name in ("ref.txt", "ref.zh", "hypotheses"):
+        (tmp_path / name).write_text("这只狗在雪里玩。\n", encoding="utf-8")
+    for name, warns in (("ref.txt", True), ("ref.zh", False)):
+        score(files["hypotheses"], [tmp_path / name], config=CONFIG, runs_dir=Path())
+        assert ("--language zh" in capsys.readouterr().err) == warns
+
+
 def test_an_unknown_target_language_is_refused_before_reading_standard_input(files, monkeypatch):
     class Endless(io.BytesIO):
         def read(self, *_):
@@ -255,7 +290,10 @@ def test_the_gold_trees_of_a_dataset_are_scored_as_trees(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--language de", "--language only affects paper-bleu: add --metric paper-bleu"),
+        (
+            "--language de --metric ter",
+            "--language only affects bleu, paper-bleu: add --metric bleu",
+        ),
         ("--metric ter --tokenize intl", "--tokenize only affects bleu: add --metric bleu"),
         ("--metric bracket-f1 --lowercase", "--lowercase only affects bleu, paper-bleu, .*"),
         (

@@ -37,6 +37,25 @@ def test_scores_have_the_requested_order_without_duplicates():
     assert [result.name for result in scores] == ["exact", "bleu"]
 
 
+@pytest.mark.parametrize(
+    ("language", "tokenize", "bleu", "tokenizer"),
+    [
+        (None, "auto", 0, "13a"),
+        ("de", "auto", 0, "13a"),
+        ("zho_Hans", "auto", 70.71, "zh"),
+        ("ja", "auto", 70.71, "char"),
+        ("zh", "13a", 0, "13a"),
+        ("de", "zh", 70.71, "zh"),
+    ],
+)
+def test_the_language_chooses_the_tokenizer_of_bleu(language, tokenize, bleu, tokenizer):
+    lines, references = ["这只狗在雪里跑。"] * 3, ["这只狗在雪里玩。"] * 3
+    config = ScoreConfig(tokenize=tokenize)
+    [score] = corpus_scores(lines, [references], ["bleu"], config, language=language)
+    assert score.value == pytest.approx(bleu, abs=0.005)
+    assert f"|tok:{tokenizer}|" in score.signature
+
+
 def test_lists_that_are_empty_or_of_different_lengths_are_refused():
     with pytest.raises(DataError, match="no lines"):
         corpus_scores([], [[]], ["bleu"], CONFIG)

@@ -20,7 +20,7 @@ from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
-from tfm.stages.train import train
+from tfm.stages.train import _with_history, train
 from tfm.storage import saving
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
@@ -352,6 +352,20 @@ def test_a_dataset_of_other_languages_is_refused_when_resuming(
         "source language was en, not de",
         "target language was de, not en",
     ]
+
+
+def test_the_tokenizer_of_bleu_is_that_of_the_start_of_a_run(trained_run, tiny_run, tmp_path):
+    def resumed(**record):
+        path = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / str(record))
+        before = json.loads((path / "config.json").read_text())
+        del before["checksum"], before["bleu_tokenizer"]
+        (path / "config.json").write_text(json.dumps(before | record))
+        return _with_history(info, path).bleu_tokenizer
+
+    info = replace(load_info(checkpoints(trained_run)[-1]), bleu_tokenizer="zh")
+    assert _with_history(info, None).bleu_tokenizer == "zh"
+    assert resumed(bleu_tokenizer="char") == "char"
+    assert resumed() == "13a"  # as before there was a choice
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,21 @@ from sacrebleu.metrics.chrf import CHRF
 
 from tfm.metrics.utility import pairwise_utilities
 
-WORDS = ["ein", "ein", "Hund", "Hunde", "läuft,", "läuft", "schnell.", "!", "ß", ""]
+WORDS = ["ein", "ein", "Hund", "Hunde", "läuft,", "läuft", "schnell.", "我爱，你", "ß", ""]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize(
-    ("name", "metric"), [("chrf", CHRF()), ("bleu", BLEU(effective_order=True))]
+    ("name", "tokenizer", "metric"),
+    [("chrf", "13a", CHRF())]
+    + [("bleu", name, BLEU(effective_order=True, tokenize=name)) for name in ("13a", "zh", "char")],
 )
 @given(texts=TEXTS)
-@settings(max_examples=60)
-def test_utilities_equal_the_sentence_scores_of_sacrebleu(name, metric, texts):
+@settings(max_examples=40)
+def test_utilities_equal_the_sentence_scores_of_sacrebleu(name, tokenizer, metric, texts):
     expected = [[metric.sentence_score(text, [other]).score for other in texts] for text in texts]
-    assert pairwise_utilities(texts, name) == pytest.approx(np.array(expected), abs=1e-9)
+    found = pairwise_utilities(texts, name, tokenizer=tokenizer)
+    assert found == pytest.approx(np.array(expected), abs=1e-9)
 
 
 def test_generating_loads_sacrebleu_only_for_minimum_bayes_risk():

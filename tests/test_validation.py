@@ -59,6 +59,13 @@ def test_with_a_beam_bleu_comes_with_its_signature_but_a_line_shows_only_its_val
     assert validation.metrics["loss"] == validate(0).metrics["loss"]
 
 
+def test_bleu_has_the_tokenizer_of_the_run(validate):
+    def use_characters(data):
+        object.__setattr__(data, "info", replace(data.info, bleu_tokenizer="char"))
+
+    assert "tok:char" in validate(1, change=use_characters).score.signature
+
+
 def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch):
     scored = []
 

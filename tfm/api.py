@@ -237,7 +237,8 @@ def score(
         reference: One or more reference files; that of the last `tfm generate` if None.
         metric: One or more metrics; BLEU and chrF, or bracket F1 for trees, if None.
         paper: Also compute BLEU as in the paper.
-        language: Target language for the paper's BLEU; the suffix of the reference if None.
+        language: Target language, for BLEU's tokenizer and the paper's BLEU; that of the last
+            `tfm generate` for this reference, or the reference's suffix, if None.
         baseline: Other translations of the same text, to test whether the scores differ.
         **settings: Settings of [score].
 

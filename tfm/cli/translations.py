@@ -255,7 +255,8 @@ def score(
     language: str | None = typer.Option(
         None,
         metavar="CODE",
-        help="Target language for --paper (default: the suffix of the reference file).",
+        help="Target language, for BLEU's tokenizer and --paper (default: that of the last tfm "
+        "generate for this reference, or the reference's suffix).",
     ),
     baseline: Path | None = typer.Option(
         None,

@@ -2,6 +2,7 @@
 
 from tfm.config.inference import (
     AverageConfig,
+    BleuTokenizer,
     InferenceConfig,
     InferenceDevice,
     InferencePrecision,

@@ -21,6 +21,8 @@ from tfm.config.training import Kernels
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
+# Of the tokenizers of sacreBLEU, those that suit a language.
+BleuTokenizer = Literal["13a", "zh", "char"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 
@@ -231,8 +233,9 @@ class ScoreConfig(Settings, section="score"):
     """Settings of metrics; the defaults are sacreBLEU's and those of the paper's BLEU."""
 
     lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
-    tokenize: Literal["13a", "intl", "zh", "char", "none"] = setting(
-        "13a", "Tokenizer of BLEU; most papers use 13a, or zh for Chinese."
+    tokenize: Literal["auto", "13a", "intl", "zh", "char", "none"] = setting(
+        "auto",
+        "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.",
     )
     chrf_word_order: int = setting(0, "Longest word n-gram of chrF; 2 computes chrF++.", ge=0, le=4)
     normalize_punctuation: bool = setting(

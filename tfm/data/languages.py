@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tfm.config import BleuTokenizer
 from tfm.errors import UsageError, install_command
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _NAMES = (
 )
 
 
+CHINESE_SCRIPTS = ("Hani", "Hans", "Hant")
+# Others in which words are not separated: Unicode's class SA of line breaks, and two more.
+_UNSPACED_SCRIPTS = ("Jpan", "Khmr", "Lana", "Laoo", "Mymr", "Tale", "Talu", "Tavt", "Thai", "Tibt")
 _SAME = {"fil": "tl"}  # the standard form of Tagalog, whose two-letter code is the usual one
 _MACROLANGUAGES = {"nb": "no"}  # as the identifier calls it
 _LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
@@ -97,6 +101,17 @@ def target_language(target: str, tag: str | None) -> str:
         tag: The tag before each source sentence; None without.
     """
     return (tag and closest(tag[2:-1], target.split("+"))) or target
+
+
+def bleu_tokenizer(target: str) -> BleuTokenizer:
+    """Return sacreBLEU's tokenizer for text in a language, or in any of several joined by +.
+
+    "zh" only divides Chinese, and suits German beside it; "char" divides everything.
+    """
+    scripts = {script_of(code) for code in target.split("+")}
+    if scripts.intersection(_UNSPACED_SCRIPTS):
+        return "char"
+    return "zh" if scripts.intersection(CHINESE_SCRIPTS) else "13a"
 
 
 @cache

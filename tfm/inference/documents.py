@@ -13,14 +13,14 @@ from functools import cache
 from itertools import pairwise
 from typing import ClassVar, Self
 
-from tfm.data.languages import base_language, script_of
+from tfm.data.languages import CHINESE_SCRIPTS, base_language, script_of
 from tfm.inference.batches import Chunk
 
 # Longer sentences are cut: models are trained on few of them.
 _MAX_CHARACTERS = 600
 _MAX_IDEOGRAPHS = 200  # in scripts without spaces, a character takes more tokens
 _LONGEST_ABBREVIATION = 40  # characters
-_WITHOUT_SPACES = ("Hani", "Hans", "Hant", "Jpan")  # between sentences, too, unlike Thai
+_WITHOUT_SPACES = (*CHINESE_SCRIPTS, "Jpan")  # between sentences, too, unlike Thai
 
 # The start of a line that is no part of a sentence: bullets, "1." or "a)", and "> " or "# ".
 _LINE_START = re.compile(

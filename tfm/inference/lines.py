@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from tfm.config import SearchConfig
+from tfm.config import BleuTokenizer, SearchConfig
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
 from tfm.inference.batches import (
     BatchLimits,
@@ -92,12 +92,14 @@ def translate_lines(
     config: SearchConfig,
     *,
     calibration: Calibration | None = None,
+    tokenizer: BleuTokenizer = "13a",
     notify: Callable[[str], None] = say,
 ) -> Iterator[tuple[ChunkT, list[list[Translation]]]]:
     """Translate chunks of lines; `notify` receives warnings that quote them.
 
     The calibration is that of the only model, for the confidence in translations. Samples have
-    none, nor do searches with a shortlist, whose probabilities are those of fewer pieces.
+    none, nor do searches with a shortlist, whose probabilities are those of fewer pieces. The
+    tokenizer is that of `mbr` by BLEU.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first, or
@@ -114,7 +116,8 @@ def translate_lines(
             from tfm.inference.mbr import most_useful  # here, because it loads sacreBLEU
 
             are_samples = config.search == "sample"
-            found = [[most_useful(each, config.mbr, are_samples=are_samples)] for each in found]
+            choose = partial(most_useful, are_samples=are_samples, tokenizer=tokenizer)
+            found = [[choose(each, config.mbr)] for each in found]
         yield chunk, found
 
 

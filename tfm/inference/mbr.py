@@ -7,12 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from tfm.config import BleuTokenizer
 from tfm.inference.lines import Translation
 from tfm.metrics.utility import UtilityName, pairwise_utilities
 
 
 def most_useful(
-    candidates: Sequence[Translation], utility: UtilityName, *, are_samples: bool
+    candidates: Sequence[Translation],
+    utility: UtilityName,
+    *,
+    are_samples: bool,
+    tokenizer: BleuTokenizer = "13a",
 ) -> Translation:
     """Return the candidate with the greatest expected utility, the first one of several.
 
@@ -26,7 +31,8 @@ def most_useful(
     texts, weights = list(weight_of), np.array(list(weight_of.values()))
     if len(texts) == 1:
         return replace(candidates[0], utility=100.0)
-    expected = (pairwise_utilities(texts, utility) * weights).sum(axis=1) / weights.sum()
+    utilities = pairwise_utilities(texts, utility, tokenizer=tokenizer)
+    expected = (utilities * weights).sum(axis=1) / weights.sum()
     best = int(expected.argmax())
     chosen = next(each for each in candidates if each.text == texts[best])
     return replace(chosen, utility=float(expected[best]))

@@ -7,6 +7,7 @@ from typing import Any, overload
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
+from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
@@ -36,6 +37,7 @@ class Translator:
         backend: Optimizes copies of the models; by default the device's inference backend.
         calibration: That of the only model, for the confidence in its translations.
         shortlist: The target pieces that source pieces can become, for searches with `shortlist`.
+        target: The target language, for searches with `mbr` by BLEU.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Translator:
         backend: InferenceBackend | None = None,
         calibration: Calibration | None = None,
         shortlist: Shortlist | None = None,
+        target: str = "",
     ) -> None:
         self._engine = Engine(
             models, compute, backend=backend, vocabulary=lambda: vocabulary, shortlist=shortlist
         )
         self._vocabulary = vocabulary
         self._calibration = calibration
+        self._target = target
         self._default_search = default_search or SearchConfig()
 
     @classmethod
@@ -89,6 +93,7 @@ class Translator:
             backend=backend,
             calibration=info.calibration if len(folders) == 1 else None,
             shortlist=Shortlist.load(folders[0], info.fingerprint),
+            target=info.target,
         )
 
     @overload
@@ -153,7 +158,12 @@ class Translator:
         chunk = _chunk(lines, prefixes, first_line)
         config = self._merge(config, settings, SearchConfig.for_model)
         [(_, found)] = translate_lines(
-            self._engine, self._vocabulary, [chunk], config, calibration=self._calibration
+            self._engine,
+            self._vocabulary,
+            [chunk],
+            config,
+            calibration=self._calibration,
+            tokenizer=bleu_tokenizer(target_language(self._target, config.tag)),
         )
         return found
 

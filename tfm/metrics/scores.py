@@ -1,9 +1,11 @@
 """Scores of translations, for validation and `tfm score`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from tfm.config import ScoreConfig
+from tfm.data.languages import bleu_tokenizer
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
 
@@ -20,8 +22,8 @@ def corpus_scores(
     """Score detokenized translations, or trees for "bracket-f1", one per segment.
 
     There may be several lists of references. With a baseline (other translations of the same
-    segments), the difference to it is tested. Only "paper-bleu" needs the language, the two-letter
-    code of the target. Duplicate metrics are computed once.
+    segments), the difference to it is tested. The language is that of the translations, which
+    chooses the tokenizer of BLEU and of "paper-bleu". Duplicate metrics are computed once.
 
     Raises:
         DataError: The lists are empty, or differ in length.
@@ -33,6 +35,8 @@ def corpus_scores(
         texts["baseline"] = baseline
     check_metrics(metrics)
     check_lengths(texts)
+    if config.tokenize == "auto":
+        config = replace(config, tokenize=bleu_tokenizer(language or ""))
 
     def score(name: MetricName) -> MetricScore:
         match name:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_all_word_ngrams
-from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+from tfm.config import BleuTokenizer
 
 UtilityName = Literal["chrf", "bleu"]
 Counts = Mapping[Hashable, int]
@@ -22,13 +23,15 @@ Matrix = npt.NDArray[np.float64]
 _BLOCK_ELEMENTS = 1 << 22  # elements of the matrix of texts and n-grams that is in memory
 
 
-def pairwise_utilities(texts: Sequence[str], name: UtilityName) -> Matrix:
+def pairwise_utilities(
+    texts: Sequence[str], name: UtilityName, *, tokenizer: BleuTokenizer = "13a"
+) -> Matrix:
     """Return the scores [N, N], from 0 to 100, of each text (row) with each as the reference."""
     match name:
         case "chrf":
             return _pairwise_chrf(texts)
         case "bleu":
-            return _pairwise_bleu(texts)
+            return _pairwise_bleu(texts, tokenizer)
 
 
 def _pairwise_chrf(texts: Sequence[str]) -> Matrix:
@@ -49,9 +52,9 @@ def _pairwise_chrf(texts: Sequence[str]) -> Matrix:
     return 100 * (1 + factor) * precision * recall / np.where(total > 0, total, 1)
 
 
-def _pairwise_bleu(texts: Sequence[str]) -> Matrix:
-    """Compute sentence BLEU with sacreBLEU's defaults: 13a tokens, exponential smoothing."""
-    tokenize = Tokenizer13a()  # type: ignore[no-untyped-call]
+def _pairwise_bleu(texts: Sequence[str], tokenizer: BleuTokenizer) -> Matrix:
+    """Compute sentence BLEU with the exponential smoothing that is sacreBLEU's default."""
+    tokenize = BLEU(tokenize=tokenizer).tokenizer
     max_order = MAX_NGRAM_ORDER
     found = [extract_all_word_ngrams(tokenize(text), 1, max_order) for text in texts]
     lengths = [length for _, length in found]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import bracketed, restore
 from tfm.errors import UsageError
@@ -63,13 +64,19 @@ def generate(
     """
     if plan.task == "parsing" and config.mbr is not None:
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
-    _record_generation(plan, runs_dir)
+    target = target_language(plan.languages[1], config.tag)
+    _record_generation(plan, target, runs_dir)
     num_repairs, since = 0, _since(output)
     opened = _open(plan, plan.prefixes, inference, num_processes, output=output)
     with opened as (engine, vocabulary, reader, bar):
         aligner = _load_aligner(plan, inference)
         found = translate_lines(
-            engine, vocabulary, _remaining(reader, output), config, calibration=plan.calibration
+            engine,
+            vocabulary,
+            _remaining(reader, output),
+            config,
+            calibration=plan.calibration,
+            tokenizer=bleu_tokenizer(target),
         )
         for chunk, outputs in _completed(found, config, output, bar):
             if plan.task == "parsing":
@@ -102,12 +109,13 @@ def translate_document(
         Each line of the document, in order, with its sentences translated and its white space,
         line end included.
     """
-    _record_generation(plan, runs_dir)
-    source, target = plan.languages
+    source, target = plan.languages[0], target_language(plan.languages[1], config.tag)
+    _record_generation(plan, target, runs_dir)
     opened = _open(plan, None, inference, num_processes, output=output, is_document=True)
     with opened as (engine, vocabulary, reader, bar):
         chunks = paragraphs_of(reader, source, max_sentences=engine.limits.chunk_lines)
-        found = translate_lines(engine, vocabulary, _remaining(chunks, output), config)
+        tokenizer, remaining = bleu_tokenizer(target), _remaining(chunks, output)
+        found = translate_lines(engine, vocabulary, remaining, config, tokenizer=tokenizer)
         for chunk, outputs in _completed(found, config, output, bar):
             texts = [best.text for best, *_ in outputs]
             yield from chunk.join(texts, source=source, target=target)
@@ -288,7 +296,7 @@ def _with_alignments(
         yield [replace(each, alignment=next(alignments)) for each in found]
 
 
-def _record_generation(plan: Generation, runs_dir: Path) -> None:
+def _record_generation(plan: Generation, target: str, runs_dir: Path) -> None:
     """Record what is translated, for `tfm score` at the other end of a pipe."""
     source = plan.source
     if source.reference is None and not runs_dir.is_dir():
@@ -300,6 +308,7 @@ def _record_generation(plan: Generation, runs_dir: Path) -> None:
         "split": source.split,
         "source": str(source),
         "reference": None if source.reference is None else str(source.reference),
+        "language": target,
     }
     try:
         write_json(runs_dir / LAST_GENERATION, record)

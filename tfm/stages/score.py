@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tfm.config import ScoreConfig
+from tfm.data.languages import bleu_tokenizer, name_of
 from tfm.data.manifest import GOLD
 from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
 from tfm.data.text_files import unpacked_name
@@ -20,10 +22,11 @@ DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION = "last-generation.json"
 LAST_GENERATION_FORMAT = 1
 
+_MIN_SPACES = 0.02  # of the characters of text with spaces between words
 _BOOTSTRAPPED: tuple[MetricName, ...] = ("bleu", "paper-bleu", "chrf", "ter")
 # The metrics that each setting affects.
 _AFFECTED_METRICS: Mapping[str, tuple[MetricName, ...]] = {
-    "language": ("paper-bleu",),
+    "language": ("bleu", "paper-bleu"),
     "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
     "tokenize": ("bleu",),
     "normalize_punctuation": ("paper-bleu",),
@@ -62,8 +65,9 @@ def score(
     """Score a file of translations, or standard input, against one or more reference files.
 
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
-    `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; for "paper-bleu", the language
-    that is the suffix of the first reference. A baseline is tested for a significant difference.
+    `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
+    there with the first reference, or else its suffix. A baseline is tested for a significant
+    difference.
 
     Raises:
         DataError: A file is missing, empty or not UTF-8, or the files differ in length.
@@ -76,7 +80,7 @@ def score(
     if metrics and "paper-bleu" in metrics and (language or references):
         from tfm.metrics.paper import check_language
 
-        check_language(language or _language_of(references[0]))
+        check_language(language or _language_of(references[0], runs_dir))
     # Mistakes in the command are reported by now, before waiting for standard input. When that
     # ends, tfm generate has ended and has written its record.
     name = str(hypotheses or STANDARD_INPUT)
@@ -91,13 +95,16 @@ def score(
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, paths[0])
     _handle_byte_order_marks(texts, chosen_metrics)
+    language = language or _language_of(paths[0], runs_dir)
+    if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
+        _check_spaces(paths[0], "".join(texts[str(paths[0])]))
     scores = corpus_scores(
         texts[name],
         [texts[str(path)] for path in paths],
         chosen_metrics,
         config,
         baseline=None if baseline is None else texts[str(baseline)],
-        language=language or _language_of(paths[0]),
+        language=language,
     )
     return ScoreResult(
         scores=scores,
@@ -231,5 +238,25 @@ def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Path) -> Se
     return metrics
 
 
-def _language_of(reference: Path) -> str:
-    return Path(unpacked_name(reference.name)).suffix.removeprefix(".").lower()
+def _check_spaces(path: Path, text: str) -> None:
+    """Warn if BLEU would count the words of text that does not separate them."""
+    if not text.isascii() and text.count(" ") < _MIN_SPACES * len(text):
+        say(
+            f"warning: {path} has hardly any spaces, but BLEU counts the words between them: name "
+            "its language, as in --language zh"
+        )
+
+
+def _language_of(reference: Path, runs_dir: Path) -> str:
+    """Return the language in which `tfm generate` wrote for a reference, or else its suffix.
+
+    The last suffix that is a language counts: that of test.zh_Hans.txt is zh_Hans.
+    """
+    with suppress(DataError, OSError):
+        record = read_json(runs_dir / LAST_GENERATION)
+        recorded, language = record.get("reference"), record.get("language")
+        is_known = isinstance(language, str) and isinstance(recorded, str)
+        if is_known and is_same_file(reference, Path(str(recorded))):
+            return str(language)
+    suffixes = [suffix[1:] for suffix in reversed(Path(unpacked_name(reference.name)).suffixes)]
+    return next((each for each in suffixes if name_of(each) != each), (suffixes or [""])[0])

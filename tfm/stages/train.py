@@ -18,7 +18,7 @@ from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
-from tfm.storage.checkpoint.model_folder import Ancestor, ModelInfo, as_ancestor, load_info
+from tfm.storage.checkpoint.model_folder import ModelInfo, as_ancestor, load_info
 from tfm.storage.checkpoint.run_folder import (
     check_new_run,
     has_current_average,
@@ -100,10 +100,9 @@ def train(
         )
         watchdog.heartbeat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
-        ancestors = _ancestors(run, checkpoint)
         training = TrainingRun(
             run_dir,
-            replace(data, info=replace(data.info, ancestors=ancestors)),
+            replace(data, info=_with_history(data.info, checkpoint)),
             compute,
             group=group,
             heartbeat=watchdog.heartbeat,
@@ -145,14 +144,15 @@ def train(
     )
 
 
-def _ancestors(run: RunConfig, checkpoint: Path | None) -> tuple[Ancestor, ...]:
-    """Return the models that training started from, oldest first."""
+def _with_history(info: ModelInfo, checkpoint: Path | None) -> ModelInfo:
+    """Return the description of a run with what was decided when it started."""
     if checkpoint is not None:
-        return load_info(checkpoint).ancestors
-    if run.from_model is None:
-        return ()
-    start = Path(run.from_model)
-    return (*load_info(start).ancestors, as_ancestor(start))
+        before = load_info(checkpoint)
+        return replace(info, ancestors=before.ancestors, bleu_tokenizer=before.bleu_tokenizer)
+    if info.run.from_model is None:
+        return info
+    start = Path(info.run.from_model)
+    return replace(info, ancestors=(*load_info(start).ancestors, as_ancestor(start)))
 
 
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:

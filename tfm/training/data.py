@@ -9,6 +9,7 @@ import torch
 
 from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
 from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.languages import bleu_tokenizer
 from tfm.data.manifest import BINARIZE, SPLITS, Manifest
 from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
@@ -128,6 +129,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             search=manifest.settings("search"),
             normalizes_space=manifest.normalizes_space,
             tags=manifest.tags(),
+            bleu_tokenizer=bleu_tokenizer(manifest.target),
         ),
         checksum=index.checksum("train"),
     )

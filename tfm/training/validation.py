@@ -79,7 +79,7 @@ class Validator:
             outputs,
             [self.split.references],
             ["bracket-f1" if self.info.task == "parsing" else "bleu"],
-            ScoreConfig(),
+            ScoreConfig(tokenize=self.info.bleu_tokenizer),
         )
         metrics[SCORES[self.info.task]] = score.value
         return Validation(metrics=metrics, score=score, text_losses=text_losses)
@@ -147,7 +147,9 @@ class Validator:
         engine = Engine([model], self.compute, backend=backend)
         outputs: list[str] = []
         self.heartbeat(f"translating for validation, 0 of {len(order):,}")
-        for _, found in translate_lines(engine, self.vocabulary, chunks, config):
+        for _, found in translate_lines(
+            engine, self.vocabulary, chunks, config, tokenizer=self.info.bleu_tokenizer
+        ):
             outputs += [best[0].text for best in found]
             self.heartbeat(f"translating for validation, {len(outputs):,} of {len(order):,}")
             if self.should_stop():

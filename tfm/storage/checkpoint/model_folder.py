@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tfm.config import RunConfig, SearchConfig, Task, run_config, run_table
+from tfm.config import BleuTokenizer, RunConfig, SearchConfig, Task, run_config, run_table
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.calibration import Calibration
@@ -71,6 +71,7 @@ class ModelInfo:
         tags: The tags before the sources of its training texts; empty if a text has none.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
+        bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
     """
 
     run: RunConfig
@@ -88,6 +89,7 @@ class ModelInfo:
     tags: tuple[str, ...] = ()
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
+    bleu_tokenizer: BleuTokenizer = "13a"
 
     @property
     def license(self) -> str | None:
