@@ -235,7 +235,8 @@ class ScoreConfig(Settings, section="score"):
     lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
     tokenize: Literal["auto", "13a", "intl", "zh", "char", "none"] = setting(
         "auto",
-        "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.",
+        "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, "
+        "13a for others.",
     )
     chrf_word_order: int = setting(0, "Longest word n-gram of chrF; 2 computes chrF++.", ge=0, le=4)
     normalize_punctuation: bool = setting(
