@@ -95,7 +95,7 @@ def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
     assert run.training.max_epochs is None  # max_steps is set
     options = {"run": None, "config": None, "overrides": {}, "from_model": start}
     assert run_settings(None, arch=None, **options).training.max_epochs is not None
-    with pytest.raises(UsageError, match="has arch base, not big: leave the latter out"):
+    with pytest.raises(UsageError, match="has arch base, not big: leave arch big out"):
         run_settings(None, arch="big", **options)
     assert run_folder(None, Path("data/x"), run).name == "x-base-adapted"
     assert run_folder(None, Path(), run).name == f"{Path.cwd().name}-base-adapted"

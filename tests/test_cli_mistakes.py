@@ -136,7 +136,7 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
         (["generate", "It's a dog."], r"""pipe it in: echo 'It'"'"'s a dog.' \| tfm generate"""),
         (["generate", "word " * 300], "pipe it in: echo .*"),
         (["generate", "in.en"], "to translate it, give --input in.en"),
-        (["generate", "model/model.safetensors"], "name its folder, model"),
+        (["generate", "model/model.safetensors"], "name model, the model around it"),
         (["score", "out.de", "test.de"], "give --hypotheses out.de --reference test.de"),
         (["score", "out.de"], "give --hypotheses out.de or --reference out.de"),
         (
@@ -155,7 +155,8 @@ def test_a_flag_for_what_always_happens_is_said_to_be_needless(run, flag):
 def test_a_plausible_mistake_gets_the_command_that_is_meant(run, elsewhere, arguments, advice):
     (elsewhere / "in.en").write_text("one\n")
     (elsewhere / "model").mkdir()
-    (elsewhere / "model" / "model.safetensors").touch()
+    for name in ("config.json", "model.safetensors"):
+        (elsewhere / "model" / name).touch()
     assert_complaint(run(*arguments), 2, f".*[:,] {advice}")
 
 
@@ -186,11 +187,73 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
     )
 
 
+@pytest.fixture
+def folders(elsewhere):
+    """Make what shows a dataset, a run and its average."""
+    for name in (
+        *("data/d/manifest.json", "data/d/train.en", "data/d/bin/dataset.json"),
+        *("runs/r/config.toml", "runs/r/data.json", "runs/r/checkpoints/step-00000001/config.json"),
+        *("runs/r/averaged/config.json", "runs/r/averaged/model.safetensors"),
+    ):
+        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
+        (elsewhere / name).touch()
+
+
+AROUND, INSIDE = "name runs/r, the run around it", "name one of its runs, such as runs/r"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ("train data/d --run runs/r/checkpoints", f"{AROUND}, or .*"),
+        ("train data/d --run runs/r/averaged", f"{AROUND}, or .*"),
+        ("train data/d --run runs/r/checkpoints/new", f"{AROUND}, or .*"),
+        ("train data/d --run runs --dry-run", f"{INSIDE}, or .*"),
+        ("train data/d/bin", "name data/d, the dataset around it"),
+        ("train data", "name one of its datasets, such as data/d"),
+        ("train runs/r", "it is a run"),
+        ("binarize data/d/manifest.json", "name data/d, the dataset around it"),
+        ("learn-bpe data/d/bin", "name data/d, the dataset around it"),
+        ("average runs", INSIDE),
+        ("average runs/r/checkpoints", AROUND),
+        ("average runs/r/config.toml", AROUND),
+        ("average data/d", "it is a dataset"),
+        ("generate runs", INSIDE),
+        ("generate runs/r/checkpoints", AROUND),
+        (
+            "generate runs/r/data.json",
+            AROUND,
+        ),
+        ("generate data/d", "it is a dataset"),
+        ("export runs/r/checkpoints", AROUND),
+        ("attend runs x", INSIDE),
+        ("train data/d --from runs/r/checkpoints", AROUND),
+    ],
+)
+def test_a_folder_too_deep_or_too_high_is_answered_with_the_one_meant(
+    run, folders, arguments, advice
+):
+    assert_complaint(run(*arguments.split()), 2, f".*: {advice}")
+
+
+def test_the_folder_around_the_working_directory_is_found(run, folders, elsewhere, monkeypatch):
+    monkeypatch.chdir(elsewhere / "runs" / "r" / "checkpoints")
+    assert_complaint(run("average", "."), 2, f".*: name {elsewhere}/runs/r, the run around it")
+
+
+@pytest.mark.parametrize("prefix", ["", "https://huggingface.co/", "hf://"])
+def test_a_name_of_the_hub_is_answered_with_the_commands_that_import_it(run, prefix):
+    advice = ".* hf download me/en-de --local-dir me/en-de .*, then tfm import me/en-de"
+    assert_complaint(run("import", f"{prefix}me/en-de"), 2, advice)
+    for name in ("en-de", "folder/model.pt", "a/b/c"):
+        assert_complaint(run("import", name), 2, f"{name} does not exist: check its name")
+
+
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_a_dataset_is_no_run_folder(run, data_dir, flags):
     before = sorted(data_dir.iterdir())
     result = run("train", data_dir, "--arch", "tiny", "--run", data_dir, *flags)
-    assert_complaint(result, 2, ".* is a dataset, not a run: choose another folder with --run")
+    assert_complaint(result, 2, ".* is no run: it is a dataset, or choose a new folder with --run")
     assert sorted(data_dir.iterdir()) == before
 
 

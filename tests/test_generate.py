@@ -393,7 +393,7 @@ def test_targets_are_printed_as_lines_tokens_or_json(command):
         ("--output in.en", "in.en would be both read and overwritten: .*"),
         ("--prefix out.de --output ./out.de", "out.de would be both read and overwritten: .*"),
         ("--per-token", "--per-token has no effect without --score-target"),
-        ("--align --tag <2fr>", "--align aligns lines as they are, and not with --tag: give one"),
+        ("--align --tag <2fr>", "--align cannot go with --tag: write the tag .*"),
         ("--score-target out.de --json --per-token", "--json prints every token anyway: .*"),
         ("--score-target out.de --prefix out.de", "--prefix has no effect on --score-target.*"),
         (

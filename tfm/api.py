@@ -117,7 +117,10 @@ def prepare(
     given = {"--part": part, "--fetch-only": fetch_only, "--append": append}
     exclusive = [name for name, value in given.items() if value]
     if len(exclusive) > 1 or (exclusive[:1] not in ([], ["--append"]) and (force or text_only)):
-        raise UsageError("--part, --fetch-only and --append go alone, without --force too")
+        raise UsageError(
+            "--part, --fetch-only and --append exclude each other, and the first two --force and "
+            "--text-only, too: give one"
+        )
     selected_recipe = requested_recipe(
         None if recipe is None else str(recipe),
         text={"train": _pairs(train), "valid": _pairs(valid), "test": _pairs(test)},

@@ -12,9 +12,9 @@ from tfm.cli.help import Command
 from tfm.errors import UsageError
 from tfm.reporting import say
 from tfm.stages.defaults import MODELS_ROOT, RUNS_ROOT
-from tfm.storage.paths import existing_folder, new_file
+from tfm.storage.paths import existing_folder, new_file, where_instead
 
-_PAGE = Path("runs.html")
+_PAGE, _START = Path("runs.html"), "start with tfm train"
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
@@ -29,7 +29,7 @@ def runs(
         None,
         metavar="FILE",
         callback=lambda path: new_file(path, flag="--out"),
-        help=f"Page of curves to write (default: {_PAGE} if only run folders are named).",
+        help=f"Page of curves to write (default: {_PAGE} for named runs, none with --json).",
     ),
     json: bool = JSON,
 ) -> None:
@@ -51,7 +51,7 @@ def runs(
 
     named = folders or _present(RUNS_ROOT)
     found = [summarize_run(run) for run in find_runs(named)]
-    if out is None and folders and all(map(is_run, folders)):
+    if out is None and not json and folders and all(map(is_run, folders)):
         out = _PAGE
     if out is not None:
         draw_runs(found, out)
@@ -61,7 +61,7 @@ def runs(
     else:
         print_runs(found)
     if not found:
-        say(f"runs: none in {_listed(named)}: start with tfm train")
+        say(f"runs: none in {_listed(named)}: {where_instead(named[0], 'run') or _START}")
     if out is not None:
         say(f"runs: the curves are in {out}")
 
@@ -95,7 +95,7 @@ def models(
     else:
         print_models(found)
     if not found:
-        say(f"models: none in {_listed(named)}: start with tfm train")
+        say(f"models: none in {_listed(named)}: {where_instead(named[0], 'model') or _START}")
 
 
 def _present(*roots: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from tfm import api
 from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
+from tfm.cli.unknown_names import model_to_import
 from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import UsageError, tfm_command
@@ -22,7 +23,7 @@ from tfm.stages.defaults import (
     run_folder,
     run_settings,
 )
-from tfm.storage.paths import existing_folder, existing_path, new_folder
+from tfm.storage.paths import existing_folder, new_folder
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def import_(
     model: Path = typer.Argument(
         ...,
         metavar="MODEL",
-        callback=existing_path,
+        callback=model_to_import,
         help="Folder of the model, or fairseq's checkpoint in it.",
     ),
     out: Path | None = typer.Option(

@@ -235,5 +235,7 @@ def binarize(
         run_stage(folder, config, force=force)
         return
     if "shortlist" in overrides.get("binarize", {}):
-        raise UsageError("--shortlist has no effect with --part: give it to the call without")
+        raise UsageError(
+            "--shortlist has no effect with --part: give it to tfm binarize without --part"
+        )
     binarize_share(folder, config, Share.parse(part), force=force)

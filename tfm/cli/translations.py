@@ -154,7 +154,9 @@ def generate(
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.search, overrides.get("search", {}))
     if align and config.tag is not None:
-        raise UsageError("--align aligns lines as they are, and not with --tag: give one")
+        raise UsageError(
+            "--align cannot go with --tag: write the tag at the beginning of each line instead"
+        )
     if document:
         check_document(plan, config, as_json=json)
     check_constraints(plan, config)

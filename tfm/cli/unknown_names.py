@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 import typing
 from pathlib import Path
@@ -12,8 +13,8 @@ import typer
 from tfm.cli.help import Group
 from tfm.config.schema import expected_value, shown
 from tfm.config.suggestions import suggest
-from tfm.errors import UsageError, explain_os_error
-from tfm.storage.paths import existing_folder
+from tfm.errors import UsageError, explain_os_error, tfm_command
+from tfm.storage.paths import existing_folder, existing_path, where_instead
 
 # A command, and the words for it in other toolkits.
 _COMMAND_WORDS = {
@@ -30,6 +31,10 @@ _COMMAND_WORDS = {
     "score": "eval evaluate bleu sacrebleu",
     "train": "fit finetune fine-tune resume",
 }
+# Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
+_HUB_NAME = re.compile(
+    r"(?:https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?:/(?:tree|blob)/.*)?"
+)
 # Words for what tfm does without a flag.
 _NEEDLESS = {
     "remove-bpe post-process detokenize": "translations are plain text without it",
@@ -71,14 +76,26 @@ def existing_models(paths: list[Path] | None) -> list[Path] | None:
             raise UsageError(
                 f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
             )
-        if path.suffix == ".safetensors" and os.path.isfile(path):  # noqa: PTH113
-            raise UsageError(f"{path} is a file of a model: name its folder, {path.parent}")
         if os.path.isfile(path):  # noqa: PTH113
-            raise UsageError(
-                f"{path} is a file, not a model or run folder: to translate it, give "
-                f"--input {quoted}"
+            advice = (
+                where_instead(path, "run", "model") or f"to translate it, give --input {quoted}"
             )
+            raise UsageError(f"{path} is a file, not a model or run folder: {advice}")
     return existing_folder(paths)
+
+
+def model_to_import(path: Path) -> Path:
+    """Return the path; raise UsageError if there is none, and say how to fetch it from the Hub."""
+    try:
+        return existing_path(path)
+    except UsageError as error:
+        if (found := _HUB_NAME.fullmatch(str(path))) is None:
+            raise
+        name = found[1]
+        raise UsageError(
+            f"{error}; if it is a model of the Hugging Face Hub, run hf download {name} "
+            f"--local-dir {name} (pip install huggingface_hub), then {tfm_command('import', name)}"
+        ) from None
 
 
 def explain_mistake(error: typer.TyperException) -> str:

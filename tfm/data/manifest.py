@@ -12,6 +12,7 @@ from tfm.config import Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
+from tfm.storage.paths import where_instead
 
 FORMAT = 1
 Split = Literal["train", "valid", "test"]
@@ -313,9 +314,11 @@ def part_name(split: str, number: int) -> str:
 def _read(data_dir: Path) -> _Content:
     path = data_dir / "manifest.json"
     if not path.is_file():
+        advice = where_instead(data_dir, "dataset") or (
+            "make one with tfm prepare (tfm prepare --list names corpora)"
+        )
         raise DataError(
-            f"{data_dir} is no dataset (no manifest.json): make one with tfm prepare "
-            "(tfm prepare --list names corpora)",
+            f"{data_dir} is no dataset (no manifest.json): {advice}",
             exit_code=UsageError.exit_code,
         )
     record = read_json(path)

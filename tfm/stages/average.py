@@ -21,6 +21,7 @@ from tfm.storage.checkpoint.run_folder import (
     scheduled_checkpoints,
     step_of,
 )
+from tfm.storage.paths import where_instead
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
 # model improves fast, older ones make the average worse than the newest checkpoint alone.
@@ -75,8 +76,9 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         raise UsageError(f"{out_dir} exists and is no average: choose another folder with --out")
     present = checkpoints(run_dir)
     if not present:
+        advice = where_instead(run_dir, "run") or "train with tfm train"
         raise CheckpointError(
-            f"{run_dir} has no checkpoints: train with tfm train", exit_code=UsageError.exit_code
+            f"{run_dir} has no checkpoints: {advice}", exit_code=UsageError.exit_code
         )
     newest = load_info(present[-1])
     training, newest_step = newest.run.training, newest.step

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
 from tfm.errors import DataError, UsageError, install_command, tfm_command
+from tfm.storage.paths import kind_of, where_instead
 
 DATA_ROOT = Path("data")
 RUNS_ROOT = Path("runs")
@@ -35,10 +36,11 @@ def dataset_to_train_on(data: Path | None, run: Path | None) -> Path:
 
     Raises:
         DataError: There is no dataset, or that of the run is gone.
-        UsageError: The run folder is a dataset.
+        UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
     """
-    if run is not None and (run / "manifest.json").exists():
-        raise UsageError(f"{run} is a dataset, not a run: choose another folder with --run")
+    is_new = run is not None and kind_of(run) != "run"
+    if run is not None and is_new and (advice := where_instead(run, "run")):
+        raise UsageError(f"{run} is no run: {advice}, or choose a new folder with --run")
     if data is not None or run is None or not run.exists():
         return dataset(data)
     from tfm.storage.checkpoint.run_folder import trained_on
@@ -123,7 +125,9 @@ def _adapting_settings(
     start = load_info(folder).run
     given_arch = table.get("arch", start.arch) if arch in (None, start.arch) else arch
     if given_arch != start.arch:
-        raise UsageError(f"{folder} has arch {start.arch}, not {given_arch}: leave the latter out")
+        raise UsageError(
+            f"{folder} has arch {start.arch}, not {given_arch}: leave arch {given_arch} out"
+        )
     defaults = adapting_table(start)
     # The number of epochs is only a default, which no other limit has to fit.
     if any("max_steps" in given.get("training", {}) for given in (table, overrides)):

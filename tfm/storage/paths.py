@@ -7,6 +7,7 @@ callbacks of flags.
 import os
 import re
 from collections.abc import Collection, Iterable
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -30,6 +31,35 @@ _OWN_FILES = {
     "config.json": ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),
     "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
 }
+
+# What shows the kind of a folder, and how many of the folders around and in it are looked at.
+_KINDS = (
+    ("dataset", ("manifest.json", "bin")),
+    ("dataset", ("manifest.json", "train.*")),
+    ("run", ("config.toml", "data.json")),
+    ("run", ("metrics.jsonl",)),
+    ("run", ("checkpoints/step-*",)),
+    ("model", ("config.json", "*.safetensors")),
+)
+_MAX_LEVELS, _MAX_ENTRIES = 3, 1_000
+
+
+def kind_of(folder: Path) -> str | None:
+    """Return whether a folder is a dataset, run or model; None if it is none of them."""
+    kinds = (kind for kind, names in _KINDS if all(any(folder.glob(name)) for name in names))
+    return next(kinds, None)
+
+
+def where_instead(path: Path, *kinds: str) -> str | None:
+    """Return what to do about a path that is no folder of some kinds; None if nothing is known."""
+    for around in (*path.parents[:_MAX_LEVELS], *path.absolute().parents[:_MAX_LEVELS]):
+        if (kind := kind_of(around)) in kinds:
+            return f"name {around}, the {kind} around it"
+    for inside in islice(sorted(path.glob("*/")), _MAX_ENTRIES):
+        if (kind := kind_of(inside)) in kinds:
+            return f"name one of its {kind}s, such as {inside}"
+    kind = kind_of(path)
+    return None if kind is None or kind in kinds else f"it is a {kind}"
 
 
 def existing_path(paths: PathsT) -> PathsT:
@@ -56,7 +86,8 @@ def existing_folder(paths: PathsT) -> PathsT:
     """Return the paths; raise UsageError unless they are folders."""
     for path in _each(existing_path(paths)):
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is a file, not a folder: check its name")
+            advice = where_instead(path, "dataset", "run", "model") or "check its name"
+            raise UsageError(f"{path} is a file, not a folder: {advice}")
     return paths
 
 

@@ -27,7 +27,7 @@ from tfm.storage.files import (
     write_json,
 )
 from tfm.storage.metrics_log import METRICS
-from tfm.storage.paths import existing_folder
+from tfm.storage.paths import existing_folder, where_instead
 
 DATA, DATA_FORMAT = "data.json", 1
 SETTINGS = "config.toml"
@@ -253,8 +253,9 @@ def find_model(path: Path) -> Path:
         return averaged
     present = checkpoints(path)
     if not present:
+        advice = where_instead(path, "run", "model") or "train one with tfm train"
         raise CheckpointError(
-            f"{path} is not a run or model folder: train one with tfm train",
+            f"{path} is not a run or model folder: {advice}",
             exit_code=UsageError.exit_code,
         )
     newest = present[-1]
