@@ -87,6 +87,23 @@ def test_a_line_that_is_not_utf_8_is_named(write, content, number, byte):
         read(write("in", content))
 
 
+@pytest.mark.parametrize("chunk_lines", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("content", "other"),
+    [(b"a\nb\nc\n\xff\nd\n", b"A\n" * 5), (b"a\nb\nc\nd\n", b"A\nB\nC\n"),
+     (b"a\nb\nc\n" + bytes(9999), b"A\n" * 5), (b"a\nb\nc\nd\n", b"A\nB\nC\n\xff\n")],
+)  # fmt: skip
+def test_the_lines_before_a_bad_one_are_yielded_first(
+    write, monkeypatch, content, other, chunk_lines
+):
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 6)
+    found = []
+    lines = LineReader(write("in", content), write("o", other), chunk_lines=chunk_lines)
+    with lines, pytest.raises(DataError):
+        found.extend(lines)
+    assert [line for chunk in found for line in chunk.lines] == ["a", "b", "c"]
+
+
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
     path = tmp_path / "in"
     with path.open("wb") as file:

@@ -17,7 +17,7 @@ from tfm.backends.plain import (
 from tfm.backends.training_compiled import CompiledTraining, compilation_problem
 from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
-from tfm.config import InferenceDevice, InferencePrecision, Kernels
+from tfm.config import InferenceConfig, InferenceDevice, InferencePrecision, Kernels
 from tfm.device.compute import Compute, choose_compute
 from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
@@ -108,6 +108,21 @@ def inference_backend(
     if kernels == "auto" and compute.device.type == "cuda" and compute.dtype != torch.float32:
         return GpuInference(compute.dtype)
     return PLAIN_INFERENCE
+
+
+def chosen_arithmetic(inference: InferenceConfig) -> dict[str, str]:
+    """Return the device, precision and kernels that inference has on this machine.
+
+    Raises:
+        UsageError: This machine does not support the settings.
+    """
+    compute = verified_compute(inference.device, inference.precision, notify=lambda _: None)
+    backend = inference_backend(compute, inference.kernels, notify=lambda _: None)
+    return {
+        "device": compute.device.type,
+        "precision": compute.precision,
+        "kernels": "plain" if backend is PLAIN_INFERENCE else "fast",
+    }
 
 
 def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> TrainingBackend:

@@ -1,6 +1,5 @@
 """Results of commands, as tables, lines or JSON."""
 
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfm.reporting import printable, say
-from tfm.storage.files import atomic_write
 from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
@@ -29,19 +27,6 @@ if TYPE_CHECKING:
     from tfm.stages.score import ScoreResult
 
 _WIDE = 1000  # columns
-
-
-@contextmanager
-def redirect_output(path: Path | None) -> Iterator[None]:
-    """Print to a file in this block, which replaces `path` only if the block ends without error."""
-    if path is None:
-        yield
-        return
-    with atomic_write(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8")
-        with redirect_stdout(text):
-            yield
-        text.detach()  # which flushes it; `atomic_write` closes the file
 
 
 @contextmanager
@@ -188,7 +173,11 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
 
 
 def print_scored_targets(
-    scored: "Iterable[tuple[str, ScoredTarget]]", *, as_json: bool, per_token: bool
+    scored: "Iterable[tuple[str, ScoredTarget]]",
+    *,
+    as_json: bool,
+    per_token: bool,
+    first_line: int = 1,
 ) -> None:
     """Print the probability of each line's target as soon as it is computed.
 
@@ -196,7 +185,7 @@ def print_scored_targets(
     with `per_token`, a line for each token has line number, log probability and piece. Tabs
     separate them, and a word alignment from the text.
     """
-    for index, (line, target) in enumerate(scored, start=1):
+    for index, (line, target) in enumerate(scored, start=first_line):
         tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
         if as_json:
             record = {

@@ -120,7 +120,6 @@ def generate(
         print_document,
         print_scored_targets,
         print_translations,
-        redirect_output,
     )
     from tfm.stages import generate as stage
     from tfm.stages.generate_plan import (
@@ -161,30 +160,30 @@ def generate(
         check_document(plan, config, as_json=json)
     check_constraints(plan, config)
     _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
-    if score_target is not None:
-        scored = stage.score_targets(plan, config, inference=inference, num_processes=num_processes)
-        with redirect_output(output):
-            print_scored_targets(scored, as_json=json, per_token=per_token)
-        return
-    form = "json" if json else "text" if config.num_outputs == 1 else "numbered text"
-    fingerprint = output_settings(plan, config, inference, form="document" if document else form)
-    with continued_output(output, fingerprint) as partial:
+    form = "lines per token" if per_token else "json" if json else "text"
+    form = "document" if document else f"numbered {form}" if config.num_outputs > 1 else form
+    settings = {} if output is None else output_settings(plan, config, inference, form=form)
+    with continued_output(output, settings) as partial:
+        first_line = 1 if partial is None else partial.num_lines + 1
         where: dict[str, Any] = {
             "inference": inference,
-            "runs_dir": RUNS_ROOT,
             "num_processes": num_processes,
             "output": partial,
         }
-        if document:
-            print_document(stage.translate_document(plan, config, **where))
+        if score_target is not None:
+            scored = stage.score_targets(plan, config, **where)
+            print_scored_targets(scored, as_json=json, per_token=per_token, first_line=first_line)
+        elif document:
+            print_document(stage.translate_document(plan, config, runs_dir=RUNS_ROOT, **where))
         else:
             print_translations(
-                stage.generate(plan, config, **where),
+                stage.generate(plan, config, runs_dir=RUNS_ROOT, **where),
                 as_json=json,
                 number=config.num_outputs > 1,
-                first_line=1 if partial is None else partial.num_lines + 1,
+                first_line=first_line,
             )
-    if output is not None and plan.source.reference is not None and config.num_outputs == 1:
+    is_scorable = score_target is None and plan.source.reference is not None
+    if output is not None and is_scorable and config.num_outputs == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
 
 

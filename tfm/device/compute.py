@@ -49,14 +49,18 @@ class Compute:
         context: AbstractContextManager[None] = torch.autocast(self.device.type, self.dtype)
         return context
 
+    @property
+    def precision(self) -> str:
+        """The name of the arithmetic in the settings."""
+        return next(name for name, dtype in _DTYPES.items() if dtype == self.dtype)
+
     def __str__(self) -> str:
         is_cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if is_cuda else self.device.type
-        precision = next(key for key, dtype in _DTYPES.items() if dtype == self.dtype)
         if self.device.type != "cpu":
-            return f"{name} in {precision}"
+            return f"{name} in {self.precision}"
         num_threads = torch.get_num_threads()
-        return f"{name} in {precision}, {num_threads} thread{'s' if num_threads > 1 else ''}"
+        return f"{name} in {self.precision}, {num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
 def choose_compute(

@@ -25,6 +25,14 @@ _MIN_ROUNDS = 2
 _NUM_CUTS = 32  # about how many ways to cut a chunk into batches are compared
 
 
+class LineError(DataError):
+    """A line that cannot be translated or scored, by its number in the text."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
     """Limits on the batches of an engine."""
@@ -57,6 +65,10 @@ class Chunk:
             lines=self.lines[rows],
             paired_lines=paired_lines,
         )
+
+    def before(self, number: int) -> Self:
+        """Return the lines before the one with a number."""
+        return self[: bisect_left(self.line_numbers, number)]
 
     @property
     def columns(self) -> list[Sequence[str]]:
@@ -112,13 +124,13 @@ class SentenceEncoder:
         """Return batches of the lines that are not empty or have a prefix.
 
         Raises:
-            DataError: A line or prefix has more tokens than the model accepts, or the numbers of
-                lines and prefixes differ.
+            LineError: A line or prefix has more tokens than the model accepts.
+            DataError: The numbers of lines and prefixes differ.
         """
-        sources = self._sources(chunk)
-        prefixes: list[list[int]] = [[] for _ in sources]
+        prefixes: list[list[int]] = [[] for _ in chunk.lines]
         if chunk.paired_lines is not None:
             prefixes = self._targets(chunk, "prefix", "prefixes")
+        sources = self._sources(chunk)
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
         max_sentences = None
         if self._config.max_tokens is None:
@@ -131,11 +143,11 @@ class SentenceEncoder:
         """Return batches of all lines with their targets.
 
         Raises:
-            DataError: A line or target has more tokens than the model accepts, or the numbers of
-                lines and targets differ.
+            LineError: A line or target has more tokens than the model accepts.
+            DataError: The numbers of lines and targets differ.
         """
-        sources = self._sources(chunk)
         targets = self._targets(chunk, "target", "targets")
+        sources = self._sources(chunk)
         sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
         batched = self._cut(range(len(sizes)), sizes)
         return [_batch(rows, chunk.line_numbers, sources, targets) for rows in batched]
@@ -147,6 +159,9 @@ class SentenceEncoder:
             lines = [f"{tag} {line}" if line else "" for line in lines]
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
+        remedy = "shorten it, or set max_source_length to truncate it"
+        for number, ids in zip(chunk.line_numbers, sources, strict=True):
+            self._check_positions(ids[:limit], number, chunk.unit, remedy)
         for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
             name = f"{chunk.unit} {number:,}"
             self._warn_of_unknown(name, line, ids)
@@ -154,8 +169,6 @@ class SentenceEncoder:
                 self._has_warned_of_tag = self._vocabulary.check_tag(
                     line, f"{name} ({_quoted(line)})", self._notify, flag=", or give --tag"
                 )
-            remedy = "shorten it, or set max_source_length to truncate it"
-            self._check_positions(ids[:limit], name, remedy)
             if len(ids) > limit:
                 self._notify(
                     f"warning: {name} ({_quoted(line)}) has {len(ids):,} tokens: "
@@ -169,7 +182,9 @@ class SentenceEncoder:
         for number, line in zip(line_numbers, lines, strict=True):
             word = line.partition(" ")[0]
             if tag_problem(word) is None and self._vocabulary.source.has_tag(word):
-                raise DataError(f"line {number:,} begins with the tag {word}: leave --tag out")
+                raise LineError(
+                    number, f"line {number:,} begins with the tag {word}: leave --tag out"
+                )
 
     def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
         """Warn once of a line in a script that the models have not been trained on."""
@@ -192,19 +207,21 @@ class SentenceEncoder:
         targets = self._vocabulary.target.encode(lines)
         for number, ids in zip(chunk.line_numbers, targets, strict=True):
             if len(ids) > _MAX_TARGET_TOKENS:
-                raise DataError(
+                raise LineError(
+                    number,
                     f"{name} {number:,} has {len(ids):,} tokens, but at most "
-                    f"{_MAX_TARGET_TOKENS:,} are allowed: shorten it"
+                    f"{_MAX_TARGET_TOKENS:,} are allowed: shorten it",
                 )
-            self._check_positions(ids, f"{name} {number:,}", "shorten it")
+            self._check_positions(ids, number, name, "shorten it")
         return targets
 
-    def _check_positions(self, ids: list[int], name: str, remedy: str) -> None:
+    def _check_positions(self, ids: list[int], number: int, name: str, remedy: str) -> None:
         limit = self._limits.max_positions
         if limit is not None and len(ids) + 1 > limit:
-            raise DataError(
-                f"{name} has {len(ids):,} tokens, but the model has learned positions for at most "
-                f"{limit - 1:,} and EOS: {remedy}"
+            raise LineError(
+                number,
+                f"{name} {number:,} has {len(ids):,} tokens, but the model has learned positions "
+                f"for at most {limit - 1:,} and EOS: {remedy}",
             )
 
     def _cut(

@@ -7,10 +7,11 @@ line better than half of one.
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
 from tfm.data.languages import CHINESE_SCRIPTS, base_language, script_of
@@ -79,6 +80,12 @@ class Paragraphs(Chunk):
             paragraphs=self.paragraphs[rows],
             pieces=self.pieces[rows],
         )
+
+    def before(self, number: int) -> Self:
+        """Return the lines of the document before the one with a sentence."""
+        sentences = bisect_left(self.line_numbers, number)
+        ends = accumulate(sum(piece.is_sentence for piece in each) for each in self.pieces)
+        return self[: next(row for row, end in enumerate(ends) if end > sentences)]
 
     @property
     def columns(self) -> list[Sequence[str]]:

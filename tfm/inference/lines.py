@@ -11,6 +11,7 @@ from tfm.inference.batches import (
     BatchLimits,
     Chunk,
     ChunkT,
+    LineError,
     Output,
     SentenceBatch,
     SentenceEncoder,
@@ -94,19 +95,21 @@ def translate_lines(
     calibration: Calibration | None = None,
     tokenizer: BleuTokenizer = "13a",
     notify: Callable[[str], None] = say,
+    valid_first: bool = False,
 ) -> Iterator[tuple[ChunkT, list[list[Translation]]]]:
     """Translate chunks of lines; `notify` receives warnings that quote them.
 
     The calibration is that of the only model, for the confidence in translations. Samples have
     none, nor do searches with a shortlist, whose probabilities are those of fewer pieces. The
-    tokenizer is that of `mbr` by BLEU.
+    tokenizer is that of `mbr` by BLEU. With `valid_first`, the lines before one that cannot be
+    translated are translated before its error.
 
     Yields:
         Each chunk, in order, and for each of its lines the `n_best` translations, best first, or
         the one that `mbr` chooses among them.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config, notify)
-    batched = ((chunk, encoder.to_search(chunk)) for chunk in chunks)
+    batched = _batched(encoder.to_search, chunks, valid_first=valid_first)
     search = partial(engine.search, config=config)
     if config.search == "sample" or config.shortlist:
         calibration = None
@@ -122,15 +125,20 @@ def translate_lines(
 
 
 def score_lines(
-    engine: LineEngine, vocabulary: Vocabulary, chunks: Iterable[Chunk], config: SearchConfig
+    engine: LineEngine,
+    vocabulary: Vocabulary,
+    chunks: Iterable[Chunk],
+    config: SearchConfig,
+    *,
+    valid_first: bool = False,
 ) -> Iterator[tuple[Chunk, list[ScoredTarget]]]:
-    """Compute the probability of each line's target.
+    """Compute the probability of each line's target; `valid_first` as in `translate_lines`.
 
     Yields:
         Each chunk, in order, and the scored target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
-    batched = ((chunk, encoder.to_score(chunk)) for chunk in chunks)
+    batched = _batched(encoder.to_score, chunks, valid_first=valid_first)
     score = partial(engine.score, config=config)
     for chunk, batches, outputs in _compute(score, batched, engine.limits):
         found = by_line(batches, outputs)
@@ -152,6 +160,21 @@ def decode(
         _translations(found[number], vocabulary.target, calibration) if number in found else nothing
         for number in chunk.line_numbers
     ]
+
+
+def _batched(
+    encode: Callable[[ChunkT], list[SentenceBatch]], chunks: Iterable[ChunkT], *, valid_first: bool
+) -> Iterator[tuple[ChunkT, list[SentenceBatch]]]:
+    """Yield chunks with their batches; if `valid_first`, the lines before an error come first."""
+    for chunk in chunks:
+        try:
+            batches = encode(chunk)
+        except LineError as error:
+            before = chunk.before(error.number)
+            if valid_first and before.columns[0]:
+                yield from _batched(encode, [before], valid_first=True)
+            raise
+        yield chunk, batches
 
 
 def _compute(

@@ -65,31 +65,42 @@ class LineReader:
         """Yield chunks of all lines; lines that have arrived never wait for later ones.
 
         Raises:
-            DataError: A line is not UTF-8 or too long, or the files differ in number of lines.
+            DataError: A line is not UTF-8 or too long, or the files differ in number of lines; the
+                lines before are yielded first.
         """
         texts, *paired_texts = (
             _without_mark(decode_lines(column.readline, path, keep_ends=self._keep_ends))
             for column, path in zip(self._columns, self._paths, strict=True)
         )
         first_line = 1
-        while True:
-            lines, paired_lines = self._take(texts, paired_texts, first_line)
-            if not lines:
+        error: DataError | None = None
+        while error is None:
+            lines: list[str] = []
+            paired_lines: list[str] = []
+            try:
+                self._take(texts, paired_texts, first_line, (lines, paired_lines))
+            except DataError as caught:
+                error = caught
+            if lines:
+                yield Chunk(
+                    line_numbers=range(first_line, first_line + len(lines)),
+                    lines=lines,
+                    paired_lines=paired_lines if paired_texts else None,
+                )
+            elif error is None:
                 return
-            yield Chunk(
-                line_numbers=range(first_line, first_line + len(lines)),
-                lines=lines,
-                paired_lines=paired_lines if paired_texts else None,
-            )
             first_line += len(lines)
+        raise error
 
     def _take(
-        self, texts: Iterator[str], paired_texts: list[Iterator[str]], first_line: int
-    ) -> tuple[list[str], list[str]]:
-        """Read the next lines of the text and of the second file."""
-        lines: list[str] = []
-        paired_lines: list[str] = []
-        size = 0
+        self,
+        texts: Iterator[str],
+        paired_texts: list[Iterator[str]],
+        first_line: int,
+        taken: tuple[list[str], list[str]],
+    ) -> None:
+        """Add the next lines of the text and of the second file to those that are taken."""
+        lines, size = taken[0], 0
         while not lines or (
             len(lines) < self.chunk_lines
             and size < _CHUNK_CHARACTERS
@@ -98,11 +109,10 @@ class LineReader:
             row = [next(column, None) for column in (texts, *paired_texts)]
             if None in row:
                 self._check_ended(row, first_line + len(lines) - 1)
-                break
-            for text, column in zip(row, (lines, paired_lines), strict=False):
+                return
+            for text, column in zip(row, taken, strict=False):
                 column.append(text or "")
                 size += len(text or "")
-        return lines, paired_lines
 
     def _check_ended(self, row: list[str | None], num_lines: int) -> None:
         """Raise DataError if one file has ended before the other."""
@@ -142,6 +152,7 @@ class _ArrivingLines:
         self._lines: deque[bytes] = deque()
         self._partial = bytearray()  # the line whose end has not arrived yet
         self._has_ended = False
+        self._error: DataError | None = None  # after these lines
 
     def has_line(self) -> bool:
         """Test whether a line, or the end of the file, can be read without blocking."""
@@ -161,6 +172,8 @@ class _ArrivingLines:
         while not self._lines and len(self._partial) < limit and not self._has_ended:
             self._is_readable(wait=True)
             self._read()
+        if not self._lines and self._error is not None:
+            raise self._error
         if not self._lines:
             self._lines.append(bytes(self._partial))
             self._partial.clear()
@@ -170,7 +183,11 @@ class _ArrivingLines:
         return self._text.is_packed or _is_readable(self._file.fileno(), wait=wait)
 
     def _read(self) -> None:
-        data = self._text.read(_BLOCK_BYTES)
+        data: bytes | None = b""
+        try:
+            data = self._text.read(_BLOCK_BYTES)
+        except DataError as error:
+            self._error = error
         if data is None:  # another reader of a non-blocking pipe took it
             return
         self._has_ended = not data

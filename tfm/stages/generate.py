@@ -77,6 +77,7 @@ def generate(
             config,
             calibration=plan.calibration,
             tokenizer=bleu_tokenizer(target),
+            valid_first=True,
         )
         for chunk, outputs in _completed(found, config, output, bar):
             if plan.task == "parsing":
@@ -114,8 +115,14 @@ def translate_document(
     opened = _open(plan, None, inference, num_processes, output=output, is_document=True)
     with opened as (engine, vocabulary, reader, bar):
         chunks = paragraphs_of(reader, source, max_sentences=engine.limits.chunk_lines)
-        tokenizer, remaining = bleu_tokenizer(target), _remaining(chunks, output)
-        found = translate_lines(engine, vocabulary, remaining, config, tokenizer=tokenizer)
+        found = translate_lines(
+            engine,
+            vocabulary,
+            _remaining(chunks, output),
+            config,
+            tokenizer=bleu_tokenizer(target),
+            valid_first=True,
+        )
         for chunk, outputs in _completed(found, config, output, bar):
             texts = [best.text for best, *_ in outputs]
             yield from chunk.join(texts, source=source, target=target)
@@ -188,18 +195,22 @@ def score_targets(
     *,
     inference: InferenceConfig,
     num_processes: int | None = None,
+    output: PartialOutput | None = None,
 ) -> Iterator[tuple[str, ScoredTarget]]:
     """Score the targets of a plan with forced decoding, and print their perplexity.
+
+    `output` and errors are those of `generate`.
 
     Yields:
         Each line of the text, in order, with its scored target.
     """
     num_lines = num_pieces = 0
-    log_prob = 0.0
-    opened = _open(plan, plan.targets, inference, num_processes)
+    log_prob, since = 0.0, _since(output)
+    opened = _open(plan, plan.targets, inference, num_processes, output=output)
     with opened as (engine, vocabulary, reader, bar):
         aligner = _load_aligner(plan, inference)
-        for chunk, targets in score_lines(engine, vocabulary, reader, config):
+        chunks = _remaining(reader, output)
+        for chunk, targets in score_lines(engine, vocabulary, chunks, config, valid_first=True):
             if aligner is not None:
                 found = _with_alignments(aligner, chunk.lines, [[target] for target in targets])
                 targets = [target for [target] in found]
@@ -208,11 +219,13 @@ def score_targets(
                 num_pieces += len(scored.pieces)
                 log_prob += scored.log_prob
                 yield line, scored
+            if output is not None:
+                output.commit(*chunk.columns)
             bar.update(len(chunk.lines))
     if num_pieces:
         shown = format_figure(perplexity(-log_prob / num_pieces), decimals=3)
         say(
-            f"generate: {num_lines:,} targets of {num_pieces:,} tokens, EOS included: "
+            f"generate: {num_lines:,} targets of {num_pieces:,} tokens, EOS included{since}: "
             f"log probability {log_prob:,.1f}, perplexity {shown} per token"
         )
 

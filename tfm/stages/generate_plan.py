@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm import __version__
+from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.languages import are_same
 from tfm.data.manifest import Manifest
+from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
 from tfm.inference.reader import count_lines
 from tfm.search.constraints import read_phrases
@@ -176,23 +178,29 @@ def output_settings(
 ) -> dict[str, Any]:
     """Return what decides the output besides the text, so that only the same output is continued.
 
-    `form` is that of the output lines. The number of threads and processes has no effect.
+    These are the contents of files, and the arithmetic that this machine chooses. `form` is that of
+    the output lines. Settings that only divide the work are left out.
+
+    Raises:
+        UsageError: This machine does not support the settings.
     """
-    arithmetic = settings_to(inference)
-    arithmetic.pop("threads", None)
     models, aligners = (
         " ".join(sha256_of(folder / CONFIG)[:_DIGITS] for folder in folders)
         for folders in (plan.models, plan.aligners)
     )
+    given = {"ban": config.ban and Path(config.ban)}
+    given["shortlist"] = plan.models[0] / SHORTLIST if config.shortlist else None
+    search = {name: value for name, value in settings_to(config).items() if name != "max_tokens"}
     return {
         "version": __version__,
-        "models": models,  # config.json has the checksums of the other files
+        "models": models,  # config.json has the checksums of the other files of a model
         "aligners": aligners,
         "form": form,
         "prefixes": plan.prefixes is not None,
-        **settings_to(config),
-        **({} if config.ban is None else {"ban": sha256_of(Path(config.ban))[:_DIGITS]}),
-        **arithmetic,
+        "targets": plan.targets is not None,
+        **search,
+        **{n: sha256_of(path)[:_DIGITS] for n, path in given.items() if path and path.is_file()},
+        **chosen_arithmetic(inference),
     }
 
 
