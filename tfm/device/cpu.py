@@ -67,6 +67,11 @@ class CpuTimes:
     process: float
     idle: float
 
+    def cores_since(self, earlier: "CpuTimes") -> float:
+        """Return the number of cores that other programs have left to this process."""
+        seconds = self.process - earlier.process + self.idle - earlier.idle
+        return seconds / (self.wall - earlier.wall)
+
 
 def read_cpu_times() -> CpuTimes | None:
     """Return the times of this process and its cores; None without /proc/stat."""

@@ -73,8 +73,7 @@ class ComputeThreads:
         if now is None:
             return
         self._previous = now
-        seconds = now.process - previous.process + now.idle - previous.idle
-        available = seconds / (now.wall - previous.wall)
+        available = now.cores_since(previous)
         current = torch.get_num_threads()
         num_threads = max(1, min(self._max_threads, round(available)))
         if current - _MISSING_CORES <= available <= current + _IDLE_CORES or num_threads == current:

@@ -27,13 +27,7 @@ from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from tfm.data.manifest import newest_dataset
-from tfm.device.cpu import (
-    available_memory_bytes,
-    memory_bytes,
-    num_cores,
-    read_cpu_times,
-    this_cpu,
-)
+from tfm.device import cpu
 from tfm.errors import DISTRIBUTION, DataError, install_command
 from tfm.stages.defaults import DATA_ROOT, RUNS_ROOT
 from tfm.storage.files import atomic_directory, existing_parent, folder_size
@@ -61,13 +55,19 @@ class Finding:
     level: Level = "ok"
     remedy: str = ""  # what to do, unless all is well
 
+    @classmethod
+    def of(
+        cls, check: str, what: str, *, is_well: bool, remedy: str, level: Level = "warning"
+    ) -> "Finding":
+        """Return a finding; level and remedy are for one that is not well."""
+        return cls(check, what) if is_well else cls(check, what, level, remedy)
+
 
 def diagnose() -> Findings:
     """Check this machine, the working folder and what is installed, in a few seconds."""
     for check in (
         check_python,
         check_packages,
-        check_extras,
         check_cpu,
         check_load,
         check_memory,
@@ -91,46 +91,35 @@ def check_python() -> Findings:
 
 
 def check_packages() -> Findings:
-    """Compare the packages that tfm needs with their required versions."""
-    needed = [each for each in _requirements() if each.marker is None]
-    wrong = [each for each in needed if not _is_new(each)]
-    if not needed:
+    """Compare the packages that tfm and each extra need with those that are installed."""
+    by_extra: dict[str, list[Requirement]] = {}
+    with suppress(metadata.PackageNotFoundError):
+        for each in map(Requirement, metadata.requires(DISTRIBUTION) or []):
+            extra = _EXTRA.search(str(each.marker))
+            by_extra.setdefault(extra[1] if extra else "", []).append(each)
+    if not (needed := by_extra.pop("", [])):
         what = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
         yield Finding("packages", what, "warning", "in the checkout, run pip install -e .")
-    elif wrong:
-        what = "; ".join(
-            f"{each} is needed, but {_version(each) or 'none'} is installed" for each in wrong
-        )
-        remedy = shlex.join(["pip", "install", *map(str, wrong)])
-        yield Finding("packages", what, "problem", remedy)
-    else:
-        yield Finding("packages", f"{len(needed)} needed, all there and new enough")
-
-
-def check_extras() -> Findings:
-    """Compare the packages of each extra with their required versions."""
-    extras: dict[str, list[Requirement]] = {}
-    for each in _requirements():
-        if (match := _EXTRA.search(str(each.marker))) and match[1] not in _FOR_DEVELOPERS:
-            extras.setdefault(match[1], []).append(each)
+        return
+    wrong = [each for each in needed if not _is_new(each)]
+    what = _differences(wrong) or f"{len(needed)} needed, all there and new enough"
+    remedy = shlex.join(["pip", "install", *map(str, wrong)])
+    yield Finding.of("packages", what, is_well=not wrong, remedy=remedy, level="problem")
+    extras = {name: each for name, each in by_extra.items() if name not in _FOR_DEVELOPERS}
     complete = [name for name, needed in extras.items() if all(map(_is_new, needed))]
     for name, needed in extras.items():
         if old := [each for each in needed if _version(each) and not _is_new(each)]:
-            what = "; ".join(
-                f"{name} needs {each.name}{each.specifier}, not {_version(each)}" for each in old
-            )
+            what = f"{name}: {_differences(old)}"
             yield Finding("extras", what, "warning", install_command(name))
-    others = [name for name in extras if name not in complete]
-    if extras:
-        what = f"installed: {', '.join(complete) or 'none'}; not: {', '.join(others) or 'none'}"
-        yield Finding("extras", what)
+    others = ", ".join(name for name in extras if name not in complete)
+    yield Finding("extras", f"installed: {', '.join(complete) or 'none'}; not: {others or 'none'}")
 
 
-def _requirements() -> list[Requirement]:
-    """Return what tfm needs, with its extras; nothing if pip has not installed it."""
-    with suppress(metadata.PackageNotFoundError):
-        return list(map(Requirement, metadata.requires(DISTRIBUTION) or []))
-    return []
+def _differences(requirements: list[Requirement]) -> str:
+    return "; ".join(
+        f"{each.name}{each.specifier} is needed, but {_version(each) or 'none'} is installed"
+        for each in requirements
+    )
 
 
 def _version(requirement: Requirement) -> str | None:
@@ -147,7 +136,7 @@ def _is_new(requirement: Requirement) -> bool:
 
 def check_cpu() -> Findings:
     """Name the CPU, its cores and what is fast on it."""
-    this = this_cpu()
+    this, cores = cpu.this_cpu(), cpu.num_cores()
     units = {
         "AVX-512": this.has_avx512,
         "AVX2": "avx2" in this.flags and not this.has_avx512,
@@ -155,40 +144,32 @@ def check_cpu() -> Findings:
         "int8": this.has_int8,
     }
     names = ", ".join(name for name, is_there in units.items() if is_there)
-    cores = num_cores()
     counted = f"{cores} core{'s' if cores > 1 else ''} for this process"
     yield Finding("cpu", f"{this.model}, {counted}, {names or 'no fast instructions'}")
 
 
 def check_load() -> Findings:
     """Measure for a moment how many cores other programs use."""
-    before = read_cpu_times()
+    before = cpu.read_cpu_times()
     time.sleep(_LOAD_SECONDS)
-    after = read_cpu_times()
+    after = cpu.read_cpu_times()
     if before is None or after is None:
         yield Finding("load", "this system does not tell")
         return
-    cores, wall = num_cores(), after.wall - before.wall
-    idle = (after.idle - before.idle + after.process - before.process) / wall
-    busy = max(0.0, cores - idle)
-    what = f"other programs use {busy:.1f} of {cores} cores"
-    if busy > _BUSY_CORES:
-        yield Finding("load", what, "warning", "stop them, or expect lower speeds: see top")
-    else:
-        yield Finding("load", what)
+    busy = max(0.0, cpu.num_cores() - after.cores_since(before))
+    what = f"other programs use {busy:.1f} of {cpu.num_cores()} cores"
+    remedy = "stop them, or expect lower speeds: see top"
+    yield Finding.of("load", what, is_well=busy <= _BUSY_CORES, remedy=remedy)
 
 
 def check_memory() -> Findings:
     """Compare the memory that is available with what a small model needs."""
-    available, total = available_memory_bytes(), memory_bytes()
-    if available is None or total is None:
+    if (available := cpu.available_memory_bytes()) is None:
         yield Finding("memory", "this system does not tell")
         return
-    what = f"{decimal(available)} of {decimal(total)} available"
-    if available < _LOW_MEMORY_BYTES:
-        yield Finding("memory", what, "warning", "stop other programs, or lower --max-tokens")
-    else:
-        yield Finding("memory", what)
+    what = f"{decimal(available)} of {decimal(cpu.memory_bytes())} available"
+    remedy = "stop other programs, or lower --max-tokens"
+    yield Finding.of("memory", what, is_well=available >= _LOW_MEMORY_BYTES, remedy=remedy)
 
 
 def check_disks() -> Findings:
@@ -202,16 +183,15 @@ def check_disks() -> Findings:
     by_disk: dict[int, list[Path]] = {}
     for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
         by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
-    for on_disk in by_disk.values():
-        stat = os.statvfs(existing_parent(on_disk[0]))
-        free = stat.f_bavail * stat.f_frsize
+    for folders in by_disk.values():
+        stat = os.statvfs(existing_parent(folders[0]))
         has_inodes = stat.f_files == 0 or stat.f_favail > 0
-        what = f"{decimal(free)} free for {', '.join(map(str, on_disk))}{note}"
-        if has_inodes and free >= needed:
-            yield Finding("disk", what)
-        else:
-            level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
-            yield Finding("disk", what, level, "delete old checkpoints, or use another disk")
+        free = stat.f_bavail * stat.f_frsize
+        what = f"{decimal(free)} free for {', '.join(map(str, folders))}{note}"
+        level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
+        remedy = "delete old checkpoints, or use another disk"
+        is_well = has_inodes and free >= needed
+        yield Finding.of("disk", what, is_well=is_well, remedy=remedy, level=level)
 
 
 def check_files() -> Findings:
@@ -225,9 +205,8 @@ def check_files() -> Findings:
         ):
             (saved / "weights").write_bytes(bytes(_PROBE_BYTES))
     except OSError as error:
-        remedy = "run tfm in a folder that you can write to"
-        if error.errno == errno.ENOSPC:
-            remedy = "free some space"
+        is_full = error.errno == errno.ENOSPC
+        remedy = "free some space" if is_full else "run tfm in a folder that you can write to"
         what = f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}"
         yield Finding("files", what, "problem", remedy)
     else:
@@ -271,11 +250,8 @@ def _outcome(check: str, process: "subprocess.Popen[str]", seconds: float) -> Fi
         err += f"no answer within {seconds} s"
     for line in out.splitlines():
         yield Finding(**json.loads(line))
-    if process.returncode:
-        reason = err.strip().splitlines()[-1:] or [_ending(process.returncode)]
+    if code := process.returncode:
+        ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        reason = [ending, *err.strip().splitlines()][-1]
         remedy = "reinstall torch for this machine: see https://pytorch.org/get-started"
-        yield Finding(check, f"{check} failed: {reason[0]}", "problem", remedy)
-
-
-def _ending(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        yield Finding(check, f"{check} failed: {reason}", "problem", remedy)

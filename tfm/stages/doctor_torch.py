@@ -34,16 +34,18 @@ def compute() -> Iterator[Finding]:
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
     capability = torch.backends.cpu.get_cpu_capability()
     yield Finding("torch", f"{torch.__version__} {build}, {capability} on the CPU")
-    yield _gpu()
+    yield check_gpu()
     set_num_threads(None)
-    yield _threads()
-    yield from _chosen()
-    yield from _cpu_arithmetic()
+    yield check_threads()
+    yield from check_choices()
+    yield from check_products(torch.device("cpu"), [torch.float32])
+    yield from check_fast_layers()
     if torch.cuda.is_available():
-        yield from _products(torch.device("cuda"), list(_PRODUCT_ERRORS))
+        yield from check_products(torch.device("cuda"), list(_PRODUCT_ERRORS))
 
 
-def _gpu() -> Finding:
+def check_gpu() -> Finding:
+    """Name the GPUs that torch sees."""
     if torch.cuda.is_available():
         names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
         return Finding("gpu", ", ".join(names))
@@ -52,23 +54,22 @@ def _gpu() -> Finding:
     remedy = "check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
     if torch.version.cuda is None:
         remedy = "install torch for CUDA: see https://pytorch.org/get-started"
-    what = "there is an NVIDIA GPU, but torch does not see it"
-    return Finding("gpu", what, "warning", remedy)
+    return Finding("gpu", "there is an NVIDIA GPU, but torch does not see it", "warning", remedy)
 
 
-def _threads() -> Finding:
+def check_threads() -> Finding:
+    """Compare the threads of torch with the cores."""
     threads, cores = torch.get_num_threads(), num_cores()
     variable = os.environ.get("OMP_NUM_THREADS")
-    source = "" if variable is None else f", with OMP_NUM_THREADS={variable}"
-    what = f"{threads} for {cores} cores{source}"
-    if threads > cores:
-        remedy = f"threads wait for each other: set OMP_NUM_THREADS={cores}"
-        return Finding("threads", what, "warning", remedy)
-    return Finding("threads", what)
+    what = f"{threads} for {cores} cores" + (
+        f", with OMP_NUM_THREADS={variable}" if variable else ""
+    )
+    remedy = f"threads wait for each other: set OMP_NUM_THREADS={cores}"
+    return Finding.of("threads", what, is_well=threads <= cores, remedy=remedy)
 
 
-def _chosen() -> Iterator[Finding]:
-    """Yield what `auto` chooses, and the warnings of that."""
+def check_choices() -> Iterator[Finding]:
+    """Name what `auto` chooses, and the warnings of that."""
     warnings: list[str] = []
     chosen = [
         f"{command} on {verified_compute('auto', 'auto', trains=trains, notify=warnings.append)}"
@@ -76,13 +77,11 @@ def _chosen() -> Iterator[Finding]:
     ]
     yield Finding("auto", "; ".join(chosen))
     for warning in dict.fromkeys(warnings):
-        what = warning.removeprefix("warning: ")
-        yield Finding("auto", what, "warning", "try another torch")
+        yield Finding("auto", warning.removeprefix("warning: "), "warning", "try another torch")
 
 
-def _cpu_arithmetic() -> Iterator[Finding]:
-    """Compare products, and the fast linear layers of each precision, with fp64."""
-    yield from _products(torch.device("cpu"), [torch.float32])
+def check_fast_layers() -> Iterator[Finding]:
+    """Compare the fast linear layers of each precision with fp64."""
     for dtype, limit in MAX_ERRORS.items():
         name = f"fast {_NAMES[dtype]}"
         if dtype == torch.bfloat16 and not this_cpu().has_bf16:
@@ -90,13 +89,12 @@ def _cpu_arithmetic() -> Iterator[Finding]:
         elif dtype == torch.int8 and not inference_cpu.HAS_INT8:
             yield Finding(name, "not in this build of torch: not used")
         else:
-            error = inference_error(dtype)
-            if dtype != torch.int8:
-                error = max(error, training_error(dtype))
+            training = 0.0 if dtype == torch.int8 else training_error(dtype)
+            error = max(inference_error(dtype), training)
             yield _arithmetic(name, error, limit, level="warning", remedy=_FALLBACK)
 
 
-def _products(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[Finding]:
+def check_products(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[Finding]:
     """Compare plain products on a device with fp64."""
     left, right = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0)).double()
     exact = left @ right
@@ -109,10 +107,9 @@ def _products(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[Findi
 
 
 def _arithmetic(name: str, error: float, limit: float, *, level: Level, remedy: str) -> Finding:
-    if error <= limit:
-        return Finding(name, f"relative error {error:.1g}, at most {limit:g}")
-    what = f"wrong: relative error {error:.1g}, more than {limit:g}"
-    return Finding(name, what, level, remedy)
+    is_well = error <= limit  # NaN is wrong, too
+    what = f"relative error {error:.1g}, {'at most' if is_well else 'more than'} {limit:g}"
+    return Finding.of(name, what, is_well=is_well, remedy=remedy, level=level)
 
 
 def meet(rank: int, port: str) -> Iterator[Finding]:
@@ -128,13 +125,12 @@ def meet(rank: int, port: str) -> Iterator[Finding]:
         with joined(world, device, timeout=_MEETING) as group:
             for each in {torch.device("cpu"), device}:
                 group.sum(torch.ones(1, device=each))
+        what = f"two met over {library} in {time.monotonic() - started:.1f} s"
+        yield Finding("processes", what)
     except (LostPeersError, RuntimeError) as error:
         what = f"two cannot meet over {library}: {shorten(str(error), _MESSAGE_CHARACTERS)}"
         remedy = "several processes need a loopback interface: see ip link show lo"
         yield Finding("processes", what, "problem", remedy)
-        return
-    seconds = time.monotonic() - started
-    yield Finding("processes", f"two met over {library} in {seconds:.1f} s")
 
 
 def main(command: str, *arguments: str) -> None:
