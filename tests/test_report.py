@@ -99,7 +99,7 @@ def test_the_page_begins_with_the_state_of_the_run(report_of):
     assert state == {
         "Step": "1,000",
         "Epoch": "1",
-        "Minutes": "10.0",
+        "Time": "10 min",
         "BLEU, best in validation": "12.3 at step 50",
         "Loss, best in validation": "1.5 at step 50",
         "Updated": f"{updated:%Y-%m-%d %H:%M %Z}",

@@ -11,7 +11,7 @@ import pytest
 
 from tfm import reporting
 from tfm.errors import DETAIL
-from tfm.reporting import Progress, format_figure, printable, say
+from tfm.reporting import Progress, format_duration, format_figure, printable, say
 
 
 class Terminal(io.StringIO):
@@ -105,6 +105,16 @@ def test_large_figures_have_an_exponent(value, text):
     assert format_figure(value, decimals=2) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.0123, "0.012 s"), (3.14, "3.1 s"), (119, "119 s"), (120, "2 min"),
+     (4000, "67 min"), (7200, "2 h"), (100_000, "28 h"), (172_800, "2 days"), (1e9, "11,574 days"),
+     (float("inf"), "inf days")],
+)  # fmt: skip
+def test_durations_are_in_the_largest_unit_of_which_there_are_two(seconds, text):
+    assert format_duration(seconds) == text
+
+
 def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
     with Progress("work", total=2_000, unit="pairs") as bar:
         for _ in range(20):
@@ -135,12 +145,24 @@ def test_the_total_of_work_that_ends_at_a_deadline_is_estimated(capsys, clock):
     ]
 
 
-def test_a_terminal_shows_a_bar_and_clears_it_at_the_end():
-    with redirect_stderr(Terminal()) as terminal, Progress("work", total=2, unit="pairs") as bar:
+def test_a_terminal_shows_a_bar_and_clears_it_at_the_end(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    with (
+        redirect_stderr(Terminal()) as terminal,
+        Progress("work {a}", total=2, unit="pairs", start="reading") as bar,
+    ):
         bar.update(1, figures=["loss 3.0"])
         say("a line")
         bar.update(1)
     shown = terminal.getvalue()
-    assert "work" in shown
+    assert "work {a} 0/2 pairs · reading" in shown
     assert "a line\n" in shown
     assert shown.endswith("\r")
+
+
+def test_a_terminal_that_cannot_go_back_shows_lines(monkeypatch, clock):
+    monkeypatch.setenv("TERM", "dumb")
+    with redirect_stderr(Terminal()) as terminal, Progress("work", total=2, unit="pairs") as bar:
+        clock.now += 20
+        bar.update(1)
+    assert terminal.getvalue() == "work 1/2 pairs\n"

@@ -1,9 +1,12 @@
 """Messages and progress bars of a stage, on stderr."""
 
 import io
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TextIO
 
 from typing_extensions import Buffer, override
@@ -13,6 +16,8 @@ from tfm.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
+_MIN_BAR_COLUMNS, _NUM_BEFORE_BAR = 8, 4  # more than 4 figures are only shown beside a bar
+_SEPARATOR = " · "
 # Figures from here on are shown with an exponent.
 _LARGE = 1e6
 
@@ -66,17 +71,41 @@ def format_figure(value: float, *, decimals: int) -> str:
     return f"{value:,.{decimals}f}" if abs(value) < _LARGE else f"{value:.1e}"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least two."""
+    units = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    unit, size = next((each for each in units if seconds >= 2 * each[1]), units[-1])
+    number = seconds / size
+    return f"{number:,.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a format of tqdm."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _can_draw(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal of known size that can go back in a line."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return os.get_terminal_size(stream.fileno()).lines > 0
+    except OSError:  # it has no descriptor
+        return True
+
+
 class Progress:
     """A progress bar on a terminal; elsewhere a plain line every few seconds.
 
     It counts to the total, or to the deadline if that comes first: then the number of units at the
-    deadline is an estimate. Narrow terminals show only the first figures.
+    deadline is an estimate. A narrow terminal shows the first figures, as many as fit.
 
     Args:
         description: A word or two.
         total: The number of units; None if unknown.
         unit: The name of the units; "B" prints sizes with prefixes.
         initial: The number of units that are already finished.
+        start: What a terminal shows until the first `update`.
         deadline: The `time.monotonic` at which the work ends at the latest; None if unlimited.
         shown: Whether to print anything; otherwise, it only counts.
     """
@@ -88,6 +117,7 @@ class Progress:
         total: int | None,
         unit: str,
         initial: int = 0,
+        start: str = "",
         deadline: float | None = None,
         shown: bool = True,
     ) -> None:
@@ -100,19 +130,16 @@ class Progress:
         self._deadline = deadline
         self._shown = shown and current_world().is_first
         self._figures: Sequence[str] = ()
-        self._is_plain = not sys.stderr.isatty()
+        self._is_plain = not _can_draw(sys.stderr)
         self._started = self._shown_at = time.monotonic()
         # tqdm moves the bar below the lines that are printed meanwhile.
         self._bar: Any = tqdm(
             initial=initial,
             total=total,
-            bar_format=description,
-            unit=unit if unit == "B" else f" {unit}",
-            unit_scale=unit == "B",
-            unit_divisor=1024,
+            bar_format=_escaped(_SEPARATOR.join(filter(None, [self._line(total), start]))),
             dynamic_ncols=True,
             miniters=0,
-            mininterval=_BAR_SECONDS,
+            mininterval=0,
             disable=self._is_plain or not self._shown,
             leave=False,
             file=sys.stderr,
@@ -128,31 +155,49 @@ class Progress:
         """Count finished units, and show figures beside them, the most important first."""
         self.done += count
         self._figures = figures or self._figures
-        if not self._is_plain:
-            self._bar.total = self._expected_total()
-            self._bar.bar_format = self._bar_format()
-            self._bar.update(count)
-        elif self._shown and time.monotonic() - self._shown_at >= _PLAIN_LINE_SECONDS:
-            self._shown_at = time.monotonic()
-            total = self._expected_total()
-            finished = self._number(self.done)
-            if total is not None:
-                is_estimate = "~" * (total != self._total)
-                finished += f"/{is_estimate}{self._number(total)}"
-            suffix = "" if self._unit == "B" else f" {self._unit}"
-            say(" · ".join([f"{self._description} {finished}{suffix}", *self._figures]))
+        now = time.monotonic()
+        interval = _PLAIN_LINE_SECONDS if self._is_plain else _BAR_SECONDS
+        if not self._shown or now - self._shown_at < interval:
+            return
+        self._shown_at = now
+        if self._is_plain:
+            say(self._line(self._expected_total()))
+            return
+        self._bar.total = self._expected_total()
+        self._bar.bar_format = self._bar_format()
+        self._bar.update(self.done - self._bar.n)
+
+    def _line(self, total: int | None) -> str:
+        """Return the count of units and the figures, without speed and bar."""
+        unit = "" if self._unit == "B" else f" {self._unit}"
+        return _SEPARATOR.join([f"{self._description} {self._count(total)}{unit}", *self._figures])
 
     def _bar_format(self) -> str:
-        """Return the format of the bar; tqdm cuts it at the end if the terminal is narrow."""
-        count = "{n_fmt}" if self._unit == "B" else "{n:,}"
-        if self._bar.total is None:
-            fields = [count, *self._figures[:1], "{elapsed}", *self._figures[1:], "{rate_fmt}"]
+        """Return whole fields, the most important first, and a bar in what is left of the line."""
+        from tqdm.utils import disp_len
+
+        total, seconds = self._bar.total, time.monotonic() - self._started
+        rate = (self.done - self._initial) / seconds
+        time_left = total and rate and f"{format_duration((total - self.done) / rate)} left"
+        # The most important come first.
+        fields = [
+            f"{self._description} {self._count(total)}",
+            *self._figures[:1],
+            time_left or format_duration(seconds),
+            *self._figures[1:],
+            self._speed(rate),
+        ]
+        columns = self._bar.format_dict["ncols"] or shutil.get_terminal_size().columns
+        ends = [*accumulate(len(_SEPARATOR) + disp_len(field) for field in fields)]
+        bar = f"{_SEPARATOR}{self.done / total:.0%} |" if total else ""
+        room = columns + len(_SEPARATOR)
+        if bar and ends[:_NUM_BEFORE_BAR][-1] <= room - len(bar) - _MIN_BAR_COLUMNS - 1:
+            room -= len(bar) + _MIN_BAR_COLUMNS + 1
+            bar += "{bar}|"
         else:
-            count += "/~" if self._bar.total != self._total else "/"
-            count += "{total_fmt}" if self._unit == "B" else "{total:,}"
-            fields = [count, *self._figures[:1], "{remaining} left", *self._figures[1:]]
-            fields += ["{rate_fmt}", "{percentage:.0f}% |{bar:6}|"]
-        return f"{self._description} " + " · ".join(fields)
+            bar = ""
+        shown = _SEPARATOR.join(fields[: max(1, sum(end <= room for end in ends))])
+        return _escaped(shown) + bar
 
     def _expected_total(self) -> int | None:
         """Return the number of units at the total or the deadline, whichever comes first."""
@@ -164,6 +209,21 @@ class Progress:
         estimate = max(self.done, round(float(f"{at_deadline:.2g}")))
         return estimate if self._total is None else min(self._total, estimate)
 
-    def _number(self, number: int) -> str:
-        is_size = self._unit == "B"
-        return str(self._bar.format_sizeof(number, "B", 1024)) if is_size else f"{number:,}"
+    def _count(self, total: int | None) -> str:
+        """Return the number of finished units, and if known that of all."""
+        if total is None:
+            return self._number(self.done)
+        is_estimate = "~" * (total != self._total)
+        return f"{self._number(self.done)}/{is_estimate}{self._number(total)}"
+
+    def _speed(self, rate: float) -> str:
+        if self._unit == "B":
+            return f"{self._number(rate)}/s"
+        return f"{rate:,.0f} {self._unit}/s" if rate >= 99.5 else f"{rate:.3g} {self._unit}/s"
+
+    def _number(self, number: float) -> str:
+        if self._unit != "B":
+            return f"{number:,}"
+        from tqdm import tqdm
+
+        return str(tqdm.format_sizeof(number, "B", 1024))

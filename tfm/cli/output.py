@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from tfm.reporting import printable, say
+from tfm.reporting import format_duration, printable, say
 from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def print_recipes(recipes: "Iterable[Recipe]") -> None:
 
 def print_runs(runs: "Iterable[RunSummary]") -> None:
     """Print a table of runs, and on stderr what is damaged."""
-    _print_summaries(({**run.cells(), "age": _age(run.age_seconds)}, run.problem) for run in runs)
+    _print_summaries(
+        ({**run.cells(), "age": format_duration(run.age_seconds)}, run.problem) for run in runs
+    )
 
 
 def print_models(models: "Iterable[ModelSummary]") -> None:
@@ -94,14 +96,6 @@ def _print_summaries(summaries: Iterable[tuple[Mapping[str, str], str | None]]) 
             say(f"warning: {problem}")
     if table.rows:
         _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
-
-
-def _age(seconds: float) -> str:
-    """Return a time span in its largest unit."""
-    for name, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size * (2 if name == "days" else 1):
-            return f"{seconds / size:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def _print_table(table: Table, *, width: int | None = None) -> None:

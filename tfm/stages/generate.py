@@ -2,11 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -246,19 +246,23 @@ def _open(
     if is_document and path is not None and total is not None:
         num_sentences = path.stat().st_size // _SENTENCE_BYTES
     vocabulary = load_vocabulary(plan.models[0], load_info(plan.models[0]))
+    counts: Mapping[str, Any] = {
+        "total": total,
+        "unit": "lines",
+        "initial": 0 if output is None else output.num_lines,
+    }
     with ExitStack() as stack:
         reader = stack.enter_context(LineReader(path, paired_path, keep_ends=is_document))
-        engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)
+        with Progress("generate", start="loading the model", **counts):
+            engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)
         if isinstance(engine, Workers):
             stack.enter_context(engine)
         reader.chunk_lines = engine.limits.chunk_lines
         is_typed = path is None and sys.stdin.isatty()
         # Translations or typed sentences on the terminal would run into a bar.
         shown = not (is_typed or sys.stdout.isatty())
-        num_done = 0 if output is None else output.num_lines
-        bar = stack.enter_context(
-            Progress("generate", total=total, unit="lines", initial=num_done, shown=shown)
-        )
+        start = f"the first {min(reader.chunk_lines, total or reader.chunk_lines):,} are underway"
+        bar = stack.enter_context(Progress("generate", start=start, shown=shown, **counts))
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
         yield engine, vocabulary, reader, bar

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
+from tfm.reporting import format_duration
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
 
@@ -64,16 +65,16 @@ def quickstart(
     out_dir.mkdir(parents=True, exist_ok=True)
     console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
-    times = Table("stage", Column("seconds", justify="right"))
+    times = Table("stage", Column("time", justify="right"))
     for purpose, commands in _COMMAND_LINES:
         line = " | ".join(f"tfm {command}" for command in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
         console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
         started = time.monotonic()
         outputs |= _run(commands, out_dir, program)
-        seconds = f"{time.monotonic() - started:.1f}"
-        times.add_row(line, seconds)
-        console.print(f"{seconds} s", style="dim")
+        duration = format_duration(time.monotonic() - started)
+        times.add_row(line, duration)
+        console.print(duration, style="dim")
     scores = Table("metric", Column("score", justify="right"), "signature")
     for score in json.loads(outputs[_SCORE])["scores"]:
         scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])

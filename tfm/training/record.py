@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.manifest import TrainingText
-from tfm.reporting import say
+from tfm.errors import DETAIL
+from tfm.reporting import format_duration, say
 from tfm.storage.event_file import EventFile
 from tfm.storage.metrics_log import EndState, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
@@ -83,11 +84,12 @@ class RunRecord:
         text_losses = {"text_losses": main.text_losses} if main.text_losses else {}
         self._write(record | signature | all_metrics(validations) | text_losses)
         if main.score and not self._has_printed_signature:
-            say(f"valid: {main.score.label} has the signature {main.score.signature}")
+            # On a line of its own: terminals break longer ones within words.
+            say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
             self._has_printed_signature = True
         for name, validation in validations.items():
             label = f"valid {name}" if name else "valid"
-            say(f"{label}: step {step:,} · {minutes:.1f} min · {validation}")
+            say(f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}")
 
     def write_end(self, state: EndState, *, step: int) -> None:
         """Write how this process ends; the line is removed when the run resumes."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from tfm.reporting import format_figure
+from tfm.reporting import format_duration, format_figure
 from tfm.storage.files import write_text
 from tfm.storage.metrics_log import Record, read_metrics
 from tfm.visualization.plotting import Axes, EngFormatter, Figure, MaxNLocator, drawing
@@ -280,7 +280,7 @@ def _render_state(
     return _render_list(
         ("Step", latest["step"], "{:,}".format),
         ("Epoch", latest.get("epoch"), str),
-        ("Minutes", latest.get("minutes"), "{:,.1f}".format),
+        ("Time", latest.get("minutes"), lambda minutes: format_duration(60 * minutes)),
         *(
             (f"{chart.title}, best in validation", chart.best(each, key=itemgetter(1)), _at_step)
             for chart, each in points
