@@ -15,8 +15,8 @@ PAIRS = [(f"A dog sees {i} other dogs.", f"Ein Hund sieht {i} andere Hunde.") fo
 HALF = BinarizeConfig(upper_copies=0.5, typo_copies=0.25)
 
 
-def copy_of(kind, source, target, *, tags=()):
-    copier = Copier({kind: 1.0}, tags=tags, seed=1)
+def copy_of(kind, source, target, *, tags=(), languages=("en", "de")):
+    copier = Copier({kind: 1.0}, languages=languages, tags=tags, seed=1)
     (sources, targets), numbers = copier.copy(([source.encode()], [target.encode()]), start=7)
     assert (sources[0].decode(), targets[0].decode()) == (source, target)
     assert numbers.tolist() == [7] * len(sources)
@@ -38,6 +38,43 @@ def test_a_copy_changes_both_sides(kind, pair, copy):
 
 
 @pytest.mark.parametrize(
+    ("language", "text", "capitals", "title"),
+    [
+        ("en", "i don't mind", "I DON'T MIND", "I Don't Mind"),
+        ("tr", "istanbul ılık mı", "İSTANBUL ILIK MI", "İstanbul Ilık Mı"),
+        ("azj_Latn", "iki qız", "İKİ QIZ", "İki Qız"),
+        ("de", "süße maß", "SÜSSE MASS", "Süße Maß"),
+        ("el", "ο οδυσσέας πρωί", "Ο ΟΔΥΣΣΕΑΣ ΠΡΩΙ", "Ο Οδυσσέας Πρωί"),
+        ("el", "άυλος μαΐου", "ΑΥΛΟΣ ΜΑΪΟΥ", "Άυλος Μαΐου"),
+        ("nl", "ijs in 't ijsland", "IJS IN 'T IJSLAND", "IJs In 't IJsland"),
+        ("hr", "ǆep džep", "ǄEP DŽEP", "ǅep Džep"),
+        ("hy", "և", "ԵՎ", "Եվ"),
+        ("es", "¿qué dice “él”?", "¿QUÉ DICE “ÉL”?", "¿Qué Dice “Él”?"),
+        ("fr", "l’été (très) «beau» 3e", "L’ÉTÉ (TRÈS) «BEAU» 3E", "L’été (Très) «Beau» 3e"),
+        ("en", "it 's <b>bold</b> #tag", "IT 'S <B>BOLD</B> #TAG", "It 's <b>bold</b> #tag"),
+    ],
+)
+def test_capitals_are_those_of_the_language(language, text, capitals, title):
+    languages = language, language
+    assert copy_of("upper", text, text, languages=languages) == [(capitals, capitals)]
+    assert copy_of("title", text, text, languages=languages) == [(title, title)]
+
+
+def test_capitals_are_those_of_the_language_that_a_tag_chooses():
+    pair = "<2tr> inn", "in"
+    found = copy_of("upper", *pair, tags=["<2tr>"], languages=("en", "de+tr"))
+    assert found == [("<2tr> INN", "İN")]
+    assert copy_of("upper", "inn", "in", languages=("en", "de+tr")) == [("INN", "IN")]
+
+
+@pytest.mark.parametrize("mark", ".!?…؟۔।॥։።፧။។។。！？｡．‽")
+def test_final_marks_of_all_scripts_are_left_out(mark):
+    assert copy_of("unpunctuated", f"ab{mark}", f"cd {mark}") == [("ab", "cd")]
+    assert copy_of("unpunctuated", "a.", "τι;", languages=("en", "el")) == [("a", "τι")]
+    assert copy_of("unpunctuated", "a.", "b;") == [("a", "b;")]
+
+
+@pytest.mark.parametrize(
     ("kind", "source"),
     [
         ("upper", "IT'S 7"),
@@ -56,7 +93,7 @@ def test_a_typo_changes_letters_in_long_words_of_the_source_only():
     source = "A dog looks at 3000 other animals."
     seen = set()
     for seed in range(50):
-        copier = Copier({"typo": 1.0}, tags=(), seed=seed)
+        copier = Copier({"typo": 1.0}, languages=("en", "de"), tags=(), seed=seed)
         (sources, targets), _ = copier.copy(([source.encode()], [b"Ein Hund"]), start=0)
         assert set(targets) == {b"Ein Hund"}
         for copied in sources[1:]:

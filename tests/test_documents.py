@@ -48,6 +48,8 @@ def test_the_pieces_of_any_text_are_the_text(text, language):
         ("fr", "« Bonjour ! » dit-il.| « Ça va ? »| Elle dit : « Oui. »| M. Dupont ?| Non !"),
         ("es", "¿Qué tal?| ¡Hola!| El Sr. García llegó."),
         ("deu_Latn", "Am 3. Oktober kam Dr. Müller (bzw. Frau X).| Er"),
+        ("el", "Τι κάνεις;| Καλά· εσύ;| Ναι."),
+        ("km", "ខ្ញុំទៅ។| គាត់មក។"),
         ("hi", "यह एक वाक्य है।| यह दूसरा है।| हाँ।"),
         ("ja", "これはペンです。|何ですか？|「行こう！」と言った。|「はい。」|次。|U.S.A.に。"),
         ("zho_Hans", "“你好！”他说。|好！|走……行。"),
@@ -71,6 +73,7 @@ def test_bullets_numbers_and_lines_without_words_are_kept():
         ("3.5 is a number", True), ("\n", False),
         ("- \n", False),
     ]  # fmt: skip
+    assert sentences("б) Один. Два.", "ru") == ["Один.", "Два."]
 
 
 @pytest.mark.parametrize(

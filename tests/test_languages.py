@@ -100,6 +100,7 @@ def test_sides_are_the_same_if_all_their_languages_are():
 def test_a_tag_chooses_among_the_target_languages():
     assert target_language("de+zho_Hans", "<2zh>") == "zho_Hans"
     assert target_language("de+zho_Hans", "<bt>") == "de+zho_Hans"
+    assert target_language("de+fr", "<bfr>") == "de+fr"
     assert target_language("de+zho_Hans", None) == "de+zho_Hans"
 
 

@@ -44,6 +44,51 @@ def test_text_of_any_language_is_mojibake_only_if_it_was_decoded_wrongly(text):
     assert is_mojibake(wrongly_decoded(text, "latin-1"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CAFÉ’",
+        "CAFÉ’S",
+        "BEAUTÉ™ X",
+        "ÉTÉ…",
+        "À…",
+        "(LIBERTÉ”)",
+        "É\xa0!",
+        "C'EST L'ÉTÉ\xa0!",
+        "ATÉ AMANHÃ…",
+        "AMANHÃ”",
+        "PERÙ»",
+        "CORAZÓN Y PASIÓ…",
+        "KÖ–",
+        "Spaß“",
+        'Er rief "Gruß…"',
+        "Viel Spaß™!",
+        "fatigué…”",
+        "voilà\xa0»",
+        *(f"ABC{lead}{end}" for lead in "ÄÅÈÉÊËÌÍÎÏÑÒÓÔÖØÙÚÜÝ" for end in "’”“…™»—\xa0"),
+    ],
+)
+def test_a_capital_before_punctuation_is_no_mojibake(text):
+    assert not is_mojibake(text)
+    assert is_mojibake(wrongly_decoded(text, "cp1252"))
+
+
+WORDS = """café CAFÉ ÉTÉ Köln KÖLN CÔTE più PIÙ® hôtel España ESPAÑA NOËL Åse 25°C NIKE® Fé w się
+też đi gəlir əlbəttə vējas VĖJAS TĒVS Ērgļi și привет В§ ΑΒΓ Ναι שלום سلام नमस्ते 你好 問 don’t a—b
+ＡＢ 😀 é e\u0301 n\u0303"""
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+@pytest.mark.parametrize(
+    "text",
+    WORDS.split(),
+)
+def test_words_that_were_decoded_wrongly_are_mojibake(text, encoding):
+    if not text.isascii():
+        assert not is_mojibake(text)
+        assert is_mojibake(wrongly_decoded(text, encoding))
+
+
 def test_lost_characters_are_mojibake_and_ascii_is_not():
     assert is_mojibake("f\ufffdr")
     assert not is_mojibake(string.printable)
@@ -56,6 +101,20 @@ def test_lost_characters_are_mojibake_and_ascii_is_not():
         ("1,234,567.5 km", "1 234 567,5 km"),
         ("at 2:30 on 05/06/2010", "am 5.6.2010 um 2.30 Uhr"),
         ("٣ dogs and 12", "12 und 3"),
+        ("In 2010 300 people", "300 Leute im Jahr 2010"),
+        ("In 2010, 3,000 people", "3 000 Leute 2010"),
+        ("10 of 2000 300 m", "10 2000 300"),
+        ("1,00,000 and 12,34,567", "100.000 und 1 234 567"),
+        ("₹१,००,०००", "100000"),
+        ("12’345 or 12'345", "12.345 12\u202f345"),
+        ("1\xa0000 5\u2009000", "1.000 5,000"),
+        ("١٬٢٣٤٫٥", "1,234.5"),
+        ("۱۲۳ ۴٬۵۶۷", "123 4567"),
+        ("１，２３４．５", "1,234.5"),
+        ("2010.300", "2010,300"),
+        ("1.234,567", "1,234.567"),
+        ("1.2.300", "1, 2 und 300"),
+        ("1,2,300", "1 2 und 300"),
         ("007", "7"),
         ("no number", "keine Zahl"),
         ("1" * 5000, "0" + "1" * 5000),
@@ -127,6 +186,14 @@ def test_pairs_further_than_some_deviations_from_the_mean_of_the_text_are_droppe
         for pair, distance in zip(pairs, distances, strict=True):
             if abs(distance - bound) > 1e-6:  # otherwise, rounding decides
                 assert checks[rule](*pair) == (distance > bound)
+
+
+def test_marks_of_all_scripts_are_punctuation():
+    pairs = [(b"a.", f"ab{mark}".encode()) for mark in "؛؟٪۔।॥։:׳፧።។။།·\u037e、。！＠﹐"]
+    checks = deviation_checks(CleaningConfig(max_punctuation_deviations=1), pairs)
+    [(_, is_far)] = checks
+    assert not any(is_far(source.decode(), target.decode()) for source, target in pairs)
+    assert is_far("a.", "ab")
 
 
 @pytest.fixture

@@ -1,17 +1,24 @@
 """Copies of training pairs as people also write: in capitals, unpunctuated, with typos."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tfm.data.dataset import Rows
+from tfm.data.languages import SENTENCE_MARKS, base_language, target_language
 from tfm.data.text import Block, BytesPair
 
-_WORD = re.compile(r"\S+")
+# The first letter of a word, with quotation marks or brackets before it; that of Dutch may be ij.
+_OPENING = r"(?<!\S)([\"“”„«»‹›‚‘¿¡(\[{「『（【《〈]*)"
+_WORD, _DUTCH_WORD = re.compile(rf"{_OPENING}(\w)"), re.compile(rf"{_OPENING}(ij|\w)")
+# Where languages differ from Unicode's capitals.
+_CAPITALS = {code: {ord("i"): "İ"} for code in ("az", "crh", "gag", "tr")}
+_CAPITALS["hy"] = {ord("և"): "ԵՎ"}
+_GREEK_ACCENT = re.compile("(?<=[ΑΕΗΙΟΥΩ\u0308])\u0301")  # in decomposed text; never on capitals
 _TYPO_WORD = re.compile(r"[^\W\d_]{4,}")  # typos in shorter words would often be other words
 _WORDS_PER_TYPO = 8
-_FINAL_PUNCTUATION = ".!?…。！？।؟"
 
 
 class Copier:
@@ -22,15 +29,23 @@ class Copier:
 
     Args:
         shares: {kind, one of `COPIES`: probability that a pair gets a copy of this kind}.
+        languages: Source and target, whose rules for capitals apply.
         tags: What may precede the text of a source; it is left as it is.
         seed: Random seed.
     """
 
-    def __init__(self, shares: Mapping[str, float], *, tags: Sequence[str], seed: int) -> None:
+    def __init__(
+        self,
+        shares: Mapping[str, float],
+        *,
+        languages: tuple[str, str],
+        tags: Sequence[str],
+        seed: int,
+    ) -> None:
         self._changes = [COPIES[kind] for kind, share in shares.items() if share]
         self._shares = [share for share in shares.values() if share]
         self._tag = re.compile("|".join(f"{re.escape(tag)} " for tag in tags))
-        self._seed = seed
+        self._languages, self._seed = languages, seed
 
     def copy(self, block: Block, *, start: int) -> tuple[Block, Rows]:
         """Return a block with each pair followed by its copies.
@@ -68,34 +83,59 @@ class Copier:
         match = self._tag.match(source)
         tag = match[0] if match else ""
         text = source.removeprefix(tag)
-        changed, target = change(text, target, random)
+        languages = self._languages[0], target_language(self._languages[1], tag.strip() or None)
+        changed, target = change(text, target, languages, random)
         return (tag + changed, target) if changed.strip() not in ("", text.strip()) else None
 
 
-# Returns a changed source and target.
-Change = Callable[[str, str, np.random.Generator], tuple[str, str]]
+# Returns a changed source and target in these languages.
+Change = Callable[[str, str, tuple[str, str], np.random.Generator], tuple[str, str]]
 
 
-def _upper(source: str, target: str, _: np.random.Generator) -> tuple[str, str]:
-    return source.upper(), target.upper()
+def _upper(
+    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
+) -> tuple[str, str]:
+    return upper(source, languages[0]), upper(target, languages[1])
 
 
-def _title(source: str, target: str, _: np.random.Generator) -> tuple[str, str]:
-    def capitalized(text: str) -> str:
-        # str.title would also capitalize the s of it's.
-        return _WORD.sub(lambda word: word[0][:1].title() + word[0][1:], text)
-
-    return capitalized(source), capitalized(target)
-
-
-def _unpunctuated(source: str, target: str, _: np.random.Generator) -> tuple[str, str]:
-    return (
-        source.rstrip(_FINAL_PUNCTUATION + " "),
-        target.rstrip(_FINAL_PUNCTUATION + " ") or target,
-    )
+def upper(text: str, language: str) -> str:
+    """Return a text in capitals as its language writes them: İ for i in Turkish."""
+    base = base_language(language)
+    text = text.translate(_CAPITALS.get(base, {})).upper()
+    if base == "el":
+        text = _GREEK_ACCENT.sub("", unicodedata.normalize("NFD", text))
+        text = unicodedata.normalize("NFC", text)
+    return text
 
 
-def _typos(source: str, target: str, random: np.random.Generator) -> tuple[str, str]:
+def _title(
+    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
+) -> tuple[str, str]:
+    return titled(source, languages[0]), titled(target, languages[1])
+
+
+def titled(text: str, language: str) -> str:
+    """Return a text in title case: only the first letter of each word changes, in don't, too."""
+    base = base_language(language)
+    capitals = _CAPITALS.get(base, {})
+
+    def capitalized(word: re.Match[str]) -> str:
+        first = word[2].translate(capitals)
+        return word[1] + (first.upper() if base == "nl" else first.title())  # IJ, but ǅ
+
+    return (_DUTCH_WORD if base == "nl" else _WORD).sub(capitalized, text)
+
+
+def _unpunctuated(
+    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
+) -> tuple[str, str]:
+    ends = [f"{SENTENCE_MARKS} {';' * (base_language(code) == 'el')}" for code in languages]
+    return source.rstrip(ends[0]), target.rstrip(ends[1]) or target
+
+
+def _typos(
+    source: str, target: str, _: tuple[str, str], random: np.random.Generator
+) -> tuple[str, str]:
     words = [*_TYPO_WORD.finditer(source)]
     num_typos = -(-len(words) // _WORDS_PER_TYPO)
     chosen = random.permutation(len(words))[:num_typos]

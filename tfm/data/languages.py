@@ -35,6 +35,9 @@ _NAMES = (
 )
 
 
+# Marks at the end of a sentence in all scripts; wide ones need no space after them.
+WIDE_SENTENCE_MARKS = "。！？｡．"
+SENTENCE_MARKS = ".!?…‽\u037e؟۔।॥։።፧။\u17d4\u17d5" + WIDE_SENTENCE_MARKS
 CHINESE_SCRIPTS = ("Hani", "Hans", "Hant")
 # Others in which words are not separated: Unicode's class SA of line breaks, and two more.
 _UNSPACED_SCRIPTS = ("Jpan", "Khmr", "Lana", "Laoo", "Mymr", "Tale", "Talu", "Tavt", "Thai", "Tibt")
@@ -100,7 +103,8 @@ def target_language(target: str, tag: str | None) -> str:
         target: The target language of the model; those of several are joined by +.
         tag: The tag before each source sentence; None without.
     """
-    return (tag and closest(tag[2:-1], target.split("+"))) or target
+    chosen = tag[2:-1] if tag and tag.startswith("<2") else ""
+    return closest(chosen, target.split("+")) or target
 
 
 def bleu_tokenizer(target: str) -> BleuTokenizer:

@@ -37,6 +37,14 @@ _BYTES_OF_WINDOWS_1252 = {
     for byte in range(0x80, 0xA0)
     if (char := bytes([byte]).decode("cp1252", errors="ignore"))
 }
+# A word and the punctuation after it that are UTF-8 by chance, such as CAFÉ’S or Spaß“. Wrong
+# decoding leaves them within words, or capitals behind small letters; Â and mostly Ã are its signs.
+_GOOD_WORD_END = re.compile(
+    r"(?:(?:(?<=[A-ZÀ-ÖØ-Þ])|(?<!\w))[Ä-ÖØ-Þ][’”“‘…™®©»›«‹–—•\xa0]"
+    r"|(?<=[A-ZÀ-ÖØ-Þ]{2})Ã[”…»\xa0]"
+    r"|(?<=[a-zß-ÿ])(?:ß[’”“‘…™®©»›«‹–—•\xa0]|[à-ï][’”“‘…™®©»›«‹–—•\xa0]{2}))"
+    r"(?:(?<=’)(?=[sS]\b)|(?!\w))"
+)
 # Scripts by ISO 15924 code, and the first words of the names that Unicode gives their letters.
 _LETTERS = (
     "Adlm:ADLAM Arab:ARABIC Armn:ARMENIAN Beng:BENGALI Cans:CANADIAN Cher:CHEROKEE "
@@ -48,11 +56,19 @@ _LETTERS = (
     "Telu:TELUGU Tfng:TIFINAGH Thaa:THAANA Thai:THAI Tibt:TIBETAN Yiii:YI"
 )
 _OTHER_SCRIPTS = {"kk": "Latn", "sr": "Latn", "uz": "Cyrl"}  # in which languages are also written
-_THOUSANDS_SEPARATOR = re.compile(r"(?<=\d)[.,'’ ](?=\d{3}(?!\d))")
+# A number in groups: the first has one to three digits, and one mark or space separates all. In
+# India, all groups but the last have two digits. Marks may be wide or Arabic.
+_GROUPED_NUMBER = re.compile(
+    r"(?<!\d)(?<!\d[.,])(?:\d{1,3}([.,'’٬،，．\x20\xa0\u2007\u2009\u202f])\d{3}(?:\1\d{3})*"
+    r"|\d{1,2}(?:,\d{2})+,\d{3})(?!\d)"
+)
 _DIGITS = re.compile(r"\d+")
-# Punctuation and symbols of ASCII, Latin-1, Arabic, Devanagari, and of all Unicode's own blocks.
+# Punctuation and symbols of ASCII, Latin-1, living scripts, and of all Unicode's own blocks.
 _PUNCTUATION = re.compile(
-    "[!-/:-@\\[-`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u060c\u061b\u061f\u06d4\u0964\u0965"
+    "[!-/:-@\\[-`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u037e\u0387\u055a-\u055f"
+    "\u0589\u058a\u05be\u05c0\u05c3\u05f3\u05f4\u0609-\u060d\u061b\u061d-\u061f\u066a-\u066d\u06d4"
+    "\u0964\u0965\u0970\u0df4\u0e4f\u0e5a\u0e5b\u0f04-\u0f14\u0f3a-\u0f3d\u104a-\u104f\u10fb"
+    "\u1360-\u1368\u17d4-\u17d6\u17d8-\u17da\u1800-\u180a\ufd3e\ufd3f\ufe10-\ufe19\ufe30-\ufe6b"
     "\u2010-\u2027\u2030-\u205e\u20a0-\u20cf\u2100-\u2bff\u3001-\u3004\u3008-\u3020\u30fb\uff01-\uff0f"
     "\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\U0001f300-\U0001faff]"
 )
@@ -129,7 +145,7 @@ def deviation_checks(config: CleaningConfig, pairs: Iterable[BytesPair]) -> list
 def is_mojibake(text: str) -> bool:
     """Return whether text is UTF-8 that was decoded as Windows-1252 or Latin-1, or lost characters.
 
-    Other text that has such an encoding is hardly ever valid UTF-8.
+    Other text that has such an encoding is hardly ever valid UTF-8, except at the ends of words.
     """
     if text.isascii():
         return False
@@ -139,17 +155,18 @@ def is_mojibake(text: str) -> bool:
         text.translate(_BYTES_OF_WINDOWS_1252).encode("latin-1").decode()
     except UnicodeError:
         return False
-    return True
+    return not _GOOD_WORD_END.sub("", text).isascii()
 
 
 def numbers(text: str) -> Counter[str]:
-    """Count the numbers in digits of a text, without separators of thousands and leading zeros.
+    """Count the numbers in digits of a text, without separators of groups and leading zeros.
 
-    1,000 and 1.000 are the same number; 3.5 and 3,5 are both the numbers 3 and 5.
+    1,000, 1.000 and ١٬٠٠٠ are the same number; 3.5 and 3,5 are both the numbers 3 and 5.
     """
     if not _DIGITS.search(text):
         return Counter()
-    found = _DIGITS.findall(_THOUSANDS_SEPARATOR.sub("", text))
+    whole = _GROUPED_NUMBER.sub(lambda number: "".join(_DIGITS.findall(number[0])), text)
+    found = _DIGITS.findall(whole)
     # Decimal digits of all scripts are equal.
     return Counter("".join(str(int(digit)) for digit in number).lstrip("0") for number in found)
 

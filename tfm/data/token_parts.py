@@ -142,7 +142,12 @@ def _binarize_part(
     (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
     encoder = _Encoder(
         models=(vocabulary.source, vocabulary.target),
-        copier=Copier(config.copies if is_train else {}, tags=manifest.symbols, seed=config.seed),
+        copier=Copier(
+            config.copies if is_train else {},
+            languages=(manifest.source, manifest.target),
+            tags=manifest.symbols,
+            seed=config.seed,
+        ),
         max_length=config.max_length if is_train else None,
         text_ends=np.array(text_ends, dtype=np.int64),
         dropout=config.bpe_dropout,

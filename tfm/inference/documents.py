@@ -14,7 +14,13 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
-from tfm.data.languages import CHINESE_SCRIPTS, base_language, script_of
+from tfm.data.languages import (
+    CHINESE_SCRIPTS,
+    SENTENCE_MARKS,
+    WIDE_SENTENCE_MARKS,
+    base_language,
+    script_of,
+)
 from tfm.inference.batches import Chunk
 
 # Longer sentences are cut: models are trained on few of them.
@@ -25,15 +31,14 @@ _WITHOUT_SPACES = (*CHINESE_SCRIPTS, "Jpan")  # between sentences, too, unlike T
 
 # The start of a line that is no part of a sentence: bullets, "1." or "a)", and "> " or "# ".
 _LINE_START = re.compile(
-    r"\s*(?:(?:[-–—*+•◦▪·>#]+|\(?(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivxIVX]{1,5}\)))\s+)*"
+    r"\s*(?:(?:[-–—*+•◦▪·>#]+|\(?(?:\d{1,3}(?:\.\d{1,3})*[.)]|[^\W\d_]\)|[ivxIVX]{1,5}\)))\s+)*"
 )
-_WIDE_MARKS = "。！？｡．"  # need no space after them
-_MARKS = ".!?…‽\u037e؟۔।॥։።፧။" + _WIDE_MARKS
 # Marks and what closes with them: quotes, brackets, and the numbers of footnotes. A guillemet
 # closes, after a space in French, unless a word follows; so do “ and ‘, as in German.
 _END = re.compile(
-    rf"[{_MARKS}]"
-    rf"(?:[{_MARKS}\"'”’)\]}}」』）】》〉]|[ \xa0\u202f]?[»›](?!\w)|[«‹“‘](?!\w)|\[\d{{1,3}}\])*"
+    rf"[{SENTENCE_MARKS}]"
+    rf"(?:[{SENTENCE_MARKS}\"'”’)\]}}」』）】》〉]"
+    r"|[ \xa0\u202f]?[»›](?!\w)|[«‹“‘](?!\w)|\[\d{1,3}\])*"
 )
 # White space, what opens a sentence, and its first character.
 _NEXT = re.compile(r"(\s*)((?:[\"'“”‘’«»‹›„‚(\[{¿¡\-–—#@「『（【《〈]\s?)*)(\S?)")
@@ -213,6 +218,8 @@ def _cut(text: str) -> int:
 
 def _sentence_ends(line: str, start: int, language: str) -> Iterator[int]:
     """Yield where sentences end that others follow."""
+    if base_language(language) == "el":
+        line = line.replace(";", "\u037e")  # the question mark of Greek, which is typed as ;
     for mark in _END.finditer(line, start):
         following = _NEXT.match(line, mark.end())
         if following is not None and _is_end(line, mark, following, language):
@@ -225,8 +232,8 @@ def _is_end(line: str, mark: re.Match[str], following: re.Match[str], language: 
     if not first or (not opening and unicodedata.category(first).startswith("P")):
         return False  # the line ends, or the sentence goes on with a comma
     marks = mark[0]
-    is_closed = marks[-1] not in _MARKS
-    if marks[0] in _WIDE_MARKS and not space:
+    is_closed = marks[-1] not in SENTENCE_MARKS
+    if marks[0] in WIDE_SENTENCE_MARKS and not space:
         # After a closing quotation mark, "he said" may follow.
         return not is_closed or bool(opening) or ("。" in marks and not _is_hiragana(first))
     if not space or first.islower():
