@@ -271,13 +271,14 @@ def make_model(
 
 @pytest.fixture(scope="module")
 def example(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The script train.py of the folder of examples that the test module names as EXAMPLE."""
+    """The script that the test module names as EXAMPLE; train.py if that is a folder."""
     import torch
 
-    folder = Path(__file__).parents[1] / "examples" / request.module.EXAMPLE
+    name, _, script = request.module.EXAMPLE.partition("/")
+    folder = Path(__file__).parents[1] / "examples" / name
     num_threads = torch.get_num_threads()
     sys.path.insert(0, str(folder))
-    yield importlib.import_module("train")
+    yield importlib.import_module(script or "train")
     sys.path.remove(str(folder))
     for path in folder.glob("*.py"):
         sys.modules.pop(path.stem, None)

@@ -289,8 +289,8 @@ archive = "wsj.tgz"
 trees = "wsj/02.mrg"
 
 [[valid]]
-generator = "treebank"
-num_pairs = 3
+trees = "wsj/22.mrg"
+archive = "wsj.tgz"
 """
 
 
@@ -321,7 +321,7 @@ def test_parsing_has_its_own_defaults_for_cleaning_and_search(load):
         ('task = "parsing"', "", r'\[\[train\]\] 1 needs task = "parsing", not "translation"'),
         ('trees = "wsj/02.mrg"', 'source = "a"\ntarget = "b"', 'needs task = "translation"'),
         ('"parsing"', '"tagging"', "task in the recipe is 'tagging', but must be one of"),
-        ("num_pairs = 3", "num_pairs = 3\nevery = 2", "every and except_every are for translation"),
+        ('"wsj/22.mrg"', '"wsj/22.mrg"\nevery = 2', "every and except_every are for translation"),
         ('trees = "wsj/02.mrg"', 'trees = "a"\nsource = "b"', "unknown key 'source'"),
     ],
 )

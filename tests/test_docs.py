@@ -14,6 +14,7 @@ import tfm
 from tfm.cli.main import app
 from tfm.config import PRESETS, SearchConfig, run_config
 from tfm.data.corpus.loading import load_recipe
+from tfm.data.corpus.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,7 +90,7 @@ def prose(page):
 _PYTHON_VERSION = PROJECT["project"]["requires-python"].removeprefix(">=")
 _AVERAGED = {arch: run_config(arch).training.average_last for arch in ("base", "big")}
 _PARSING = "beam {beam_size}, α {length_penalty:g}, source + {max_extra_length} tokens".format(
-    **load_recipe("generated-treebank").settings("search")
+    **Recipe(name="trees", source="words", target="trees", task="parsing").settings("search")
 )
 
 

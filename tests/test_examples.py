@@ -21,7 +21,9 @@ from tfm.stages.prepare import prepare
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WMT14, MULTI30K = EXAMPLES / "wmt14", EXAMPLES / "multi30k"
 README = (WMT14 / "README.md").read_text(encoding="utf-8")
-CONFIGS = sorted([*EXAMPLES.glob("*/*.toml"), *EXAMPLES.glob("*/table3/*.toml")])
+CONFIGS = sorted(
+    [*WMT14.glob("*.toml"), *MULTI30K.glob("*.toml"), *EXAMPLES.glob("*/table3/*.toml")]
+)
 ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
 VOCAB_SIZE = 37_000
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
-from tfm.data.corpus.recipe import GeneratedText, Recipe
+from tfm.data.corpus.loading import recipe_from_trees
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import parse_tree_line, words_of
 from tfm.inference.translator import Translator
@@ -25,6 +25,7 @@ from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
+EXAMPLE = "treebank/generate"
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
 
@@ -55,22 +56,15 @@ def test_a_model_learns_to_copy(tmp_path, make_dataset):
 
 
 @pytest.fixture(scope="module")
-def parser(tmp_path_factory):
+def parser(tmp_path_factory, example):
     """The folder of a parser trained for a few steps on a small generated treebank."""
     folder = tmp_path_factory.mktemp("parsing")
-    splits = {
-        split: (GeneratedText(generator="treebank", num_pairs=size),)
-        for split, size in (("train", 120), ("valid", 8), ("test", 9))
-    }
-    recipe = Recipe(
-        name="trees",
-        source="words",
-        target="trees",
-        task="parsing",
-        subword={"vocab_size": 250, "byte_fallback": False, "threads": 1},
-        **splits,
-    )
-    prepare(recipe, folder / "data" / "trees")
+    sizes = {"train": 120, "valid": 8, "test": 9}
+    example.write_treebank(folder / "text", sizes)
+    splits = {split: [folder / "text" / f"{split}.mrg"] for split in sizes}
+    recipe = recipe_from_trees(name="trees", **splits)
+    subword = {"vocab_size": 250, "byte_fallback": False, "threads": 1}
+    prepare(recipe, folder / "data" / "trees", overrides={"subword": subword})
     run = run_config(
         "base",
         {

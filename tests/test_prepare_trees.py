@@ -11,17 +11,16 @@ from tfm.data.corpus.loading import load_recipe, recipe_from_trees
 from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import UNK, Vocabulary
-from tfm.data.synthetic.treebank import generate_trees
 from tfm.data.trees import bracketed, linearize, normalize, parse_tree_line, restore, words_of
 from tfm.metrics.brackets import score_brackets
 from tfm.stages.prepare import prepare
 
+EXAMPLE = "treebank/generate"
 SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "threads": 1}}
 
 
-def write_treebank(path, split, num_trees):
+def write_treebank(path, trees):
     """Write a file with features of treebanks: function tags, traces, an unnamed root."""
-    trees = list(generate_trees(split, num_trees=num_trees, seed=3))
     text = "".join(f"\n( {bracketed(tree.children[0])} )\n" for tree in trees)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace(" (VP", "\n    (VP"), encoding="utf-8")
@@ -33,13 +32,17 @@ def lines(folder, name):
 
 
 @pytest.fixture(scope="module")
-def treebank(tmp_path_factory):
+def treebank(tmp_path_factory, example):
     """Treebank files and their trees."""
     folder = tmp_path_factory.mktemp("wsj")
+    train, more, test = (
+        list(example.generate_trees(split, num_trees=num_trees, seed=3))
+        for split, num_trees in (("train", 150), ("valid", 30), ("test", 40))
+    )
     trees = {
-        "train": write_treebank(folder / "02" / "wsj_0201.mrg", "train", 150)
-        + write_treebank(folder / "02" / "wsj_0202.mrg", "valid", 30),
-        "test": write_treebank(folder / "23.mrg", "test", 40),
+        "train": write_treebank(folder / "02" / "wsj_0201.mrg", train)
+        + write_treebank(folder / "02" / "wsj_0202.mrg", more),
+        "test": write_treebank(folder / "23.mrg", test),
     }
     return folder, trees
 

@@ -1,14 +1,18 @@
-"""The generated treebank."""
+"""The example of the generated treebank."""
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
-from tfm.data.synthetic.treebank import generate_trees, grammar, lexicon
 from tfm.data.trees import TRACE, Leaf, Tree, bare_label, bracketed, normalize, unescaped, words_of
 
+EXAMPLE = "treebank/generate"
 TOKEN = re.compile(r"\([^\s()]+ [^\s()/]+\)|[()]|[^\s()]+")
 
 
@@ -35,15 +39,11 @@ def name_of(category):
     return f"{bare_label(label)}/{features}"
 
 
-GRAMMAR = {name: [parse_symbols(text) for _, text in rules] for name, rules in grammar().items()}
-LEXICON = lexicon()
-
-
 class Chart:
     """A chart parser: all normalized trees of a sentence by the grammar."""
 
-    def __init__(self, words):
-        self.words = words
+    def __init__(self, words, rules):
+        self.words, self.rules = words, rules
         self.parses = cache(self.parses)
 
     def trees(self):
@@ -61,10 +61,10 @@ class Chart:
         else:
             label = symbol.partition("/")[0]
             name = name_of(symbol)
-            if name in LEXICON:
-                return self.word(label, LEXICON[name], start)
+            if name in self.rules.words:
+                return self.word(label, self.rules.words[name], start)
             found = set()
-            for symbols in GRAMMAR[name]:
+            for symbols in self.rules.expansions[name]:
                 found |= self.sequences(symbols, start)
             if label.islower():
                 return found
@@ -92,14 +92,10 @@ class Chart:
         return {(start + 1, (Leaf(tag, word),))} if known & set(choices) else set()
 
 
-def chart_trees(sentence):
-    return [bracketed(tree) for [tree] in Chart(tuple(sentence.split())).trees()]
-
-
 @pytest.fixture(scope="module")
-def treebank():
+def treebank(example):
     return {
-        split: list(generate_trees(split, num_trees=number, seed=1))
+        split: list(example.generate_trees(split, num_trees=number, seed=1))
         for split, number in (("train", 700), ("valid", 200), ("test", 200))
     }
 
@@ -108,23 +104,42 @@ def sentences(trees):
     return [" ".join(words_of(normalize(tree))) for tree in trees]
 
 
-def test_each_sentence_has_exactly_one_tree(treebank):
+def test_each_sentence_has_exactly_one_tree(example, treebank):
+    expansions = {
+        name: [parse_symbols(text) for _, text in rules]
+        for name, rules in example.grammar().items()
+    }
+    rules = SimpleNamespace(expansions=expansions, words=example.lexicon())
     for tree in treebank["train"][:150]:
         right = normalize(tree)
-        assert chart_trees(" ".join(words_of(right))) == [bracketed(right)]
+        found = Chart(tuple(words_of(right)), rules).trees()
+        assert [bracketed(root) for [root] in found] == [bracketed(right)]
 
 
-def test_sentences_are_distinct_and_splits_disjoint_for_any_seeds(treebank):
+def test_sentences_are_distinct_and_splits_disjoint_for_any_seeds(example, treebank):
     found = {split: set(sentences(trees)) for split, trees in treebank.items()}
     assert all(len(found[split]) == len(trees) for split, trees in treebank.items())
-    found["test"] |= set(sentences(generate_trees("test", num_trees=300, seed=9)))
+    found["test"] |= set(sentences(example.generate_trees("test", num_trees=300, seed=9)))
     assert found["train"].isdisjoint(found["valid"] | found["test"])
     assert found["valid"].isdisjoint(found["test"])
 
 
-def test_trees_depend_only_on_the_seed_and_fewer_are_a_prefix(treebank):
-    assert list(generate_trees("train", num_trees=100, seed=1)) == treebank["train"][:100]
-    assert list(generate_trees("train", num_trees=100, seed=2)) != treebank["train"][:100]
+def test_trees_depend_only_on_the_seed_and_fewer_are_a_prefix(example, treebank):
+    first = list(example.generate_trees("train", num_trees=100, seed=1))
+    assert first == treebank["train"][:100]
+    assert list(example.generate_trees("train", num_trees=100, seed=2)) != first
+
+
+def test_the_script_writes_the_same_trees_in_any_process(example, treebank, tmp_path):
+    sizes = {split: len(trees) // 10 for split, trees in treebank.items()}
+    subprocess.run(
+        [sys.executable, example.__file__, tmp_path, "--sizes", *map(str, sizes.values())],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        check=True,
+    )
+    for split, trees in treebank.items():
+        lines = (tmp_path / f"{split}.mrg").read_text(encoding="utf-8").splitlines()
+        assert lines == [bracketed(tree) for tree in trees[: sizes[split]]]
 
 
 def test_sentences_have_capitals_full_stops_and_correct_articles(treebank):

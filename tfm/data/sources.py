@@ -149,10 +149,10 @@ class TextSources:
             if text.source == text.target:
                 return read_columns(source_path, strict=strict, num_lines=text.lines)
             return read_pairs(source_path, target_path, strict=strict, num_lines=text.lines)
-        if isinstance(text, TreeFile) or self.recipe.task == "parsing":
+        if isinstance(text, TreeFile):
             return (
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
-                for tree in self.trees(text, split)
+                for tree in self.trees(text)
             )
         from tfm.data.synthetic.corpus import generate_pairs  # other recipes do not need it
 
@@ -170,19 +170,14 @@ class TextSources:
             self._locate(None, text.side) for text in self.recipe.mono if text.language == language
         ]
 
-    def trees(self, text: TreeFile | GeneratedText, split: Split) -> Iterator[Tree]:
-        """Read or generate the normalized trees of a text.
+    def trees(self, text: TreeFile) -> Iterator[Tree]:
+        """Read the normalized trees of a text.
 
         Raises:
-            DataError: A file is damaged.
+            DataError: The file is damaged.
         """
-        if isinstance(text, TreeFile):
-            trees = read_trees(self._locate(text.archive, text.trees))
-        else:
-            from tfm.data.synthetic.treebank import generate_trees  # other recipes do not need it
-
-            trees = generate_trees(split, num_trees=text.num_pairs, seed=text.seed)
-        return (tree for tree in map(normalize, trees) if tree is not None)
+        trees = map(normalize, read_trees(self._locate(text.archive, text.trees)))
+        return (tree for tree in trees if tree is not None)
 
     def locate_sides(self, text: TextFiles) -> tuple[Path, Path]:
         """Return the plain or SGML files from which the two sides of a text are read."""

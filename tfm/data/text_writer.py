@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from tfm.config import CleaningConfig, Table, settings_from, settings_to
 from tfm.data.cleaning import Cleaner, PairCounts, Score, clean_lines, passing
-from tfm.data.corpus.recipe import Recipe, Text, TextFiles, text_name
+from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
@@ -444,8 +444,8 @@ class TextWriter:
     def _write_gold_trees(self, split: Split, file: IO[bytes]) -> None:
         """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
         for text in self.recipe.texts(split):
-            if not isinstance(text, TextFiles):
-                trees = self.sources.trees(text, split)
+            if isinstance(text, TreeFile):
+                trees = self.sources.trees(text)
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 

@@ -231,19 +231,16 @@ class GeneratedText(TextOptions):
     """One text of a split that tfm generates.
 
     Attributes:
-        generator: "numbers" to translate, or a "treebank" to parse.
+        generator: "numbers": numbers, dates, times and prices, English-German.
         num_pairs: Number of sentence pairs.
         seed: Random seed.
     """
 
-    generator: Literal["numbers", "treebank"]
+    generator: Literal["numbers"]
     num_pairs: int
     seed: int = 1
 
-    @property
-    def task(self) -> Task:
-        """The task of the generator."""
-        return "parsing" if self.generator == "treebank" else "translation"
+    task: ClassVar[Task] = "translation"
 
     def problems(self) -> Iterator[str]:
         """Describe each invalid value."""

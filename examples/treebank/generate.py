@@ -1,17 +1,25 @@
-"""Generate a treebank in disjoint splits, from the grammar and the words in treebank.toml."""
+"""Write a treebank in disjoint splits, from the grammar and the words in grammar.toml.
 
+    python examples/treebank/generate.py data/trees
+
+The files train.mrg, valid.mrg and test.mrg of the folder have one tree per line, in brackets.
+"""
+
+import argparse
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from random import Random
 
 from tfm.config import Table, read_toml
-from tfm.data.manifest import Split
+from tfm.data.manifest import SPLITS, Split
 from tfm.data.synthetic.corpus import split_of
-from tfm.data.trees import TOP, TRACE, Tree, bare_label, parse_trees, unescaped
+from tfm.data.trees import TOP, TRACE, Tree, bare_label, bracketed, parse_trees, unescaped
 
+_SIZES = (20_000, 300, 1_000)
+_GRAMMAR = Path(__file__).with_name("grammar.toml")
 _MIN_WORDS, _MAX_WORDS = 3, 40
 _VOWELS = tuple("aeiou")
 _CATEGORY = re.compile(r"([^\s()]+/[^\s()]+)")
@@ -28,13 +36,22 @@ _VALUES: dict[str, tuple[dict[str, str], ...]] = {
 _VERB_TAGS = ("VB", "VBZ", "VBD", "VBN", "VBG")
 
 
+def write_treebank(folder: Path, sizes: Mapping[Split, int], *, seed: int = 1) -> None:
+    """Write the trees of each split to a file of the folder, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, num_trees in sizes.items():
+        trees = generate_trees(split, num_trees=num_trees, seed=seed)
+        lines = "".join(f"{bracketed(tree)}\n" for tree in trees)
+        (folder / f"{split}.mrg").write_text(lines, encoding="utf-8")
+
+
 def generate_trees(split: Split, *, num_trees: int, seed: int) -> Iterator[Tree]:
     """Generate trees of distinct sentences, with function tags, traces and TOP as in a treebank.
 
     A hash of the sentence determines its split, so that splits of any size and seed are disjoint. A
     smaller number of trees gives a prefix of a larger one.
     """
-    generator = _Generator(Random(seed))  # noqa: S311 - a treebank is no secret
+    generator = _Generator(Random(seed))
     seen: set[str] = set()
     while len(seen) < num_trees:
         brackets, words = generator.sentence()
@@ -146,6 +163,21 @@ def _forms(text: str, categories: tuple[str, ...]) -> dict[str, tuple[str, ...]]
     return dict(zip(categories, columns, strict=True))
 
 
+@cache
 def _treebank() -> Table:
-    with resources.as_file(resources.files("tfm") / "data/synthetic/treebank.toml") as path:
-        return read_toml(path)
+    return read_toml(_GRAMMAR)
+
+
+def main() -> None:
+    """Write the treebank to the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder of the files")
+    parser.add_argument("--sizes", type=int, nargs=3, default=_SIZES, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    sizes = dict(zip(SPLITS, arguments.sizes, strict=True))
+    write_treebank(arguments.folder, sizes, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
