@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.config import SearchConfig
+from tfm.config import Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk, SentenceEncoder
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -32,19 +32,19 @@ def encoder(trained_run):
     """Make an encoder without limits."""
     folder = checkpoints(trained_run)[-1]
 
-    def make(*, normalizes_space=True, **settings):
-        vocabulary = Vocabulary.load(folder, normalizes_space=normalizes_space)
+    def make(*, space=True, **settings):
+        vocabulary = Vocabulary.load(folder, Normalization(space=space))
         limits = BatchLimits(max_positions=None, max_tokens=100)
         return SentenceEncoder(vocabulary, limits, SearchConfig(**settings))
 
     return make
 
 
-@pytest.mark.parametrize("normalizes_space", [True, False])
-def test_a_line_without_text_is_empty(encoder, normalizes_space):
-    lines = ["", " \t", "\u2003"] + ["\u200b\ufeff"] * normalizes_space
+@pytest.mark.parametrize("space", [True, False])
+def test_a_line_without_text_is_empty(encoder, space):
+    lines = ["", " \t", "\u2003"] + ["\u200b\ufeff"] * space
     chunk = Chunk(line_numbers=range(1, len(lines) + 1), lines=lines)
-    assert encoder(normalizes_space=normalizes_space).to_search(chunk) == []
+    assert encoder(space=space).to_search(chunk) == []
 
 
 def test_a_truncated_source_is_named_with_the_setting_to_change(encoder, capsys):

@@ -1,10 +1,12 @@
 """tfm binarize: lossless, in bounded memory, and repeated only after a change."""
 
+import json
 import multiprocessing
 import os
 import random
 import signal
 import threading
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -130,6 +132,47 @@ def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
     output = capsys.readouterr().err
     assert "warning: test: " in output
     assert "warning: train: " not in output
+
+
+BEFORE = ("Dvě kočky leží na žluté zdi.", "Two cats lie on a yellow wall.")
+DECOMPOSED = (unicodedata.normalize("NFD", BEFORE[0]), BEFORE[1])
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ([DECOMPOSED] * 20, ["test.en: ", "U+030C", "--normalize-unicode"]),
+        ([BEFORE] * 20, []),
+        ([("一只狗", "x")] * 9, ["test.en: ", "U+4E00", "language"]),
+        ([*[BEFORE] * 20, ("\U0001f469\u200d\U0001f680", "\U0001f469\u200d\U0001f680")], []),
+        ([*[BEFORE] * 400, *[("🙂", "x")] * 15], ["test.en: ", "U+1F642"]),  # 0.6 %
+    ],
+    ids=["decomposed", "like training", "other script", "one emoji", "ten times training"],
+)
+def test_text_that_is_spelled_in_bytes_is_warned_of(tmp_path, capsys, test, words):
+    folder = make_dataset(tmp_path / "x", train=[BEFORE] * 20, test=test)
+    binarize(folder, CONFIG)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "bytes (" in line]
+    assert len(warnings) == bool(words)
+    assert all(word in warnings[0] for word in words)
+    counts = Manifest.load(folder).result("binarize")
+    vocabulary = Vocabulary.load(folder)
+    for split in ("train", "test"):
+        ids = np.concatenate([*opened(folder, split).source, np.zeros(0, int)])
+        num_bytes = np.count_nonzero(vocabulary.source.byte_values[ids] >= 0)
+        assert counts[split]["byte_pieces"][0] == num_bytes
+
+
+def test_parts_that_an_older_tfm_encoded_are_not_counted(folder, capsys):
+    binarize(folder, CONFIG)
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for part in manifest["steps"]["binarize"]["result"]["train"]["parts"]:
+        del part["byte_pieces"], part["spelled"]
+    path.write_text(json.dumps(manifest))
+    write_split(folder, "test", [("犬" * 99, "x")])
+    assert binarize(folder, CONFIG)
+    assert "bytes (" not in capsys.readouterr().err
 
 
 def test_ids_have_the_smallest_type_that_fits(folder):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_models import new_info
 
+from tfm.config import FIRST_NORMALIZATION
 from tfm.errors import CheckpointError
 from tfm.storage.checkpoint import model_folder
 from tfm.storage.checkpoint.model_folder import (
@@ -141,6 +142,18 @@ def edit(folder, change):
     change(record)
     text = json.dumps({**record, "checksum": _checksum(record)})
     (folder / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_a_model_of_an_older_tfm_reads_text_by_the_first_rules(model_dir, space):
+    def forget_version(record):
+        del record["normalization"]
+        record["normalizes_space"] = space
+
+    edit(model_dir, forget_version)
+    assert load_info(model_dir).normalization == dataclasses.replace(
+        FIRST_NORMALIZATION, space=space
+    )
 
 
 def test_the_error_for_edited_settings_explains_how_to_accept_them(model_dir):

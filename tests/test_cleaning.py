@@ -1,7 +1,5 @@
 """Cleaning: the rules that drop pairs, and their counts."""
 
-import unicodedata
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
 from tfm.data import cleaning, text
-from tfm.data.cleaning import Cleaner, PairCounts, SeenHashes, normalize_space
+from tfm.data.cleaning import Cleaner, PairCounts, SeenHashes
 
 KEEP_ALL = {
     "normalize_space": False,
@@ -25,31 +23,6 @@ def clean(pairs, **config):
     counts = PairCounts()
     kept = list(Cleaner(CleaningConfig(**config)).clean(pairs, counts))
     return kept, counts
-
-
-def test_the_unicode_category_of_a_character_decides_if_it_is_kept():
-    for code in (*range(0x3100), *range(0xD7F0, 0x10100)):
-        char = chr(code)
-        result = normalize_space(f"a{char}b")[1:-1]
-        if char.isspace():
-            assert result == " ", hex(code)
-        elif unicodedata.category(char) == "Cc":
-            assert not result, hex(code)
-        elif unicodedata.category(char) != "Cf":
-            assert result == char, hex(code)
-
-
-def test_invisible_marks_are_removed_but_not_joiners_that_spell_words():
-    marks = "\u200b\ufeff\u2060\u00ad\u200e\u200f\u202a\u202e\u2066\u2069\x00"
-    assert normalize_space(f"a{marks}b{marks}") == "ab"
-    assert normalize_space("a\u200cb\u200dc") == "a\u200cb\u200dc"
-
-
-@given(st.text(st.sampled_from("ab \t\u2028\u00a0\u200b\x85é")))
-def test_normalizing_is_idempotent_and_keeps_words(text):
-    result = normalize_space(text)
-    assert normalize_space(result) == result
-    assert result == " ".join(text.replace("\u200b", "").split())
 
 
 def test_each_rule_drops_and_counts_its_pair():

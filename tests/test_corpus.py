@@ -101,6 +101,7 @@ def test_the_error_for_an_unknown_name_lists_the_recipes():
         ("cleaning = { max_chars = 1 }", "'max_chars' in [cleaning]: did you mean max_characters"),
         ("cleaning = { max_characters = -1 }", "max_characters is -1, but must be at least 0"),
         ("cleaning = { normalize_space = true }", "normalize_space holds for all texts"),
+        ("cleaning = { normalize_unicode = true }", "normalize_unicode holds for all texts"),
         ("[[train]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "1 has no weight, but"),
         ("[[valid]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "only [[train]] texts"),
         ('[search]\ntag = "<bt>"', "tag is no setting of [search] in a recipe"),

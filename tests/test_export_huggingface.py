@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 import torch
 
-from tfm.config import run_config
+from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization, run_config
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
@@ -99,9 +99,20 @@ def odd_strings(pieces, number, *names):
     choices = (
         pieces,
         "\t\n\v\f\r\x1c\x1f \x85\xa0\u1680\u2000\u2009\u2028\u2029\u202f\u205f\u3000",
-        "\x00\x07\x1b\x7f\x9f\xad\u061c\u200b\u200c\u200d\u200e\u202e\u2060\ufeff",
-        "\u2581\ufdd0\ufdd1\ufffdĠéﬁ①Ａ½",
-        ("<s>", "</s>", "<pad>", "<unk>", "<0x41>", "\ufdd00", "\ufdd01", "e\u0301", *names),
+        "\x00\x07\x1b\x7f\x92\x9d\x9f\xad\u061c\u200b\u200c\u200d\u200e\u202e\u2060\u2063\u3164\ufeff",
+        "\u2581\u2585\ufdd0\ufdd1\ufffe\ufffdĠéﬁ①Ａ½\u0308\u0323\u1100\u1161\U000e0001\U000e0067",
+        (
+            "<s>",
+            "</s>",
+            "<pad>",
+            "<unk>",
+            "<0x41>",
+            "\ufdd00",
+            "\ufdd01",
+            "\ufdd03",
+            "e\u0301",
+            *names,
+        ),
         [chr(rng.randrange(0x20, 0xD800)) for _ in range(500)],
         [chr(rng.randrange(0xE000, 0x110000)) for _ in range(500)],
         [rng.choice(pieces).strip()[: rng.randrange(1, 4)] * 7 for _ in range(500)],
@@ -112,22 +123,23 @@ def odd_strings(pieces, number, *names):
 
 
 @pytest.mark.parametrize(
-    ("number", "normalizes_space", "subword"),
+    ("number", "normalization", "subword"),
     [
-        (10_000, True, {}),
-        (1_000, False, {"symbols": "<2fr> <bt>"}),
-        (1_000, True, {"symbols": "<2fr> <bt>", "byte_fallback": False}),
+        (10_000, LATEST_NORMALIZATION, {}),
+        (1_000, FIRST_NORMALIZATION, {}),
+        (1_000, Normalization(space=False), {"symbols": "<2fr> <bt>"}),
+        (1_000, LATEST_NORMALIZATION, {"symbols": "<2fr> <bt>", "byte_fallback": False}),
     ],
-    ids=["cleaned", "tags", "unknown characters"],
+    ids=["cleaned", "older rules", "tags", "unknown characters"],
 )
 def test_both_tokenizers_agree_on_odd_strings(
-    make_dataset, data_dir, tmp_path, number, normalizes_space, subword
+    make_dataset, data_dir, tmp_path, number, normalization, subword
 ):
     if subword:
         pairs = list(generate_pairs("train", num_pairs=200, seed=1))
         splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
         data_dir = make_dataset(tmp_path / "data", splits, vocab_size=400, **subword)
-    vocabulary = Vocabulary.load(data_dir, normalizes_space=normalizes_space)
+    vocabulary = Vocabulary.load(data_dir, normalization)
     new_tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"),

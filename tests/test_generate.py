@@ -87,7 +87,9 @@ def test_dirty_text_is_translated_as_clean_text_but_returned_as_it_is(translated
 def test_a_tree_has_the_words_that_the_parser_reads_as_the_user_wrote_them(make_model, tmp_path):
     plan = plan_generation(
         [make_model(task="parsing")],
-        input_path=write(tmp_path / "in", "\ufeffco\xadal\tfell\xa0\u200b .\n\u200b\n".encode()),
+        input_path=write(
+            tmp_path / "in", "\ufeffco\xadal\tf\x1bell\xa0\u200b .\n\u200b\n".encode()
+        ),
         split=None,
         runs_dir=tmp_path,
     )

@@ -2,9 +2,11 @@
 
 import json
 import os
+from dataclasses import asdict, replace
 
 import pytest
 
+from tfm.config import FIRST_NORMALIZATION, Normalization
 from tfm.data.manifest import Manifest, newest_dataset
 from tfm.errors import DataError
 
@@ -68,13 +70,24 @@ def test_creating_a_manifest_again_keeps_steps_and_replaces_settings(manifest):
     assert Manifest.load(manifest.data_dir).settings("subword") == {"a": 2}
 
 
-def test_the_clean_step_tells_whether_white_space_was_normalized(manifest):
-    assert manifest.normalizes_space
-    for normalizes_space in (False, True):
-        cleaning = {"normalize_space": normalizes_space}
-        manifest.record("clean", inputs={"cleaning": cleaning}, outputs=[], result={})
-        manifest.save()
-        assert Manifest.load(manifest.data_dir).normalizes_space == normalizes_space
+def test_the_clean_step_tells_how_text_was_normalized(manifest):
+    assert manifest.normalization == FIRST_NORMALIZATION
+    for space in (False, True):
+        rules = Normalization(space=space)
+        for inputs, expected in (
+            ({"cleaning": {"normalize_space": space}}, replace(FIRST_NORMALIZATION, space=space)),
+            ({"cleaning": {}, "normalization": asdict(rules)}, rules),
+        ):
+            manifest.record("clean", inputs=inputs, outputs=[], result={})
+            manifest.save()
+            assert Manifest.load(manifest.data_dir).normalization == expected
+
+
+def test_the_normalization_of_a_later_version_is_refused(manifest):
+    later = {"space": True, "unicode": True, "version": 3}
+    manifest.record("clean", inputs={"normalization": later}, outputs=[], result={})
+    with pytest.raises(DataError, match="version is 3"):
+        _ = manifest.normalization
 
 
 def test_a_draft_changes_nothing_on_disk_until_it_is_saved(manifest):

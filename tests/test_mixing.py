@@ -246,11 +246,15 @@ def test_a_tag_by_name_is_one_that_is_typed(translator):
     assert by_name != translator.score_targets(lines, targets)
 
 
-def test_an_unknown_or_a_second_tag_is_refused(translator):
+def test_a_line_that_has_its_tag_gets_no_second_one(translator):
+    lines, settings = ["seven", "", "on Monday"], {"tag": "<b>", "max_extra_length": 5}
+    typed = ["<b> seven", "<b>", "<b>\xa0on Monday"]
+    assert translator.search(lines, **settings) == translator.search(typed, **settings)
+
+
+def test_an_unknown_tag_is_refused(translator):
     with pytest.raises(UsageError, match=r"the model's vocabulary has no tag <c>: .* <b>$"):
         translator.translate("seven", tag="<c>")
-    with pytest.raises(DataError, match="line 2 begins with the tag <b>: leave --tag out"):
-        translator.translate(["seven", "<b> seven"], tag="<b>")
 
 
 def test_text_without_tag_is_no_mistake_if_some_training_text_had_none(

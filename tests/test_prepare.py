@@ -4,6 +4,7 @@ import bz2
 import dataclasses
 import gzip
 import io
+import json
 import shutil
 import tarfile
 from collections import namedtuple
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.config import BinarizeConfig, Normalization, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
 from tfm.data.corpus.recipe import Archive, MonoText, Recipe, TextFiles
 from tfm.data.manifest import Manifest
@@ -20,7 +21,7 @@ from tfm.data.subword import learn_subword_model
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import prepare
+from tfm.stages.prepare import append_text, prepare
 from tfm.storage.files import sha256_of
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
@@ -441,6 +442,108 @@ def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
     assert "1 of the 3 pairs of the valid text" in warning
 
 
+NFD = "Mu\u0308ller"
+
+
+@pytest.mark.parametrize("is_composed", [True, False])
+def test_unicode_is_composed_in_all_splits_unless_it_is_off(data_dir, tmp_path, is_composed):
+    files = write_files(
+        tmp_path, train_en=f"a {NFD}\nb\n", train_de="A\nB\n", valid_en="c\n", valid_de=f" {NFD}\n"
+    )
+    recipe = recipe_from_files(name="x", **files)
+    cleaning = {"normalize_unicode": is_composed}
+    prepare(recipe, data_dir, text_only=True, overrides={"cleaning": cleaning})
+    expected = "Müller" if is_composed else NFD
+    assert lines(data_dir / "train.en") == [f"a {expected}", "b"]
+    assert lines(data_dir / "valid.de") == [f" {expected}"]
+    assert counts(data_dir)["train"]["normalized"] == is_composed
+
+
+def test_held_out_pairs_are_found_in_any_form_of_unicode(data_dir, tmp_path):
+    files = write_files(
+        tmp_path, train_en="Müller\n", train_de="M\n", valid_en=f"{NFD}\n", valid_de="M\n"
+    )
+    prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
+    assert counts(data_dir)["valid"]["in_training"] == 1
+
+
+def test_characters_of_windows_1252_are_decoded_and_counted(data_dir, tmp_path, capsys):
+    source, target = "l\x92homme\nf\xc3\xbcr\nno\n", "der \x84Mann\x93\x85\nnein\nnein\u200b\n"
+    files = write_files(tmp_path, train_en=source, train_de=target)
+    recipe = recipe_from_files(name="x", **files)
+    prepare(recipe, data_dir, text_only=True, overrides={"cleaning": {"drop_mojibake": True}})
+    assert lines(data_dir / "train.en") == ["l’homme", "no"]
+    assert lines(data_dir / "train.de") == ["der „Mann“…", "nein"]
+    report = counts(data_dir)["train"]
+    assert (report["windows_1252"], report["normalized"], report["dropped"]["mojibake"]) == (
+        1,
+        2,
+        1,
+    )
+    assert "as Windows-1252 in 1" in capsys.readouterr().err
+
+
+def with_tags(folder, train, **options):
+    files = write_files(
+        folder, train_en=train, train_de="A\nB\nC\nD\n", valid_en="<bt> a\nb\n", valid_de="A\nB\n"
+    )
+    recipe = recipe_from_files(name="x", **files)
+    tagged = [
+        (dataclasses.replace(text, tag="<bt>", **changes),)
+        for [text], changes in ((recipe.train, options), (recipe.valid, {}))
+    ]
+    return dataclasses.replace(recipe, train=tagged[0], valid=tagged[1])
+
+
+def test_sources_that_have_their_tag_get_no_second_one(data_dir, tmp_path):
+    prepare(with_tags(tmp_path, "<bt> a\nb\n<bt>\tc\n<bt>\n"), data_dir, text_only=True)
+    assert lines(data_dir / "train.en") == ["<bt> a", "<bt> b", "<bt> c"]
+    assert lines(data_dir / "valid.en") == ["<bt> a", "<bt> b"]
+    report = counts(data_dir)
+    assert report["train"]["dropped"]["empty"] == 1
+    assert report["valid"]["in_training"] == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 3}, {"except_every": 2}], ids=str)
+def test_a_source_with_another_tag_is_named(data_dir, tmp_path, options):
+    recipe = with_tags(tmp_path, "a\nb\n<2de> c\nd\n", **options)
+    overrides = {"subword": {"symbols": "<2de>"}}
+    with pytest.raises(DataError, match=r"train\.en, line 3 begins with the tag <2de>, .* <bt>"):
+        prepare(recipe, data_dir, text_only=True, overrides=overrides)
+
+
+def make_older(data_dir):
+    """Change the manifest of a dataset to that of a tfm whose rules had no versions."""
+    path = data_dir / "manifest.json"
+    manifest = json.loads(path.read_text())
+    inputs = manifest["steps"]["clean"]["inputs"]
+    del inputs["normalization"], inputs["cleaning"]["normalize_unicode"]
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_dataset_of_an_older_tfm_keeps_its_rules_until_it_is_cleaned_again(
+    data_dir, tmp_path, capsys
+):
+    texts = {"train_en": f"a\x92 {NFD}\n", "train_de": "A\n"}
+    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
+    prepare(recipe, data_dir, text_only=True)
+    make_older(data_dir)
+    assert not prepare(recipe, data_dir, text_only=True).is_new
+    assert "--force" in capsys.readouterr().err
+    more = write_files(tmp_path, train_en=f"b\x92 {NFD}\n", train_de="B\n")
+    append_text(recipe_from_files(name="y", **more), data_dir, text_only=True)
+    assert lines(data_dir / "train.2.en") == [f"b {NFD}"]
+    with pytest.raises(UsageError, match="normalize_unicode must be as in"):
+        append_text(
+            recipe_from_files(name="y", **more),
+            data_dir,
+            overrides={"cleaning": {"normalize_unicode": True}},
+        )
+    write_files(tmp_path, **texts)
+    assert prepare(recipe, data_dir, text_only=True, force=True).is_new
+    assert lines(data_dir / "train.en") == ["a’ Müller"]
+
+
 def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
     path = tmp_path / "c.tsv.gz"
     text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
@@ -527,17 +630,18 @@ def test_a_link_to_itself_is_one_error(tmp_path):
         prepare(recipe, tmp_path / "data", text_only=True)
 
 
-@pytest.mark.parametrize("normalize_space", [True, False])
-def test_a_model_knows_whether_its_training_text_was_normalized(
-    tmp_path, tiny_run, normalize_space
-):
+@pytest.mark.parametrize(("space", "unicode"), [(True, False), (False, True)])
+def test_a_model_knows_how_its_training_text_was_normalized(tmp_path, tiny_run, space, unicode):
     paths = tmp_path / "train.en", tmp_path / "train.de"
     for side, path in enumerate(paths):
         path.write_bytes(as_text(TRAIN, side))
     recipe = recipe_from_files(name="x", train=[paths])
-    overrides = {"cleaning": {"normalize_space": normalize_space}, "subword": {"vocab_size": 300}}
-    prepare(recipe, tmp_path / "x", overrides=overrides)
-    assert open_data(tmp_path / "x", tiny_run()).info.normalizes_space == normalize_space
+    cleaning = {"normalize_space": space, "normalize_unicode": unicode}
+    prepare(
+        recipe, tmp_path / "x", overrides={"cleaning": cleaning, "subword": {"vocab_size": 300}}
+    )
+    rules = open_data(tmp_path / "x", tiny_run()).info.normalization
+    assert rules == Normalization(space=space, unicode=unicode)
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_downloaded(tmp_path, monkeypatch):

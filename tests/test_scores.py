@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,17 @@ def test_a_perfect_translation_has_perfect_bleu_however_it_is_tokenized(lines):
     bleu, paper = corpus_scores(lines, [lines], ["bleu", "paper-bleu"], CONFIG, language="de")
     assert bleu.value == pytest.approx(100)
     assert paper.value == pytest.approx(100)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "ter", "exact"])
+def test_both_forms_of_a_letter_are_equal(metric):
+    lines = ["Žlutá kočka leží na zdi.", "tiếng Việt là một thứ tiếng"]
+    others = [unicodedata.normalize("NFD", line) for line in lines]
+    scored = [
+        corpus_scores(hypotheses, [references], [metric], CONFIG, baseline=others)[0].value
+        for hypotheses, references in ((lines, lines), (lines, others), (others, lines))
+    ]
+    assert scored == [scored[0]] * 3
 
 
 def test_scores_have_the_requested_order_without_duplicates():

@@ -137,6 +137,28 @@ def test_text_with_nothing_to_learn_from_is_named(tmp_path, lines):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("settings", FALLBACKS, ids=str)
+def test_pieces_are_learned_from_lines_with_any_character(tmp_path, settings):
+    odd = {"aa": "\u2581", "bb": "\u2585", "cc": "\t", "dd": "\x1f", "ee": "\ufdd0"}
+    lines = [f"{word}{char}{word} {char}" for word, char in odd.items()] * 9
+    with pytest.raises(VocabularySizeError) as caught:
+        learn(tmp_path, lines, **settings)
+    model = learn(tmp_path, lines, vocab_size=caught.value.nearest, **settings)
+    pieces = " ".join(model.pieces(range(len(model))))
+    assert [letters for letters in odd if letters[0] not in pieces] == []
+    assert UNK not in itertools.chain(*model.encode(lines))
+    assert model.decode(model.encode(lines)) == lines
+    older = SubwordModel(model.content, origin=tmp_path, version=1)
+    assert older.escapes.items() < model.escapes.items()
+    assert older.encode(["\u2581 ab"]) == model.encode(["\u2581 ab"])
+    assert older.encode(["\u2585"]) != model.encode(["\u2585"])
+
+
+def test_lines_from_which_nothing_is_learned_are_counted(tmp_path, capsys):
+    learn(tmp_path, [*LINES, "ein " * 2_000, "é" * 2_097, "é" * 2_096])
+    assert "from 2 lines of more than 4,192 bytes" in capsys.readouterr().err
+
+
 def test_lines_that_are_not_utf8_do_not_stop_learning(tmp_path):
     text = tmp_path / "text"
     text.write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in LINES))

@@ -81,10 +81,10 @@ def test_text_is_normalized_as_the_training_text_was(translator, model_dir):
     found = translator.search(DIRTY, SHORT)
     assert found == [found[-1]] * 4
     scored = translator.score_targets(DIRTY, DIRTY)
-    assert [target.text for target in scored] == DIRTY
+    assert [target.text for target in scored] == ["on Monday"] * 4
     assert {target.pieces for target in scored} == {scored[-1].pieces}
     assert translator.translate(["\u200b\ufeff "]) == [""]
-    edit(model_dir, normalizes_space=False)
+    edit(model_dir, normalization={"space": False, "unicode": True, "version": 2})
     scored = Translator.load(model_dir, device="cpu").score_targets(DIRTY, DIRTY)
     assert len({target.pieces for target in scored}) == 4
 
@@ -283,12 +283,22 @@ def test_wrong_settings_of_a_model_are_refused(trained_run, settings, message):
         Translator.load(trained_run, **settings)
 
 
-def test_a_line_end_in_a_translation_becomes_a_space(translator, monkeypatch):
-    end_of_line = [i for i in range(400) if translator._vocabulary.target.pieces([i]) == ["<0x0A>"]]
-    found = [Hypothesis(tokens=(*end_of_line, *end_of_line), log_prob=-1.0, score=-1.0)]
+@pytest.mark.parametrize("space", [True, False])
+@pytest.mark.parametrize(
+    ("bytes_", "expected"),
+    [(b"am\n\tMon\0tag\x1b", "am Montag"), (b"\n\r", ""), (b"a\xc2\xa0\xe2\x80\xa8c", "a c")],
+)
+def test_a_translation_is_one_line_without_control_characters(
+    model_dir, monkeypatch, space, bytes_, expected
+):
+    edit(model_dir, normalization={"space": space, "unicode": True, "version": 2})
+    translator = Translator.load(model_dir, device="cpu")
+    tokens = [translator._vocabulary.target.byte_values.tolist().index(byte) for byte in bytes_]
+    found = [Hypothesis(tokens=tuple(tokens), log_prob=-1.0, score=-1.0)]
     monkeypatch.setattr(engine, "search", lambda *_, **__: [found])
-    assert len(end_of_line) == 1
-    assert translator.translate(["seven"], SearchConfig(search="sample")) == ["  "]
+    [text] = translator.translate(["seven"], SearchConfig(search="sample"))
+    assert text == expected if space else " ".join(text.split(" ")).split() == expected.split()
+    assert text.splitlines() in ([], [text])
 
 
 def test_targets_that_need_too_much_memory_are_refused(translator):

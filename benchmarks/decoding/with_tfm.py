@@ -8,7 +8,7 @@ from typing import Any
 from timing import Sentence, Settings, measure, read_settings
 
 from tfm import __version__
-from tfm.config import InferenceConfig, SearchConfig
+from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
 from tfm.inference.engine import Engine, load_engine
@@ -47,7 +47,7 @@ def main() -> None:
     """Run the benchmark."""
     settings = read_settings(__doc__)
     # The other programs do not normalize text either.
-    vocabulary = Vocabulary.load(settings.model, normalizes_space=False)
+    vocabulary = Vocabulary.load(settings.model, Normalization(space=False, unicode=False))
     options: dict[str, Any] = {
         "beam_size": settings.beam_size,
         "length_penalty": settings.length_penalty,

@@ -11,6 +11,11 @@ from tfm.config.inference import (
     ServeConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
+from tfm.config.normalization import (
+    FIRST_NORMALIZATION,
+    LATEST_NORMALIZATION,
+    Normalization,
+)
 from tfm.config.presets import (
     PRESETS,
     adapting_table,

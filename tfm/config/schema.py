@@ -325,7 +325,7 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
             is_valid = isinstance(value, str) and kinds[1].fullmatch(value)
             expected = kinds[2] if len(kinds) > 2 else f"of the form {kinds[1].pattern}"
         case typing.Literal:
-            is_valid, expected = value in kinds, f"one of {', '.join(kinds)}"
+            is_valid, expected = value in kinds, f"one of {', '.join(map(str, kinds))}"
         case _:
             return _convert_items(value, hint, label, is_count=is_count)
     if not is_valid:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from tfm.config.normalization import Normalization
 from tfm.config.schema import (
     MAX_COUNT,
     MAX_LENGTH,
@@ -37,6 +38,9 @@ class CleaningConfig(Settings, section="cleaning"):
     normalize_space: bool = setting(
         True,
         "Make runs of white space one space, drop control characters; also in text to translate.",
+    )
+    normalize_unicode: bool = setting(
+        True, "Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate."
     )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(
@@ -98,6 +102,11 @@ class CleaningConfig(Settings, section="cleaning"):
         ge=-1000,
         le=0,
     )
+
+    @property
+    def normalization(self) -> Normalization:
+        """The current rules by which text is normalized."""
+        return Normalization(space=self.normalize_space, unicode=self.normalize_unicode)
 
     def _conflicts(self) -> Iterator[str]:
         has_default = self.min_identified_characters == CleaningConfig.min_identified_characters

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.config import CleaningConfig
+from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
 from tfm.data.text import BytesPair, in_chunks
 
@@ -36,14 +35,9 @@ RULES = (
 )
 # Returns a score for each pair, higher for better ones.
 Score = Callable[[Sequence[BytesPair]], Sequence[float]]
+# Returns a source of a text without its tag; the number counts the pairs of the text from 1.
+Untag = Callable[[str, int], str]
 
-# All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
-SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
-# Control characters, soft hyphens, zero-width spaces, byte order marks and direction marks. The
-# joiners U+200C and U+200D are kept, because Persian, Indic scripts and emoji need them.
-INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
-)
 _RATIO_MARGIN = 10
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
@@ -57,12 +51,14 @@ Hashes = npt.NDArray[np.uint64]
 class PairCounts:
     """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
 
-    `in_held_out` counts the training pairs that are also in the validation or test text. `examples`
-    are some of the pairs that each rule dropped, cut if they are long.
+    `normalized` counts the pairs whose text was changed, and `windows_1252` those of them in which
+    characters were decoded. `in_held_out` counts the training pairs that are also in the validation
+    or test text. `examples` are some of the pairs that each rule dropped, cut if they are long.
     """
 
     read: int = 0
     normalized: int = 0
+    windows_1252: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     kept: int = 0
     in_held_out: int = 0
@@ -86,13 +82,14 @@ class PairCounts:
 
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
-        names = ("read", "normalized", "dropped", "kept", "in_held_out")
+        names = ("read", "normalized", "windows_1252", "dropped", "kept", "in_held_out")
         return {name: getattr(self, name) for name in names}
 
     def add(self, other: "PairCounts") -> None:
         """Add the counts of another text."""
         self.read += other.read
         self.normalized += other.normalized
+        self.windows_1252 += other.windows_1252
         self.kept += other.kept
         self.in_held_out += other.in_held_out
         for rule, count in other.dropped.items():
@@ -106,7 +103,7 @@ class Cleaner:
 
     1. mojibake: A side was decoded from the wrong encoding; see `is_mojibake`.
     2. not_utf8: A side is not UTF-8.
-    3. `normalize_space` drops no pair, but changes the text that the next rules see.
+    3. The normalization drops no pair, but changes the text that the next rules see.
     4. empty: A side has no text.
     5. too_long: A side has more than `max_characters`.
     6. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
@@ -117,14 +114,22 @@ class Cleaner:
        cleaned.
     10. low_score: A model gives the pair less than `min_score`.
 
-    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair.
+    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. The
+    normalization is that of the config by default.
     """
 
-    def __init__(self, config: CleaningConfig, *, scratch_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: CleaningConfig,
+        normalization: Normalization | None = None,
+        *,
+        scratch_dir: Path | None = None,
+    ) -> None:
         self._config = config
+        self._normalization = normalization or config.normalization
         self._seen: defaultdict[str | None, SeenHashes]  # by tag
         self._seen = defaultdict(partial(SeenHashes, scratch_dir))
-        self.held_out = HeldOutPairs(config)
+        self.held_out = HeldOutPairs(self._normalization)
 
     def clean(
         self,
@@ -135,19 +140,21 @@ class Cleaner:
         tag: str | None = None,
         checks: Sequence[Check] = (),
         score: Score | None = None,
+        untag: Untag | None = None,
     ) -> Iterator[BytesPair]:
-        """Yield the pairs that remain of a text, cleaned and in order.
+        """Yield the pairs that remain of a text, cleaned, in order and without tags.
 
         Args:
-            pairs: Source and target of each pair, without tags.
+            pairs: Source and target of each pair.
             counts: Increased, and complete when the iterator has ended.
             config: Settings of this text; by default those of all texts.
             tag: The tag that all sources of this text will have.
             checks: Further checks of single pairs.
             score: Returns the scores of pairs, to compare them with `min_score`.
+            untag: Removes the tag that a source may have.
         """
         config = config or self._config
-        passed = passing(pairs, counts, config, checks)
+        passed = passing(pairs, counts, config, self._normalization, checks, untag)
         yield from self.distinct(passed, counts, config=config, tag=tag, score=score)
 
     def distinct(
@@ -178,11 +185,15 @@ class Cleaner:
 
 
 def clean_lines(
-    lines: Iterable[bytes], counts: PairCounts, config: CleaningConfig, checks: Sequence[Check]
+    lines: Iterable[bytes],
+    counts: PairCounts,
+    config: CleaningConfig,
+    normalization: Normalization,
+    checks: Sequence[Check],
 ) -> Iterator[bytes]:
     """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
     # A line and itself are a pair that breaks no rule about two sides, except that of copies.
-    cleaner = Cleaner(replace(config, drop_copies=False))
+    cleaner = Cleaner(replace(config, drop_copies=False), normalization)
     for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
         yield line
 
@@ -191,26 +202,30 @@ def passing(
     pairs: Iterable[BytesPair],
     counts: PairCounts,
     config: CleaningConfig,
+    normalization: Normalization,
     checks: Sequence[Check] = (),
+    untag: Untag | None = None,
 ) -> Iterator[BytesPair]:
     """Yield the pairs that pass the rules that look at a single pair; count the others."""
-    normalize = config.normalize_space
     for pair in pairs:
         counts.read += 1
-        # Before white space is normalized, which drops the control characters of such text.
+        # Before text is normalized, which drops or decodes the control characters of such text.
         if config.drop_mojibake and any(is_mojibake(s.decode(errors="ignore")) for s in pair):
             counts.drop("mojibake", pair)
             continue
         try:
-            source, target = before = pair[0].decode(), pair[1].decode()
+            before = pair[0].decode(), pair[1].decode()
         except UnicodeDecodeError:
             counts.drop("not_utf8", pair)
             continue
-        if normalize:
-            source, target = normalize_space(source), normalize_space(target)
-            if (source, target) != before:
-                counts.normalized += 1
-                pair = source.encode(), target.encode()
+        source, target = map(normalization.normalize, before)
+        if (source, target) != before:
+            counts.normalized += 1
+            counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
+        if untag is not None:
+            source = untag(source, counts.read)
+        if (source, target) != before:
+            pair = source.encode(), target.encode()
         rule = _first_broken_rule(source, target, config)
         if rule is None and checks:
             rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
@@ -248,37 +263,26 @@ def _keep(
 def _excerpt(side: bytes) -> str:
     """Return the beginning of a line as text without white space other than spaces."""
     text = side[: 4 * _EXAMPLE_CHARACTERS].decode(errors="replace")  # up to 4 bytes a character
-    return normalize_space(text)[:_EXAMPLE_CHARACTERS]
-
-
-def normalize_space(text: str) -> str:
-    """Collapse white space to single spaces, strip the ends and delete invisible characters."""
-    # Fast path for clean lines: except for the space, no character in the patterns is printable.
-    if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:
-        return text
-    return SPACES.sub(" ", INVISIBLE.sub("", text)).strip(" ")
+    return Normalization(unicode=False).normalize(text)[:_EXAMPLE_CHARACTERS]
 
 
 class HeldOutPairs:
     """Finds the pairs of validation and test text that are also in the training text.
 
     Args:
-        config: Cleaning settings; if they normalize white space, held-out pairs are compared so.
+        normalization: How the training text is normalized; held-out pairs are compared so.
     """
 
-    def __init__(self, config: CleaningConfig) -> None:
-        self._normalizes = config.normalize_space
+    def __init__(self, normalization: Normalization) -> None:
+        self._normalize = normalization.normalize
         # The sorted hashes of each split, and whether each is in the training text.
         self._hashes: dict[str, npt.NDArray[np.uint64]] = {}
         self._found: dict[str, npt.NDArray[np.bool_]] = {}
 
     def add(self, split: str, pairs: list[BytesPair]) -> None:
         """Add pairs of UTF-8 text to a split, before any training text is looked at."""
-        if self._normalizes:
-            pairs = [
-                (normalize_space(s.decode()).encode(), normalize_space(t.decode()).encode())
-                for s, t in pairs
-            ]
+        normalize = self._normalize
+        pairs = [(normalize(s.decode()).encode(), normalize(t.decode()).encode()) for s, t in pairs]
         known = self._hashes.get(split, _pair_hashes([]))
         self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import sentencepiece
 
-from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, Vocabulary, escape
+from tfm.data.subword import (
+    BOS,
+    EOS,
+    PAD,
+    SPACE_MARK,
+    UNK,
+    SubwordModel,
+    Vocabulary,
+    escape,
+    escapes_of,
+)
 from tfm.errors import DataError, UsageError
 
 _SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
@@ -159,7 +169,8 @@ def with_vocabulary(
 def word_model(vocabulary: Sequence[str]) -> bytes:
     """Return a model whose pieces are words between spaces; the first four are as above."""
     words = vocabulary[len(_SPECIAL) :]
-    pieces = [_new_piece(SPACE_MARK + escape(word), _NORMAL) for word in words]
+    escapes = escapes_of()
+    pieces = [_new_piece(SPACE_MARK + escape(word, escapes), _NORMAL) for word in words]
     settings = _field(_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD))
     normalizer = _field(_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity"))
     return _assemble(vocabulary, pieces, [settings, normalizer])

@@ -3,12 +3,12 @@
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tfm.config import Table, Task
+from tfm.config import FIRST_NORMALIZATION, Normalization, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
@@ -154,10 +154,23 @@ class Manifest:
         return str(self.settings("subword").get("symbols") or "").split()
 
     @property
-    def normalizes_space(self) -> bool:
-        """Whether the clean step normalized the white space of the training text."""
-        cleaning = (self.inputs("clean") or {}).get("cleaning", {})
-        return bool(cleaning.get("normalize_space", True))
+    def normalization(self) -> Normalization:
+        """How the clean step normalized the text.
+
+        Raises:
+            DataError: Its record is damaged, or that of a later version of tfm.
+        """
+        inputs = self.inputs("clean") or {}
+        try:
+            if "normalization" in inputs:
+                return from_table(Normalization, inputs["normalization"])
+        except ValueError as error:
+            raise DataError(
+                f"{self.data_dir / 'manifest.json'} has a normalization that this tfm does not "
+                f"know ({error}): prepare the dataset again"
+            ) from error
+        space = bool(inputs.get("cleaning", {}).get("normalize_space", True))
+        return replace(FIRST_NORMALIZATION, space=space)
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""

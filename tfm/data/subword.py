@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -11,17 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sentencepiece
 
-from tfm.config import SubwordConfig, tag_problem
+from tfm.config import (
+    FIRST_NORMALIZATION,
+    LATEST_NORMALIZATION,
+    Normalization,
+    SubwordConfig,
+    tag_problem,
+)
 from tfm.data.background import run_in_thread
 from tfm.data.bpe_dropout import BpeDropout, TokenIds
-from tfm.data.cleaning import normalize_space
 from tfm.data.text import read_lines
 from tfm.device.cpu import chosen_threads, num_cores
 from tfm.errors import DataError, TfmError, UsageError, tfm_command
+from tfm.reporting import say
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
+_LATEST = LATEST_NORMALIZATION.version
 
 # (number of pairs, vocabulary size). The last size is the paper's for WMT 2014 (§5.1); 16,000 is
 # the paper's for the 40,000 sentences of the Wall Street Journal (§6.3).
@@ -32,23 +40,26 @@ _SEED = 1
 _MAX_WORDS = 1_000_000
 _MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be encoded
 
-# SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space.
-# U+2581 is therefore escaped, with a noncharacter that Unicode reserves for internal use.
+# SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space. It skips
+# lines with U+2585 when it learns, and has no pieces with a tab or U+001F, one for each version.
+# These are therefore escaped, with a noncharacter that Unicode reserves for internal use.
 SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
-# (character, what replaces it), in this order; decoding undoes them in the reverse order.
-ESCAPES = ((_ESCAPE, _ESCAPE + "0"), (SPACE_MARK, _ESCAPE + "1"))
 _MAX_SHOWN = 20  # tags in a message
+# {version of the normalization: what is escaped}
+_ESCAPED = {1: _ESCAPE + SPACE_MARK, 2: _ESCAPE + SPACE_MARK + "\u2585\t\x1f"}
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class SubwordModel:
     """A SentencePiece model: text to token ids and back.
 
-    `content` is that of a model file, and `origin` its path for error messages.
+    `content` is that of a model file, and `origin` its path for error messages; `version` is that
+    of the normalization of its text.
     """
 
-    def __init__(self, content: bytes, *, origin: Path) -> None:
+    def __init__(self, content: bytes, *, origin: Path, version: int = _LATEST) -> None:
         self.content = content
+        self.escapes = escapes_of(version)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -73,7 +84,7 @@ class SubwordModel:
         Raises:
             DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
         """
-        texts = [escape(line) for line in lines]
+        texts = [escape(line, self.escapes) for line in lines]
         encode = self._processor.EncodeAsIds
         ids: list[list[int]]
         try:
@@ -102,7 +113,9 @@ class SubwordModel:
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
-        token_ids: list[list[int]] = self._processor.EncodeAsIds(_escaped(lines), num_threads=1)
+        token_ids: list[list[int]] = self._processor.EncodeAsIds(
+            self._escaped(lines), num_threads=1
+        )
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
         return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
@@ -111,7 +124,13 @@ class SubwordModel:
         self, lines: list[bytes], dropout: float, random: np.random.Generator
     ) -> TokenIds:
         """Encode lines as `encode_block` does, but leave out merges with some probability."""
-        return self._bpe_dropout.encode(_escaped(lines), dropout, random)
+        return self._bpe_dropout.encode(self._escaped(lines), dropout, random)
+
+    def _escaped(self, lines: list[bytes]) -> list[bytes]:
+        text = b"\n".join(lines)
+        if any(character.encode() in text for character in self.escapes):
+            return [escape(line.decode(), self.escapes).encode() for line in lines]
+        return lines
 
     @cached_property
     def _bpe_dropout(self) -> BpeDropout:
@@ -125,7 +144,25 @@ class SubwordModel:
         sequences = [list(ids) for ids in token_ids]
         decode = self._processor.DecodeIds
         texts: list[str] = [decode(sequences[0])] if len(sequences) == 1 else decode(sequences)
-        return [_unescape(text) for text in texts]
+        return [self._unescape(text) for text in texts]
+
+    def _unescape(self, text: str) -> str:
+        if _ESCAPE in text:
+            for character, escaped in reversed(self.escapes.items()):
+                text = text.replace(escaped, character)
+        return text
+
+    @cached_property
+    def byte_values(self) -> npt.NDArray[np.int16]:
+        """The byte that each piece stands for [V]; -1 for pieces of text."""
+        model = self._processor
+        return np.array(
+            [
+                int(piece[3:5], 16) if model.IsByte(i) else -1  # <0x0A>
+                for i, piece in enumerate(self.pieces(range(len(self))))
+            ],
+            dtype=np.int16,
+        )
 
     def num_known_letters(self, token_ids: Iterable[int]) -> int:
         """Return the number of letters in pieces; unknown tokens and bytes have none."""
@@ -155,23 +192,19 @@ class SubwordModel:
         return self.pieces(sorted(kept, key=model.GetScore, reverse=True))
 
     def surfaces(self) -> list[bytes]:
-        """Return what each token adds to the text, in UTF-8 as of `surface`.
+        """Return what each token adds to the escaped text, in UTF-8.
 
         Bytes of several tokens may form one character. A space before the text is not in it.
         """
-        model = self._processor
+        is_control, pieces = self._processor.IsControl, self.pieces(range(len(self)))
         return [
-            b""
-            if model.IsControl(i)
-            else bytes([int(piece[3:5], 16)]).replace(b"\n", b" ")  # <0x0A>; lines have no ends
-            if model.IsByte(i)
+            bytes([byte])
+            if byte >= 0
+            else b""
+            if is_control(i)
             else piece.replace(SPACE_MARK, " ").encode()
-            for i, piece in enumerate(self.pieces(range(len(self))))
+            for i, (piece, byte) in enumerate(zip(pieces, self.byte_values.tolist(), strict=True))
         ]
-
-    def surface(self, text: str) -> bytes:
-        """Return a text as the tokens spell it, in UTF-8."""
-        return escape(text).encode()
 
     def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
         """Return to which word, counted from 0, each piece of a text belongs.
@@ -203,7 +236,7 @@ class Vocabulary:
 
     source: SubwordModel
     target: SubwordModel
-    normalizes_space: bool = True  # whether the white space of the training text was normalized
+    normalization: Normalization = LATEST_NORMALIZATION  # of the training text
     tags: tuple[str, ...] = ()  # each training source began with one; empty if not, or if unknown
     tags_choose_language: bool = False
 
@@ -220,9 +253,12 @@ class Vocabulary:
 
     def clean(self, lines: Iterable[str]) -> list[str]:
         """Return lines as the text that was trained on; lines without text are empty."""
-        if self.normalizes_space:
-            return [normalize_space(line) for line in lines]
-        return [line if line.strip() else "" for line in lines]
+        cleaned = map(self.normalization.normalize, lines)
+        return [line if line.strip() else "" for line in cleaned]
+
+    def outputs(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
+        """Decode translations to lines, as they are printed."""
+        return [self.normalization.output(text) for text in self.target.decode(token_ids)]
 
     def check_tag(
         self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""
@@ -244,8 +280,8 @@ class Vocabulary:
         return True
 
     @classmethod
-    def load(cls, folder: Path, *, normalizes_space: bool = True) -> "Vocabulary":
-        """Read the model or models of a dataset or model folder.
+    def load(cls, folder: Path, normalization: Normalization = FIRST_NORMALIZATION) -> "Vocabulary":
+        """Read the model or models of a dataset or model folder, which may record a normalization.
 
         Raises:
             DataError: Models are missing, or are not SentencePiece models.
@@ -253,8 +289,11 @@ class Vocabulary:
         for separate in (False, True):
             paths = model_paths(folder, separate=separate)
             if all(path.is_file() for path in paths):
-                models = [SubwordModel(path.read_bytes(), origin=path) for path in paths]
-                return cls(models[0], models[-1], normalizes_space)
+                version = normalization.version
+                models = [
+                    SubwordModel(path.read_bytes(), origin=path, version=version) for path in paths
+                ]
+                return cls(models[0], models[-1], normalization)
         raise DataError(
             f"{folder} has no subword model (bpe.model): run {tfm_command('learn-bpe', folder)}"
         )
@@ -284,12 +323,12 @@ def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
 
 
 def learn_subword_model(
-    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
+    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int, version: int = _LATEST
 ) -> SubwordModel:
     """Learn a SentencePiece model from UTF-8 files with one sentence per line.
 
     Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces that of
-    the config.
+    the config; `version` is that of the normalization of the text.
 
     Raises:
         VocabularySizeError: The vocabulary is too large or too small for the text.
@@ -297,6 +336,7 @@ def learn_subword_model(
     """
     return _learn(
         texts,
+        version=version,
         model_type=config.model_type,
         vocab_size=vocab_size,
         character_coverage=config.character_coverage,
@@ -309,7 +349,7 @@ def learn_subword_model(
     )
 
 
-def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
+def learn_word_model(texts: Sequence[Path], *, version: int = _LATEST) -> SubwordModel:
     """Build a model whose pieces are the words of UTF-8 text, such as linearized trees.
 
     Raises:
@@ -317,6 +357,7 @@ def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
     """
     return _learn(
         texts,
+        version=version,
         model_type="word",
         vocab_size=_MAX_WORDS,
         hard_vocab_limit=False,
@@ -324,18 +365,24 @@ def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
     )
 
 
-def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> SubwordModel:
+def _learn(texts: Sequence[Path], *, version: int, vocab_size: int, **options: Any) -> SubwordModel:
     model = io.BytesIO()
+    num_long = 0
+
+    def sentences() -> Iterator[str]:
+        nonlocal num_long
+        escapes = escapes_of(version)
+        for path in texts:
+            for line in read_lines(path, strict=False):
+                sentence = escape(line.decode(errors="replace"), escapes)
+                num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
+                yield sentence
 
     def learn() -> None:
         sentencepiece.set_random_generator_seed(_SEED)
         sentencepiece.SentencePieceTrainer.Train(
             # If SentencePiece read the files itself, it would save their paths in the model.
-            sentence_iterator=(
-                escape(line.decode(errors="replace"))
-                for path in texts
-                for line in read_lines(path, strict=False)
-            ),
+            sentence_iterator=sentences(),
             model_writer=model,
             max_sentence_length=_MAX_SENTENCE_BYTES,
             normalization_rule_name="identity",
@@ -353,7 +400,13 @@ def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> Subword
         run_in_thread(learn).result()  # in the main thread, Ctrl-C would wait for the end
     except RuntimeError as error:
         raise _learning_error(str(error), vocab_size, texts) from error
-    return SubwordModel(model.getvalue(), origin=Path("the learned model"))
+    if num_long:
+        say(
+            f"warning: nothing is learned from {num_long:,} lines of more than "
+            f"{_MAX_SENTENCE_BYTES:,} bytes, which SentencePiece skips: put one sentence on each "
+            "line"
+        )
+    return SubwordModel(model.getvalue(), origin=Path("the learned model"), version=version)
 
 
 class VocabularySizeError(UsageError):
@@ -393,21 +446,16 @@ def shown_tags(tags: Sequence[str]) -> str:
     return ", ".join(tags[:_MAX_SHOWN]) + ", …" * (len(tags) > _MAX_SHOWN)
 
 
-def escape(text: str) -> str:
-    """Return a text as SentencePiece gets it, without U+2581."""
-    for character, escaped in ESCAPES:
+def escapes_of(version: int = _LATEST) -> dict[str, str]:
+    """Return {character: what SentencePiece gets instead}, by the version of a normalization.
+
+    They are replaced in this order; decoding undoes it in the reverse order.
+    """
+    return {char: f"{_ESCAPE}{number}" for number, char in enumerate(_ESCAPED[version])}
+
+
+def escape(text: str, escapes: Mapping[str, str]) -> str:
+    """Return a text as SentencePiece gets it."""
+    for character, escaped in escapes.items():
         text = text.replace(character, escaped)
-    return text
-
-
-def _escaped(lines: list[bytes]) -> list[bytes]:
-    text = b"\n".join(lines)
-    if SPACE_MARK.encode() in text or _ESCAPE.encode() in text:
-        return [escape(line.decode()).encode() for line in lines]
-    return lines
-
-
-def _unescape(text: str) -> str:
-    for character, escaped in reversed(ESCAPES):
-        text = text.replace(escaped, character)
     return text

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import IO, Any
 
 from rich.filesize import decimal
 
-from tfm.config import CleaningConfig, Table, settings_from, settings_to
-from tfm.data.cleaning import Cleaner, PairCounts, Score, clean_lines, passing
+from tfm.config import CleaningConfig, Normalization, Table, settings_from, settings_to
+from tfm.data.cleaning import Cleaner, PairCounts, Score, Untag, clean_lines, passing
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources
+from tfm.data.tags import tagged, untagged
 from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
 from tfm.data.text_parts import (
     FORMAT,
@@ -59,6 +60,7 @@ class TextWriter:
 
     sources: TextSources
     cleaning: CleaningConfig
+    normalization: Normalization
     scorers: Mapping[str, Callable[[str | None], Score]]  # by path; of texts with a tag
     score_models: Mapping[str, str]  # the checksums of these models
     manifest: Manifest
@@ -104,10 +106,10 @@ class TextWriter:
         if record.is_file() and read_share(record).is_current(folder, clean_inputs):
             say(f"clean: {folder} unchanged")
             return
-        cleaner = Cleaner(self.cleaning, scratch_dir=folder)
+        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=folder)
         for split in _SPLITS_TRAINING_LAST[:-1]:
             for text in self.recipe.texts(split):
-                for block in in_chunks(self.sources.pairs(text, split)):
+                for block in in_chunks(self._held_out_pairs(text, split)):
                     cleaner.held_out.add(split, block)
         languages = (self.recipe.source, self.recipe.target)
         paths = [folder / f"train.{language}" for language in languages]
@@ -131,7 +133,7 @@ class TextWriter:
         self, text: Text, share: Share, cleaner: Cleaner, files: Sequence[IO[bytes]], bar: Progress
     ) -> ShareOfText:
         counts, stripes = PairCounts(), []
-        clean = self._cleaning_function(text, cleaner, counts)
+        clean = self._cleaning_function(text, cleaner, counts, share)
         for stripe in share.stripes(self.sources.pairs(text, "train")):
             before = counts.kept
             for block in in_chunks(clean(stripe)):
@@ -148,7 +150,11 @@ class TextWriter:
         options = [
             {name: value for name, value in text.options().items() if value} for text in texts
         ]
-        clean_inputs = {**inputs, "cleaning": settings_to(self.cleaning)}
+        clean_inputs = {
+            **inputs,
+            "cleaning": settings_to(self.cleaning),
+            "normalization": asdict(self.normalization),
+        }
         if any(options):
             clean_inputs["options"] = options
         if self.score_models:
@@ -163,11 +169,14 @@ class TextWriter:
         raw_dir = out_dir / "raw"
         inputs = self.sources.fingerprint()
         clean_inputs = self._clean_inputs(inputs)
+        older_inputs = _of_first_rules(clean_inputs)
+        is_older = any(self.manifest.is_current(each, older_inputs) for each in done)
         is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.sources.downloads_dir):
             remove_leftovers(folder)
-        if is_current:
-            say(f"{step.partition('-')[0]}: {out_dir} unchanged")
+        if is_current or is_older:
+            rules = ", by the rules of an older tfm; --force applies those of today"
+            say(f"{step.partition('-')[0]}: {out_dir} unchanged{rules if is_older else ''}")
             return False
         is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
         self._check_disk()
@@ -217,7 +226,7 @@ class TextWriter:
 
         Older text is replaced when all of the new text is complete.
         """
-        cleaner = Cleaner(self.cleaning, scratch_dir=self.manifest.data_dir)
+        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=self.manifest.data_dir)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
         data_dir = self.manifest.data_dir
@@ -271,7 +280,7 @@ class TextWriter:
     def _append_text(self, step: str, inputs: Table) -> None:
         """Write training text to further parts, without pairs that the dataset has."""
         manifest = self.manifest
-        cleaner = Cleaner(self.cleaning, scratch_dir=manifest.data_dir)
+        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=manifest.data_dir)
         self._see_text(cleaner)
         with ExitStack() as stack:
             writer = PartWriter(
@@ -339,14 +348,18 @@ class TextWriter:
             for index, text in enumerate(self.recipe.texts(split)):
                 counts = PairCounts()
                 if split != "train":
-                    pairs = self.sources.pairs(text, split)
+                    pairs = self._held_out_pairs(text, split)
                 elif shares is not None:
                     pairs = self._joined(shares, index, cleaner, counts)
                 else:
                     clean = self._cleaning_function(text, cleaner, counts)
                     pairs = clean(self.sources.pairs(text, split))
                 for block in in_chunks(pairs):
-                    writer.write([(_tagged(source, text.tag), target) for source, target in block])
+                    writer.write(
+                        [(tagged(s.decode(), text.tag).encode(), t) for s, t in block]
+                        if text.tag is not None
+                        else block
+                    )
                     bar.update(len(block))
                     if split != "train":
                         counts.add(PairCounts(read=len(block), kept=len(block)))
@@ -372,7 +385,8 @@ class TextWriter:
         for language in dict.fromkeys(text.language for text in self.recipe.mono):
             counts = PairCounts()
             checks = pair_checks(self.cleaning, language, language)
-            lines = clean_lines(self.sources.lines(language), counts, self.cleaning, checks)
+            lines = self.sources.lines(language)
+            lines = clean_lines(lines, counts, self.cleaning, self.normalization, checks)
             paths.append(self.manifest.text_path("mono", language))
             file = stack.enter_context(atomic_write(paths[-1]))
             file.writelines(line + b"\n" for line in lines)
@@ -381,12 +395,20 @@ class TextWriter:
         return paths
 
     def _cleaning_function(
-        self, text: Text, cleaner: Cleaner, counts: PairCounts
+        self, text: Text, cleaner: Cleaner, counts: PairCounts, share: Share | None = None
     ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
         """Return a function that yields the pairs that pass the rules of a training text."""
         config = cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
-        others = passing(self.sources.pairs(text, "train"), PairCounts(), config, checks)
+        untag = self._untag(text, "train", share)
+        others = passing(
+            self.sources.pairs(text, "train"),
+            PairCounts(),
+            config,
+            self.normalization,
+            checks,
+            untag,
+        )
         score = None
         if config.score_model is not None:
             score = self.scorers[config.score_model](text.tag)
@@ -397,7 +419,32 @@ class TextWriter:
             tag=text.tag,
             checks=[*checks, *deviation_checks(config, others)],
             score=score,
+            untag=untag,
         )
+
+    def _held_out_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
+        """Yield the pairs of validation or test text, with Unicode composed as in training text."""
+        compose = replace(self.normalization, space=False).normalize
+        untag = self._untag(text, split) or (lambda source, _: source)
+        for number, (source, target) in enumerate(self.sources.pairs(text, split), start=1):
+            yield (
+                untag(compose(source.decode()), number).encode(),
+                compose(target.decode()).encode(),
+            )
+
+    def _untag(self, text: Text, split: Split, share: Share | None = None) -> Untag | None:
+        """Return a function that removes the tag of a text from its sources; None without."""
+        if (tag := text.tag) is None:
+            return None
+        tags = {tag, *self.manifest.symbols}
+        path = self.sources.locate_sides(text)[0] if isinstance(text, TextFiles) else split
+
+        def untag(source: str, number: int) -> str:
+            number = number if share is None else share.place(number)
+            place = f"{path}, line {text.place(number):,}"
+            return untagged(source, tag, tags.__contains__, place=place)
+
+        return untag
 
     def _joined(
         self, shares: JoinedShares, number: int, cleaner: Cleaner, counts: PairCounts
@@ -449,15 +496,19 @@ class TextWriter:
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 
-def _tagged(source: bytes, tag: str | None) -> bytes:
-    """Return a source sentence after its tag; an empty one stays empty."""
-    return source if tag is None or not source.strip() else f"{tag} ".encode() + source
+def _of_first_rules(inputs: Table) -> dict[str, Any]:
+    """Return inputs as they were recorded before the rules of normalization had versions."""
+    cleaning = {k: v for k, v in inputs["cleaning"].items() if k != "normalize_unicode"}
+    return {k: v for k, v in inputs.items() if k != "normalization"} | {"cleaning": cleaning}
 
 
 def _summary(counts: PairCounts, unit: str = "pairs") -> str:
     reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
-    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}"
+    decoded = ""
+    if num_decoded := counts.windows_1252:
+        decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}"
+    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}"
 
 
 def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:

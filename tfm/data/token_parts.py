@@ -1,7 +1,7 @@
 """Encode the text of a dataset in parts, for `tfm binarize`."""
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,6 +24,8 @@ from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write, have_sizes, read_json, write_json
 
+_NUM_SPELLED = 5  # characters that the warning about bytes names
+
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -42,6 +44,8 @@ class BinarizedPart:
         too_long: The same for pairs, or copies, that were dropped.
         unknown: Numbers of unknown tokens of source and target.
         parts: The segmentation without dropout, then its variants.
+        byte_pieces: Numbers of tokens of source and target that are bytes; None: not counted.
+        spelled: {character: number} of the most frequent ones that bytes spell, for both sides.
     """
 
     inputs: Table
@@ -51,6 +55,8 @@ class BinarizedPart:
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
     parts: tuple[Part, ...]
+    byte_pieces: tuple[int, int] | None = None
+    spelled: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
 
 
 def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
@@ -60,6 +66,8 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
         "max_length": config.max_length,
         "format": FORMAT,
     }
+    if (version := vocabulary.normalization.version) > 1:
+        settings["normalization_version"] = version  # which decides what is escaped
     if config.num_variants:
         settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
     if any(config.copies.values()):
@@ -179,7 +187,7 @@ def _write(
     copied, too_long = np.zeros((2, max(1, len(encoder.text_ends))), dtype=np.int64)
     with contextlib.ExitStack() as stack:
         writers = [
-            _TokenWriter(stack, bin_dir / f"{stem}.{language}", len(model))
+            _TokenWriter(stack, bin_dir / f"{stem}.{language}", model)
             for language, model in zip(languages, encoder.models, strict=True)
         ]
         for block in blocks:
@@ -194,7 +202,9 @@ def _write(
         "read": read,
         "copied": tuple(copied.tolist()),
         "too_long": tuple(too_long.tolist()),
-        "unknown": (writers[0].num_unknown, writers[1].num_unknown),
+        "unknown": tuple(writer.num_unknown for writer in writers),
+        "byte_pieces": tuple(writer.num_bytes for writer in writers),
+        "spelled": tuple(dict(writer.spelled.most_common(_NUM_SPELLED)) for writer in writers),
     }
 
 
@@ -292,14 +302,16 @@ def map_in_order(
 class _TokenWriter:
     """Writes the tokens and offsets of one side of a part of a split."""
 
-    def __init__(self, stack: contextlib.ExitStack, stem: Path, vocab_size: int) -> None:
+    def __init__(self, stack: contextlib.ExitStack, stem: Path, model: SubwordModel) -> None:
         self._stem = stem
+        self._byte_values = model.byte_values
         tokens = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.tokens.npy")))
         offsets = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.offsets.npy")))
-        self._tokens = ArrayWriter(tokens, id_dtype(vocab_size))
+        self._tokens = ArrayWriter(tokens, id_dtype(len(model)))
         self._offsets = ArrayWriter(offsets, np.uint32)
         self._offsets.append(np.zeros(1, dtype=np.uint32))
-        self.num_unknown = 0
+        self.num_unknown = self.num_bytes = 0
+        self.spelled: Counter[str] = Counter()  # characters
 
     def append(self, side: TokenIds) -> None:
         ids, lengths = side
@@ -311,6 +323,10 @@ class _TokenWriter:
         self._offsets.append(self._tokens.length + np.cumsum(lengths))
         self._tokens.append(ids)
         self.num_unknown += int(np.count_nonzero(ids == UNK))
+        values = self._byte_values[ids]
+        if len(spelled := values[values >= 0].astype(np.uint8)):
+            self.num_bytes += len(spelled)
+            self.spelled.update(spelled.tobytes().decode(errors="ignore"))
 
     def finish(self) -> None:
         self._tokens.finish()

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeVar
 
-from tfm.config import SearchConfig, tag_problem
+from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary, shown_tags
+from tfm.data.tags import tagged, untagged
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
@@ -155,8 +156,8 @@ class SentenceEncoder:
     def _sources(self, chunk: Chunk) -> list[list[int]]:
         lines = self._vocabulary.clean(chunk.lines)
         if (tag := self._config.tag) is not None:
-            self._check_untagged(chunk.line_numbers, lines)
-            lines = [f"{tag} {line}" if line else "" for line in lines]
+            numbered = zip(chunk.line_numbers, lines, strict=True)
+            lines = [self._tagged(tag, line, number, chunk.unit) for number, line in numbered]
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         remedy = "shorten it, or set max_source_length to truncate it"
@@ -177,14 +178,13 @@ class SentenceEncoder:
                 del ids[limit:]
         return sources
 
-    def _check_untagged(self, line_numbers: Sequence[int], lines: Sequence[str]) -> None:
-        """Raise DataError if a line has a tag before another is put there."""
-        for number, line in zip(line_numbers, lines, strict=True):
-            word = line.partition(" ")[0]
-            if tag_problem(word) is None and self._vocabulary.source.has_tag(word):
-                raise LineError(
-                    number, f"line {number:,} begins with the tag {word}: leave --tag out"
-                )
+    def _tagged(self, tag: str, line: str, number: int, unit: str) -> str:
+        """Return a line after its tag; LineError if it begins with another one."""
+        is_tag = self._vocabulary.source.has_tag
+        try:
+            return tagged(untagged(line, tag, is_tag, place=f"{unit} {number:,}"), tag)
+        except DataError as error:
+            raise LineError(number, str(error)) from error
 
     def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
         """Warn once of a line in a script that the models have not been trained on."""

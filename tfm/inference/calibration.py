@@ -32,7 +32,7 @@ def calibrate(
             outputs.append(engine.search(batch, config))
             bar.update(len(batch))
     found = {number: best for number, (best, *_) in by_line(batches, outputs).items()}
-    texts = vocabulary.target.decode([best.tokens for best in found.values()])
+    texts = vocabulary.outputs([best.tokens for best in found.values()])
     scores = sentence_chrf(texts, [references[number - 1] for number in found])
     log_probs = [best.log_prob / (len(best.tokens) + 1) for best in found.values()]
     return Calibration.fit(log_probs, [score / 100 for score in scores])

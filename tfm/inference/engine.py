@@ -232,7 +232,7 @@ def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
         DataError: They are missing or damaged.
     """
     vocabulary = replace(
-        Vocabulary.load(folder, normalizes_space=info.normalizes_space),
+        Vocabulary.load(folder, info.normalization),
         tags=info.tags,
         tags_choose_language="+" in info.target,
     )

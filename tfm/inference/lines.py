@@ -142,7 +142,8 @@ def score_lines(
     score = partial(engine.score, config=config)
     for chunk, batches, outputs in _compute(score, batched, engine.limits):
         found = by_line(batches, outputs)
-        texts = zip(chunk.line_numbers, chunk.paired_lines or [], strict=True)
+        lines = map(vocabulary.normalization.output, chunk.paired_lines or [])
+        texts = zip(chunk.line_numbers, lines, strict=True)
         yield chunk, [_scored(text, found[number], vocabulary.target) for number, text in texts]
 
 
@@ -157,7 +158,7 @@ def decode(
     found = by_line(batches, outputs)
     nothing = [Translation("", score=0.0, log_prob=0.0)]
     return [
-        _translations(found[number], vocabulary.target, calibration) if number in found else nothing
+        _translations(found[number], vocabulary, calibration) if number in found else nothing
         for number in chunk.line_numbers
     ]
 
@@ -191,12 +192,12 @@ def _compute(
 
 
 def _translations(
-    hypotheses: list[Hypothesis], subword_model: SubwordModel, calibration: Calibration | None
+    hypotheses: list[Hypothesis], vocabulary: Vocabulary, calibration: Calibration | None
 ) -> list[Translation]:
-    texts = subword_model.decode([found.tokens for found in hypotheses])
+    texts = vocabulary.outputs([found.tokens for found in hypotheses])
     return [
         Translation(
-            text.replace("\n", " "),  # a model with byte pieces can generate a line end
+            text,
             found.score,
             found.log_prob,
             found.proven,

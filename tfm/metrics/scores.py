@@ -1,5 +1,6 @@
 """Scores of translations, for validation and `tfm score`."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -21,18 +22,20 @@ def corpus_scores(
 ) -> list[MetricScore]:
     """Score detokenized translations, or trees for "bracket-f1", one per segment.
 
-    There may be several lists of references. With a baseline (other translations of the same
-    segments), the difference to it is tested. The language is that of the translations, which
-    chooses the tokenizer of BLEU and of "paper-bleu". Duplicate metrics are computed once.
+    Unicode is composed (NFC) in all of them, so that both forms of a letter are equal. There may be
+    several lists of references. With a baseline (other translations of the same segments), the
+    difference to it is tested. The language is that of the translations, which chooses the
+    tokenizer of BLEU and of "paper-bleu". Duplicate metrics are computed once.
 
     Raises:
         DataError: The lists are empty, or differ in length.
         UsageError: A metric does not exist, or does not support the language.
     """
+    hypotheses, references = _composed(hypotheses), [*map(_composed, references)]
     texts = {"hypotheses": hypotheses}
     texts |= {f"reference {number}": lines for number, lines in enumerate(references, start=1)}
     if baseline is not None:
-        texts["baseline"] = baseline
+        texts["baseline"] = baseline = _composed(baseline)
     check_metrics(metrics)
     check_lengths(texts)
     if config.tokenize == "auto":
@@ -60,6 +63,10 @@ def corpus_scores(
                 )
 
     return [score(name) for name in dict.fromkeys(metrics)]
+
+
+def _composed(lines: Sequence[str]) -> Sequence[str]:
+    return [unicodedata.normalize("NFC", line) for line in lines]
 
 
 def check_metrics(names: Sequence[str]) -> None:

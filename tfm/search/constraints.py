@@ -1,17 +1,19 @@
 """Constraints on outputs: no n-gram of tokens twice, and no banned text."""
 
 import functools
+import unicodedata
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tfm.config import SearchConfig
-from tfm.data.subword import SubwordModel, Vocabulary
+from tfm.config import LATEST_NORMALIZATION, SearchConfig
+from tfm.data.subword import Vocabulary, escape
 from tfm.data.text import read_lines
 from tfm.errors import DataError
 
@@ -21,6 +23,7 @@ _MAX_PHRASES = 10_000
 _MAX_CHARACTERS = 100
 _REPLACEMENT = "\ufffd"  # of bytes that are not UTF-8
 _MAX_CHARACTER_BYTES = 4  # of UTF-8
+_MAX_DECOMPOSED_BYTES = 16  # of a character and its marks, in UTF-8
 
 
 class Constraints:
@@ -83,7 +86,7 @@ def read_phrases(path: Path) -> list[str]:
     """
     phrases = []
     for number, line in enumerate(read_lines(path, strict=True), start=1):
-        phrase = " ".join(line.decode().split())
+        phrase = LATEST_NORMALIZATION.normalize(line.decode())
         if number > _MAX_PHRASES or len(phrase) > _MAX_CHARACTERS:
             raise DataError(
                 f"{path}, line {number:,}: at most {_MAX_PHRASES:,} lines of {_MAX_CHARACTERS:,} "
@@ -100,7 +103,7 @@ def read_phrases(path: Path) -> list[str]:
 @functools.lru_cache(maxsize=2)
 def _banned_text(path: Path, stamp: int, vocabulary: Callable[[], Vocabulary]) -> "BannedText":
     """Return the text of a file that was last changed at a time; this takes a while."""
-    return BannedText(read_phrases(path), vocabulary().target)
+    return BannedText(read_phrases(path), vocabulary())
 
 
 def _repeating(tokens: Array, size: int) -> tuple[Array, Array]:
@@ -118,39 +121,76 @@ class BannedText:
 
     After each token, the text until then must be free of them, where the end of the text counts as
     the end of a word. So a token that completes a phrase is ruled out, and the output needs no
-    check. Text is compared in UTF-8, because a token may be a single byte of a character.
+    check. Text is compared as it is printed, but with Unicode decomposed, so that ä is found in
+    both of its forms; and in UTF-8, because a token may be a single byte of a character.
 
     A phrase that starts with a digit, or a letter of a script with upper and lower case, must not
     start within a word to be found, and the same holds for its end. Other phrases are found
     anywhere, because their scripts may not separate words.
     """
 
-    def __init__(self, phrases: Iterable[str], subword_model: SubwordModel) -> None:
-        self._surfaces = subword_model.surfaces()
+    def __init__(self, phrases: Iterable[str], vocabulary: Vocabulary) -> None:
+        model, self._normalization = vocabulary.target, vocabulary.normalization
+        self._raw_surfaces = model.surfaces()
+        self._surfaces = [self._compared(surface) for surface in self._raw_surfaces]
         self._order = sorted(range(len(self._surfaces)), key=self._surfaces.__getitem__)
         self._sorted = [self._surfaces[token] for token in self._order]
         # {a phrase: whether it must start and end at a word's boundary}
         self._phrases = {
-            subword_model.surface(phrase): (_is_word_like(phrase[0]), _is_word_like(phrase[-1]))
+            escape(self._normalization.comparable(phrase), model.escapes).encode(): (
+                _is_word_like(phrase[0]),
+                _is_word_like(phrase[-1]),
+            )
             for phrase in phrases
         }
+        self._phrase_sizes = sorted({len(phrase) for phrase in self._phrases})
         # {the start of phrases: whole phrases}; the start of a whole phrase is never produced.
         self._starts: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for phrase in self._phrases:
             for size in range(len(phrase)):
                 self._starts[phrase[:size]].append(phrase)
         self._sizes = sorted({len(start) for start in self._starts})
-        self._tail_bytes = self._sizes[-1] + _MAX_CHARACTER_BYTES
+        # {the class of a combining mark, 0 for a byte within a character: tokens that begin so}
+        self._joining: defaultdict[int, list[int]] = defaultdict(list)
+        for token, surface in enumerate(self._raw_surfaces):
+            if surface[:1] and 0x80 <= surface[0] < 0xC0:
+                self._joining[0].append(token)
+            elif mark := unicodedata.combining(_first(surface) or " "):
+                self._joining[mark].append(token)
         self._cache: dict[tuple[bytes, bool], frozenset[int]] = {}
         self.always = tuple(self._containing())
 
     def completing(self, tokens: Sequence[int]) -> set[int]:
         """Return the tokens that would complete a phrase after those of a hypothesis."""
-        tail = b""
-        for token in reversed(tokens):
-            tail = self._surfaces[token] + tail
-            if len(tail) >= self._tail_bytes:
-                break
+        raw_tail = b"".join(self._raw_surfaces[token] for token in tokens)
+        tail = self._compared(raw_tail)
+        found = self._following(tail)
+        if self._normalization.space and tail.endswith(b" "):  # a second space is not printed
+            more = self._following(tail[:-1])
+            found |= {token for token in more if self._surfaces[token].startswith(b" ")}
+        for token in self._joining_to(tail):
+            text = self._compared(raw_tail + self._raw_surfaces[token])
+            first_end = len(text) - len(self._surfaces[token]) - _MAX_DECOMPOSED_BYTES
+            if any(self._is_at(text, end, is_whole=True) for end in _from(first_end, text)):
+                found.add(token)
+        return found
+
+    def _compared(self, surface: bytes) -> bytes:
+        """Return a text, of which the first and last character may be incomplete, to compare it."""
+        text = self._normalization.comparable(surface.decode(errors="surrogateescape"))
+        return text.encode(errors="surrogateescape")
+
+    def _joining_to(self, tail: bytes) -> Iterable[int]:
+        """Yield the tokens that end the last character of a text, or are sorted into its marks."""
+        last = tail.decode(errors="surrogateescape")[-1:]
+        if "\udc80" <= last <= "\udcff":
+            yield from self._joining[0]
+        elif last:
+            for mark in range(1, unicodedata.combining(last)):
+                yield from self._joining.get(mark, ())
+
+    def _following(self, tail: bytes) -> set[int]:
+        """Return the tokens of which the beginning completes a phrase after a text."""
         found: set[int] = set()
         for size in self._sizes:
             if size > len(tail):
@@ -177,35 +217,36 @@ class BannedText:
 
     def _beginning_with(self, phrase: bytes, rest: bytes) -> Iterable[int]:
         """Yield the tokens that begin with the rest of a phrase, and end it."""
-        must_end_word = self._phrases[phrase][1]
         for index in range(bisect_left(self._sorted, rest), len(self._sorted)):
             surface = self._sorted[index]
             if not surface.startswith(rest):
                 break
-            if not (must_end_word and _starts_in_word(surface[len(rest) :])):
+            if not self._goes_on(phrase, surface[len(rest) :]):
                 yield self._order[index]
 
     def _containing(self) -> Iterable[int]:
         """Yield the tokens that contain a phrase, whatever precedes them."""
-        sizes = sorted({len(phrase) for phrase in self._phrases})
         for token, surface in enumerate(self._surfaces):
-            spans = (
-                (start, start + size)
-                for start in range(len(surface))
-                for size in sizes
-                if start + size <= len(surface)
-            )
-            if any(self._is_banned(surface, start, end) for start, end in spans):
+            if any(self._is_at(surface, end, is_whole=False) for end in _from(1, surface)):
                 yield token
 
-    def _is_banned(self, surface: bytes, start: int, end: int) -> bool:
-        """Return whether a part of a token is a phrase, whatever precedes the token."""
-        if surface[start:end] not in self._phrases:
-            return False
-        must_start_word, must_end_word = self._phrases[surface[start:end]]
-        if must_start_word and (start == 0 or _ends_in_word(surface[:start])):
-            return False
-        return not (must_end_word and _starts_in_word(surface[end:]))
+    def _is_at(self, text: bytes, end: int, *, is_whole: bool) -> bool:
+        """Return whether a phrase ends there in a text or, if not whole, whatever precedes it."""
+        for size in takewhile(lambda size: size <= end, self._phrase_sizes):
+            phrase = text[end - size : end]
+            if phrase in self._phrases and not self._goes_on(phrase, text[end:]):
+                is_in_word = (size == end and not is_whole) or _ends_in_word(text[: end - size])
+                if not (is_in_word and self._phrases[phrase][0]):
+                    return True
+        return False
+
+    def _goes_on(self, phrase: bytes, following: bytes) -> bool:
+        """Return whether a phrase is only a part of a word or character, by what follows it."""
+        text, first = phrase.decode(), _first(following)
+        if self._phrases[phrase][1] and _is_in_word(first):
+            return True
+        composed = unicodedata.normalize("NFC", text + first)
+        return not composed.startswith(unicodedata.normalize("NFC", text))
 
 
 def _is_word_like(character: str) -> bool:
@@ -213,13 +254,19 @@ def _is_word_like(character: str) -> bool:
     return character.isdigit() or character.lower() != character.upper()
 
 
+def _from(first_end: int, text: bytes) -> range:
+    return range(max(1, first_end), len(text) + 1)
+
+
+def _first(text: bytes) -> str:
+    """Return the first character; U+FFFD if it is incomplete."""
+    return text[:_MAX_CHARACTER_BYTES].decode(errors="replace")[:1]
+
+
 def _ends_in_word(text: bytes) -> bool:
     return _is_in_word(text[-_MAX_CHARACTER_BYTES:].decode(errors="replace")[-1:])
 
 
-def _starts_in_word(text: bytes) -> bool:
-    return _is_in_word(text[:_MAX_CHARACTER_BYTES].decode(errors="replace")[:1])
-
-
 def _is_in_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    """Return whether it is a character of a word, or a mark on one."""
+    return character.isalnum() or character == "_" or unicodedata.combining(character or " ") > 0

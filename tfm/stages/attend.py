@@ -86,7 +86,7 @@ def attend(
             [found] = search_outputs(model, source, lengths, search)
         target_ids = list(found[0].tokens)
         _check_length(target_ids, max_pieces, name="the translation")
-        [target] = vocabulary.target.decode([target_ids])
+        [target] = vocabulary.outputs([target_ids])
         origin = f"translated with beam {search.beam_size}"
     else:
         target_ids = _encode(

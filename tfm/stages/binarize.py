@@ -1,6 +1,7 @@
 """tfm binarize: text and subword model of a dataset → token ids on disk."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, zip_longest
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfm.config import BinarizeConfig, Task
+from tfm.config.normalization import is_combining
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import BINARIZE, Manifest, TrainingText
 from tfm.data.shortlist import FILE as SHORTLIST
@@ -25,6 +27,11 @@ from tfm.stages.learn_bpe import STEP as LEARNING
 _UNKNOWN_WARNING_RATE = 0.001
 # The names of token ids, and of the records of parts.
 _OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.v[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
+# Warn of single bytes if they are more than this share of the tokens of a side. A share that is
+# many times that of the training text is unusual, too, unless it is tiny.
+_BYTE_WARNING_RATE = 0.01
+_UNUSUAL_TIMES, _UNUSUAL_BYTE_RATE = 10, 0.001
+_MIN_BYTE_PIECES = 50  # an emoji of several characters in a small text is no reason to warn
 
 
 def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
@@ -67,7 +74,7 @@ def binarize_share(
                 f"--part {share}: the training text in {data_dir} has {len(names)} parts: use "
                 "fewer shares, or prepare the text with a smaller --part-pairs"
             )
-        vocabulary = Vocabulary.load(data_dir)
+        vocabulary = Vocabulary.load(data_dir, manifest.normalization)
         _check(manifest, vocabulary, config)
         share_names = names[share.number - 1 :: share.count]
         done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
@@ -77,7 +84,7 @@ def binarize_share(
 def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> bool:
     """Do the work of `binarize` for a caller that holds the lock of the folder."""
     manifest = Manifest.load(data_dir)
-    vocabulary = Vocabulary.load(data_dir)
+    vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     is_new = _update_splits(manifest, vocabulary, config, force=force)
     if config.shortlist:
         return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
@@ -131,6 +138,9 @@ def _update_splits(
             path.unlink()
     for split, counts in result.items():
         _report(split, counts)
+        training = result.get("train", counts)
+        if "byte_pieces" in counts and "byte_pieces" in training:
+            _warn_of_bytes(manifest, split, counts, training)
     return True
 
 
@@ -260,9 +270,56 @@ def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
         "kept": sum(each.parts[0].pairs for each in done),
         "tokens": total(each.parts[0].tokens for each in done),
         "unknown": total(each.unknown for each in done),
+        **_byte_counts(done),
         "variants": len(done[0].parts) - 1,
         "variant_tokens": total(part.tokens for each in done for part in each.parts[1:]),
     }
+
+
+def _byte_counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
+    """Return the numbers of tokens that are bytes, and what they spell most; {} if unknown."""
+    numbers = [each.byte_pieces for each in done if each.byte_pieces is not None]
+    if len(numbers) < len(done):  # an older tfm encoded a part
+        return {}
+    spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
+    return {
+        "byte_pieces": [sum(side) for side in zip(*numbers, strict=True)],
+        "spelled": ["".join(char for char, _ in each.most_common(5)) for each in spelled],
+    }
+
+
+def _warn_of_bytes(
+    manifest: Manifest, split: str, counts: Mapping[str, Any], training: Mapping[str, Any]
+) -> None:
+    """Warn of text with many characters that the subword model has no pieces for."""
+    for side, language in enumerate((manifest.source, manifest.target)):
+        path = manifest.text_path(split, language)
+        rate, usual = (_byte_rate(each, side) for each in (counts, training))
+        is_unusual = rate > max(_UNUSUAL_BYTE_RATE, _UNUSUAL_TIMES * usual)
+        num_bytes = counts["byte_pieces"][side]
+        if num_bytes >= _MIN_BYTE_PIECES and (rate > _BYTE_WARNING_RATE or is_unusual):
+            characters = counts["spelled"][side]
+            named = ", ".join(
+                f"{'◌' * is_combining(char)}{char} (U+{ord(char):04X})" for char in characters
+            )
+            say(
+                f"warning: {path}: {rate:.1%} of the tokens are single bytes ({usual:.2%} in the "
+                f"training text), because the subword model has no pieces for {named}: "
+                + _remedy(characters, manifest, split)
+            )
+
+
+def _byte_rate(counts: Mapping[str, Any], side: int) -> float:
+    return float(counts["byte_pieces"][side] / max(1, counts["tokens"][side]))
+
+
+def _remedy(characters: str, manifest: Manifest, split: str) -> str:
+    """Return what to do about characters that are spelled in bytes."""
+    if not manifest.normalization.unicode and any(map(is_combining, characters)):
+        return "prepare the dataset again, with --force and --normalize-unicode, to compose them"
+    if split == "train":
+        return "learn it with a higher --character-coverage or --vocab-size"
+    return "check the language and encoding of this text, or train on text that has them, too"
 
 
 def _report(split: str, counts: Mapping[str, Any]) -> None:
@@ -270,18 +327,21 @@ def _report(split: str, counts: Mapping[str, Any]) -> None:
     rate = sum(counts["unknown"]) / max(1, source + target)
     copies = f" and {counts['copies']:,} copies" if counts["copies"] else ""
     dropped = f", {counts['too_long']:,} too long" if counts["too_long"] else ""
+    spelled = ""
+    if "byte_pieces" in counts:
+        spelled = f", bytes {_byte_rate(counts, 0):.3%} and {_byte_rate(counts, 1):.3%}"
     say(
         f"binarize: {split} {counts['kept']:,} of {counts['read']:,} pairs{copies}{dropped}, "
-        f"{source:,} source and {target:,} target tokens, <unk> {rate:.3%}"
+        f"{source:,} source and {target:,} target tokens, <unk> {rate:.3%}{spelled}"
     )
+    if rate > _UNKNOWN_WARNING_RATE:
+        say(
+            f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model: "
+            "learn it with byte_fallback or a higher character_coverage"
+        )
     if num_variants := counts["variants"]:
         source, target = (count / num_variants for count in counts["variant_tokens"])
         say(
             f"binarize: {split} in {num_variants:,} variants with BPE-dropout, each with about "
             f"{source:,.0f} source and {target:,.0f} target tokens"
-        )
-    if rate > _UNKNOWN_WARNING_RATE:
-        say(
-            f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model: "
-            "learn it with byte_fallback or a higher character_coverage"
         )

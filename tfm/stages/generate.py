@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from tfm.config import InferenceConfig, SearchConfig
+from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import bracketed, restore
@@ -32,6 +32,7 @@ from tfm.training.loss import perplexity
 if TYPE_CHECKING:
     from tfm.inference.alignment import Aligner
 
+_WORDS_AS_WRITTEN = Normalization(space=False, unicode=False)
 _SENTENCE_BYTES = 100  # of a document, about
 
 Aligned = TypeVar("Aligned", Translation, ScoredTarget)
@@ -186,7 +187,7 @@ def _restore_tree(output: Translation, words: Sequence[str]) -> tuple[Translatio
     if not words:
         return replace(output, text=""), 0
     tree, num_repairs = restore(output.text.split(), words)
-    return replace(output, text=bracketed(tree)), num_repairs
+    return replace(output, text=_WORDS_AS_WRITTEN.output(bracketed(tree))), num_repairs
 
 
 def score_targets(

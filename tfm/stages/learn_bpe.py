@@ -1,6 +1,7 @@
 """tfm learn-bpe: training text of a dataset → its subword model."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return False
-    models = models or _learn_models(texts, config)
+    models = models or _learn_models(texts, config, manifest.normalization.version)
     paths = subword.model_paths(data_dir, separate=len(models) > 1)
     outputs = []
     for path, model in zip(paths, models, strict=True):
@@ -91,29 +92,33 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     return True
 
 
-def _learn_models(texts: list[list[Path]], config: SubwordConfig) -> list[subword.SubwordModel]:
+def _learn_models(
+    texts: list[list[Path]], config: SubwordConfig, version: int
+) -> list[subword.SubwordModel]:
     """Learn a joint model, or those of source and target, from the parts of both sides."""
     source, target = texts
     more = f" and {len(source) - 1} more parts" if source[1:] else ""
     say(f"learn-bpe: learning from {source[0]} and {target[0]}{more}")
     if not config.separate:
-        return [_learn(texts, config)]
+        return [_learn(texts, config, version)]
     if config.target_words:
-        return [_learn([source], config), subword.learn_word_model(target)]
-    return [_learn([source], config), _learn([target], replace(config, symbols=None))]
+        target_model = subword.learn_word_model(target, version=version)
+        return [_learn([source], config, version), target_model]
+    target_config = replace(config, symbols=None)
+    return [_learn([source], config, version), _learn([target], target_config, version)]
 
 
-def _learn(texts: list[list[Path]], config: SubwordConfig) -> subword.SubwordModel:
+def _learn(texts: list[list[Path]], config: SubwordConfig, version: int) -> subword.SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
-    paths = [*chain(*texts)]
+    learn = partial(subword.learn_subword_model, [*chain(*texts)], config, version=version)
     if config.vocab_size is not None:
-        return subword.learn_subword_model(paths, config, vocab_size=config.vocab_size)
+        return learn(vocab_size=config.vocab_size)
     num_pairs = sum(1 for path in texts[0] for _ in read_lines(path, strict=False))
     size = subword.default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
-        model = subword.learn_subword_model(paths, config, vocab_size=size)
+        model = learn(vocab_size=size)
     except subword.VocabularySizeError as error:
-        model = subword.learn_subword_model(paths, config, vocab_size=error.nearest)
+        model = learn(vocab_size=error.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
         "with --vocab-size)"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -90,9 +90,9 @@ def prepare(
 ) -> PrepareResult:
     """Prepare a dataset: download, extract, clean, learn the subword model, binarize.
 
-    Only training text is cleaned; validation and test text keep every line unchanged. A step is
-    skipped if its inputs have not changed and its outputs exist, so files that only earlier steps
-    read may be deleted, and a killed call is resumed by the next one.
+    Only training text is cleaned; validation and test text keep every line, with Unicode composed.
+    A step is skipped if its inputs have not changed and its outputs exist, so files that only
+    earlier steps read may be deleted, and a killed call is resumed by the next one.
 
     Args:
         recipe: Where the text comes from.
@@ -147,7 +147,7 @@ def prepare(
             },
             keep_steps=not force,
         )
-        writer = TextWriter(sources, cleaning, *scorers, manifest, force)
+        writer = TextWriter(sources, cleaning, cleaning.normalization, *scorers, manifest, force)
         if share is not None:
             writer.write_share(share)
             return PrepareResult(data_dir=out_dir, is_new=False)
@@ -189,7 +189,9 @@ def append_text(
     """
     with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
-        before = (manifest.inputs("clean") or {}).get("cleaning", {})
+        # What an older record lacks.
+        before = {"normalize_unicode": manifest.normalization.unicode}
+        before |= (manifest.inputs("clean") or {}).get("cleaning", {})
         table = {**before, **recipe.settings("cleaning"), **overrides.get("cleaning", {})}
         cleaning = settings_from(CleaningConfig, table)
         _check_appended(recipe, manifest, cleaning, overrides)
@@ -205,7 +207,8 @@ def append_text(
             verify=verify,
         )
         scorers = _scorers(recipe, cleaning)
-        writer = TextWriter(sources, cleaning, *scorers, manifest, step_prefix=f"{step}.")
+        rules = manifest.normalization
+        writer = TextWriter(sources, cleaning, rules, *scorers, manifest, step_prefix=f"{step}.")
         is_new = writer.append()
         manifest.save()
         if not text_only:
@@ -231,6 +234,7 @@ def _check_appended(
         for name in {**getattr(recipe, section), **overrides.get(section, {})}
     ]
     new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
+    normalization = manifest.normalization
     weights = [text.weight for text in (*manifest.training_texts(), *recipe.train)]
     if not manifest.part_sizes():
         problem = f"an older tfm prepared {folder}: prepare it again, then append"
@@ -245,8 +249,8 @@ def _check_appended(
         problem = "--append adds training text: leave out all other text"
     elif settings:
         problem = f"appended text is encoded as that of {folder}: leave out {', '.join(settings)}"
-    elif cleaning.normalize_space != manifest.normalizes_space:
-        problem = f"normalize_space must be as in {folder}: leave it out"
+    elif replace(cleaning.normalization, version=normalization.version) != normalization:
+        problem = f"normalize_space and normalize_unicode must be as in {folder}: leave them out"
     elif None in weights and any(weights):
         problem = f"give all texts of {folder} and those to append a weight, or none of them"
     elif new_tags:

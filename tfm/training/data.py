@@ -78,7 +78,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         UsageError: The settings do not fit the dataset.
     """
     manifest = Manifest.load(data_dir)
-    vocabulary = Vocabulary.load(data_dir, normalizes_space=manifest.normalizes_space)
+    vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     index = DatasetIndex.load(data_dir / "bin")
     _check_binarized(manifest, index, vocabulary)
     # Only a model to start from may have a joint vocabulary with two segmentations.
@@ -127,7 +127,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             step=0,
             task=manifest.task,
             search=manifest.settings("search"),
-            normalizes_space=manifest.normalizes_space,
+            normalization=manifest.normalization,
             tags=manifest.tags(),
             bleu_tokenizer=bleu_tokenizer(manifest.target),
         ),

@@ -15,6 +15,7 @@ _HEX_DIGITS = {"sha256": 64, "md5": 32}
 # The name of a recipe may be used as that of a folder.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
+_OF_ALL_TEXTS = {"normalize_space", "normalize_unicode", "part_pairs"}  # settings of [cleaning]
 _OPUS_URL = "https://object.pouta.csc.fi"
 _OPUS_CORPUS = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _OPUS_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]+)*")
@@ -105,6 +106,12 @@ class TextOptions:
     weight: float | None = None
     cleaning: Table = field(default_factory=dict)
 
+    def place(self, number: int) -> int:
+        """Return the number in the file of the Nth pair that is taken; both count from 1."""
+        if self.except_every is not None:
+            number += (number - 1) // (self.except_every - 1)
+        return number * (self.every or 1)
+
     def options(self) -> dict[str, Any]:
         """Return these options by name."""
         return {item.name: getattr(self, item.name) for item in fields(TextOptions)}
@@ -121,7 +128,7 @@ class TextOptions:
             step = getattr(self, name)
             if step is not None and step < 2:
                 yield f"{name} is {step}, but must be at least 2"
-        for name in sorted({"normalize_space", "part_pairs"}.intersection(self.cleaning)):
+        for name in sorted(_OF_ALL_TEXTS.intersection(self.cleaning)):
             yield f"{name} holds for all texts: set it in [cleaning]"
 
 

@@ -96,7 +96,7 @@ def compare(
     max_positions = getattr(info.run.model, "learned_positions", None)
     ours = [best for [best] in translator.search(lines, config)]
     theirs = _translate(program, lines, _limits(lines, vocabulary, config, max_positions))
-    texts = vocabulary.target.decode(their.token_ids for their in theirs)
+    texts = vocabulary.outputs(their.token_ids for their in theirs)
     # Encoding a translation may give more pieces than the search, and too many to score.
     lengths = map(len, vocabulary.target.encode([our.text for our in ours]))
     fits = [max_positions is None or length < max_positions for length in lengths]
@@ -111,12 +111,12 @@ def compare(
             Difference(
                 line_number=number,
                 ours=our.text,
-                theirs=text.replace("\n", " "),
+                theirs=text,
                 gain=their.log_prob - our.log_prob,
                 is_cut=their.is_cut,
             )
             for number, our, their, text in zip(numbered, ours, theirs, texts, strict=True)
-            if our.text != text.replace("\n", " ")
+            if our.text != text
         ],
         max_error=_max_error(program, scored_lines, scored, vocabulary),
         beam_size=config.beam_size,

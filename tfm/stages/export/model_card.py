@@ -35,7 +35,7 @@ batch = tokenizer(["…"], return_tensors="pt", padding=True, truncation=True)
 print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 ```
 
-One sentence is one input. The tokenizer cleans text as the training text was cleaned.
+One sentence is one input. The tokenizer normalizes text as the training text was: {normalization}.
 
 ## Training data
 
@@ -64,6 +64,7 @@ def model_card(model_dir: Path, info: ModelInfo, *, num_parameters: int) -> str:
         num_parameters=num_parameters,
         num_pieces=info.vocab_sizes[1],
         version=__version__,
+        normalization=_normalization(info),
         data=_data(info),
         quality=_quality(model_dir, info),
         model=_model(info),
@@ -79,6 +80,12 @@ def _data(info: ModelInfo) -> str:
     texts = Manifest.load(data_dir).training_texts()
     lines = [f"- {text.name}: {text.kept:,} sentence pairs" for text in texts]
     return "\n".join([f"{name}:", "", *lines]) if lines else f"{name}."
+
+
+def _normalization(info: ModelInfo) -> str:
+    rules = info.normalization
+    names = {"white space and invisible characters": rules.space, "Unicode to NFC": rules.unicode}
+    return " and ".join(name for name, is_on in names.items() if is_on) or "not at all"
 
 
 def _model(info: ModelInfo) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
-from tfm.data.cleaning import INVISIBLE, SPACES
-from tfm.data.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
+from tfm.config.normalization import SPACES
+from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, Vocabulary
 from tfm.errors import UsageError
 
 _FIRST_BYTE = "<0x00>"
@@ -55,7 +55,7 @@ def new_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, EOS)]
     )
-    tokenizer.decoder = decoders.Sequence(list(_decoders()))
+    tokenizer.decoder = decoders.Sequence(list(_decoders(vocabulary)))
     _check_equal(tokenizer, vocabulary)
     return tokenizer
 
@@ -75,25 +75,30 @@ def _content(tag: str) -> str:
 
 def _normalizers(vocabulary: Vocabulary) -> Iterator[normalizers.Normalizer]:
     """Yield the steps of `Vocabulary.clean`, of `SubwordModel.encode` and of SentencePiece."""
-    if vocabulary.normalizes_space:
-        yield normalizers.Replace(Regex(INVISIBLE.pattern), "")
+    rules = vocabulary.normalization
+    for character, replacement in rules.replacements.items():
+        yield normalizers.Replace(character, replacement)
+    if rules.space:
+        yield normalizers.Replace(Regex(rules.invisible.pattern), "")
         yield normalizers.Replace(Regex(SPACES.pattern), " ")
         yield normalizers.Replace(Regex(r"\A | \z"), "")
     else:
         yield normalizers.Replace(Regex(rf"\A{SPACES.pattern}\z"), "")
-    for character, escaped in ESCAPES:
+    if rules.unicode:
+        yield normalizers.NFC()
+    for character, escaped in vocabulary.source.escapes.items():
         yield normalizers.Replace(character, escaped)
     yield normalizers.Prepend(SPACE_MARK)
     yield normalizers.Replace(" ", SPACE_MARK)
 
 
-def _decoders() -> Iterator[decoders.Decoder]:
+def _decoders(vocabulary: Vocabulary) -> Iterator[decoders.Decoder]:
     """Yield the steps of SentencePiece and of `SubwordModel.decode`."""
     yield decoders.Replace(SPACE_MARK, " ")
     yield decoders.ByteFallback()
     yield decoders.Fuse()
     yield decoders.Strip(" ", 1, 0)
-    for character, escaped in reversed(ESCAPES):
+    for character, escaped in reversed(vocabulary.source.escapes.items()):
         yield decoders.Replace(escaped, character)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
+from tfm.data.tags import tagged, untagged
 from tfm.errors import DataError, UsageError
 from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
@@ -184,9 +185,11 @@ class Route:
         Raises:
             DataError: One of them is too long.
         """
-        tagged = source if self.search.tag is None else f"{self.search.tag} {source}"
+        if (tag := self.search.tag) is not None:
+            is_tag = self.model.vocabulary.source.has_tag
+            source = tagged(untagged(source, tag, is_tag, place="the sentence"), tag)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.model.thread, self.model.attention, tagged, target)
+        return await loop.run_in_executor(self.model.thread, self.model.attention, source, target)
 
 
 def routes_of(models: Sequence[ServedModel]) -> Mapping[tuple[str, str], Route]:

@@ -7,13 +7,23 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tfm.config import BleuTokenizer, RunConfig, SearchConfig, Task, run_config, run_table
+from tfm.config import (
+    FIRST_NORMALIZATION,
+    LATEST_NORMALIZATION,
+    BleuTokenizer,
+    Normalization,
+    RunConfig,
+    SearchConfig,
+    Task,
+    run_config,
+    run_table,
+)
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.calibration import Calibration
@@ -66,8 +76,7 @@ class ModelInfo:
         averaged: Steps of the checkpoints that it averages; empty if it is not an average.
         task: "translation" or "parsing".
         search: Values of SearchConfig that suit its dataset better than the defaults.
-        normalizes_space: Whether the white space of its training text was normalized, so that text
-            to translate must be, too.
+        normalization: That of its training text, by which text to translate must be read, too.
         tags: The tags before the sources of its training texts; empty if a text has none.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
@@ -85,7 +94,7 @@ class ModelInfo:
     averaged: tuple[int, ...] = ()
     task: Task = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
-    normalizes_space: bool = True
+    normalization: Normalization = LATEST_NORMALIZATION
     tags: tuple[str, ...] = ()
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
@@ -266,6 +275,9 @@ def _parse_info(record: dict[str, Any]) -> ModelInfo:
     """
     if isinstance(run := record.get("run"), dict):
         record = {**record, "run": run_config(None, run)}
+    if "normalization" not in record:
+        space = record.pop("normalizes_space", True)
+        record["normalization"] = asdict(replace(FIRST_NORMALIZATION, space=space))
     info = from_table(ModelInfo, record)
     SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
     return info
