@@ -18,6 +18,7 @@ _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
 _MIN_BAR_COLUMNS, _NUM_BEFORE_BAR = 8, 4  # more than 4 figures are only shown beside a bar
 _SEPARATOR = " · "
+_MIN_TEXT_COLUMNS = 24  # of a text beside other cells
 # Figures from here on are shown with an exponent.
 _LARGE = 1e6
 
@@ -77,6 +78,77 @@ def format_duration(seconds: float) -> str:
     unit, size = next((each for each in units if seconds >= 2 * each[1]), units[-1])
     number = seconds / size
     return f"{number:,.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
+
+
+def format_table(
+    rows: Sequence[Sequence[str]], columns: int | None = None, *, folds: bool = False
+) -> list[str]:
+    """Return the lines of a table; no word is cut or broken: names and paths have to be copied.
+
+    Args:
+        rows: The cells of each row, of which the first is its name.
+        columns: The width of the terminal; None if each row takes one line, whatever its length.
+        folds: Whether the last cells may take several lines. If not, and the table is too wide,
+            empty columns are left out, and then names have lines of their own.
+    """
+    lines = [*map(str.rstrip, _padded(rows))]
+    if columns is None or max(map(_width, lines), default=0) <= columns:
+        return lines
+    if folds:
+        return _folded(rows, columns)
+    kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    lines = [*map(str.rstrip, _padded([*zip(*kept, strict=True)]))]
+    if max(map(_width, lines)) <= columns:
+        return lines
+    names, *others = kept
+    details = _padded([*zip(*others, strict=True)])
+    pairs = zip(names, details, strict=True)
+    return [line for name, rest in pairs for line in (name, f"  {rest.rstrip()}")]
+
+
+def _folded(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
+    """Return the lines of a table whose last cells are folded beside the others, or below them."""
+    heads = _padded([row[:-1] for row in rows])
+    indent = _width(heads[0]) + 2
+    is_below = columns - indent < _MIN_TEXT_COLUMNS
+    if is_below:
+        indent = 4
+    lines: list[str] = []
+    for head, row in zip(heads, rows, strict=True):
+        first, *others = [""] * is_below + _fold(row[-1], columns - indent)
+        lines.append(f"{head}  {first}".rstrip())
+        lines += [" " * indent + line for line in others]
+    return lines
+
+
+def _fold(text: str, columns: int) -> list[str]:
+    """Return a text as lines; a longer word has a line of its own."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and _width(longer) > columns:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _padded(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, in columns of equal width."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        for row in rows
+    ]
+
+
+def _width(text: str) -> int:
+    """Return the number of columns of a text on a terminal."""
+    from rich.cells import cell_len  # would delay tfm --help
+
+    return cell_len(text)
 
 
 def _escaped(text: str) -> str:
@@ -174,8 +246,6 @@ class Progress:
 
     def _bar_format(self) -> str:
         """Return whole fields, the most important first, and a bar in what is left of the line."""
-        from tqdm.utils import disp_len
-
         total, seconds = self._bar.total, time.monotonic() - self._started
         rate = (self.done - self._initial) / seconds
         time_left = total and rate and f"{format_duration((total - self.done) / rate)} left"
@@ -188,7 +258,7 @@ class Progress:
             self._speed(rate),
         ]
         columns = self._bar.format_dict["ncols"] or shutil.get_terminal_size().columns
-        ends = [*accumulate(len(_SEPARATOR) + disp_len(field) for field in fields)]
+        ends = [*accumulate(len(_SEPARATOR) + _width(field) for field in fields)]
         bar = f"{_SEPARATOR}{self.done / total:.0%} |" if total else ""
         room = columns + len(_SEPARATOR)
         if bar and ends[:_NUM_BEFORE_BAR][-1] <= room - len(bar) - _MIN_BAR_COLUMNS - 1:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from tfm.reporting import format_duration, printable, say
+from tfm.reporting import format_duration, format_table, printable, say
 from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from tfm.stages.models import ModelSummary
     from tfm.stages.runs import RunSummary
     from tfm.stages.score import ScoreResult
-
-_WIDE = 1000  # columns
 
 
 @contextmanager
@@ -54,23 +51,22 @@ def continued_output(
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """Print a table of names and values; long values take several lines."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for row in rows.items():
-        table.add_row(*row)
-    _print_table(table)
+    """Print a table of names and values; on a terminal, long values take several lines."""
+    print(*format_table([*rows.items()], _columns(), folds=True), sep="\n")  # noqa: T201
 
 
 def print_recipes(recipes: "Iterable[Recipe]") -> None:
     """Print name, languages, size of the training text and description of each recipe."""
-    table = Table.grid(padding=(0, 2))
-    for recipe in recipes:
-        languages = f"{recipe.source}-{recipe.target}"
-        table.add_row(recipe.name, languages, _training_size(recipe), recipe.description)
-    # In a pipe, each recipe takes one line.
-    _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
+    rows = [
+        (each.name, f"{each.source}-{each.target}", _training_size(each), each.description)
+        for each in recipes
+    ]
+    print(*format_table(rows, _columns(), folds=True), sep="\n")  # noqa: T201
+
+
+def _columns() -> int | None:
+    """Return the width of the terminal; None if the output goes elsewhere."""
+    return Console().width if sys.stdout.isatty() else None
 
 
 def print_runs(runs: "Iterable[RunSummary]") -> None:
@@ -87,23 +83,17 @@ def print_models(models: "Iterable[ModelSummary]") -> None:
 
 def _print_summaries(summaries: Iterable[tuple[Mapping[str, str], str | None]]) -> None:
     """Print rows with the same columns as a table; in a pipe, each takes one line."""
-    table = Table.grid(padding=(0, 2))
-    for number, (cells, problem) in enumerate(summaries):
-        if number == 0:
-            table.add_row(*cells, style="dim")
-        table.add_row(*(escape(printable(cell)) for cell in cells.values()))
+    rows: list[Sequence[str]] = []
+    for cells, problem in summaries:
+        rows = rows or [[*cells]]
+        rows.append([*map(printable, cells.values())])
         if problem is not None:
             say(f"warning: {problem}")
-    if table.rows:
-        _print_table(table, width=None if sys.stdout.isatty() else _WIDE)
-
-
-def _print_table(table: Table, *, width: int | None = None) -> None:
-    """Print a table without the spaces with which rich fills the last column."""
-    console = Console(highlight=False, width=width)
-    with console.capture() as capture:
-        console.print(table)
-    print(*map(str.rstrip, capture.get().splitlines()), sep="\n")  # noqa: T201
+    lines = format_table(rows, _columns())
+    num_titles = len(lines) // len(rows) if rows else 0
+    for line in lines[:num_titles]:
+        Console(highlight=False, soft_wrap=True).print(Text(line, "dim"))
+    print(*lines[num_titles:], sep="\n", end="\n" * bool(rows))  # noqa: T201
 
 
 def _training_size(recipe: "Recipe") -> str:
@@ -158,7 +148,8 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
     for each in findings:
         found.append(each)
         if not as_json:
-            print(f"{each.level:<8} {each.check:<10} {each.what}", flush=True)  # noqa: T201
+            row = (f"{each.level:<8} {each.check:<9}", each.what)
+            print(*format_table([row], _columns(), folds=True), sep="\n", flush=True)  # noqa: T201
             if each.remedy:
                 print(f"{'':<19} → {each.remedy}", flush=True)  # noqa: T201
     if as_json:
@@ -208,17 +199,21 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         return
     references = ", ".join(result.references)
     say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
-    console = Console(highlight=False)
+    console, columns = Console(highlight=False), _columns()
     for score in result.scores:
-        console.print(f"{score.label} = {score.value:.2f}", style="bold", end="  ", markup=False)
+        value = f"{score.label} = {score.value:.2f}"
+        fits = columns is None or len(value) + 2 + len(score.signature) <= columns
+        console.print(value, style="bold", end="  " if fits else "\n  ", markup=False)
         console.print(score.signature, style="dim", markup=False, soft_wrap=True)
         details = (
             f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
             for name, value in score.details.items()
         )
-        comparison = score.comparison and _format_comparison(score.value, score.comparison)
-        for text in filter(None, [", ".join(details), comparison, score.note]):
-            console.print(f"    {text}", markup=False, soft_wrap=True)
+        texts = [", ".join(details), score.note]
+        if score.comparison is not None:
+            texts.insert(1, _format_comparison(score.value, score.comparison))
+        for text in filter(None, texts):
+            print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
 
 
 def _format_comparison(value: float, comparison: "Comparison") -> str:

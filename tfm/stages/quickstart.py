@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
-from tfm.reporting import format_duration
+from tfm.reporting import format_duration, format_table
 from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
 
@@ -65,7 +64,7 @@ def quickstart(
     out_dir.mkdir(parents=True, exist_ok=True)
     console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
-    times = Table("stage", Column("time", justify="right"))
+    times = [("time", "stage")]
     for purpose, commands in _COMMAND_LINES:
         line = " | ".join(f"tfm {command}" for command in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
@@ -73,13 +72,21 @@ def quickstart(
         started = time.monotonic()
         outputs |= _run(commands, out_dir, program)
         duration = format_duration(time.monotonic() - started)
-        times.add_row(line, duration)
+        times.append((duration, line))
         console.print(duration, style="dim")
-    scores = Table("metric", Column("score", justify="right"), "signature")
-    for score in json.loads(outputs[_SCORE])["scores"]:
-        scores.add_row(score["label"], f"{score['value']:.1f}", score["signature"])
+    scores = [("metric", "score", "signature")] + [
+        (score["label"], f"{score['value']:.1f}", score["signature"])
+        for score in json.loads(outputs[_SCORE])["scores"]
+    ]
     samples = _samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
-    console.print("", times, "", samples, scores, "")
+    columns = console.width if console.is_terminal else None
+    for lines in (
+        format_table(times, columns, folds=True),
+        format_table(samples, columns, folds=True),
+        format_table(scores, columns),
+    ):
+        console.print(Text("\n".join(["", *lines])), soft_wrap=True)
+    console.print()
     console.print("What to try next:", style="bold")
     reports = sorted(map(str, out_dir.glob("runs/*/report.html")))
     steps = [(report, "the training curves (open in a browser)") for report in reports]
@@ -132,14 +139,17 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
     return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
 
 
-def _samples(out_dir: Path, translations: Sequence[str]) -> Table:
+def _samples(out_dir: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
     """Show the translations at the beginning, the middle and the end of the test set."""
     record = read_json(out_dir / "runs" / LAST_GENERATION)
     sources, references = (read_lines(out_dir / record[key]) for key in ("source", "reference"))
-    samples = Table.grid(padding=(0, 2))
-    for number in (0, (len(translations) - 1) // 2, len(translations) - 1):
-        samples.add_row("source", Text(sources[number]))
-        samples.add_row("translation", Text(translations[number]))
-        samples.add_row("reference", Text(references[number]))
-        samples.add_row()
-    return samples
+    return [
+        row
+        for number in (0, (len(translations) - 1) // 2, len(translations) - 1)
+        for row in (
+            ("source", sources[number]),
+            ("translation", translations[number]),
+            ("reference", references[number]),
+            ("", ""),
+        )
+    ][:-1]
