@@ -1,5 +1,7 @@
 """The stages as functions of the package."""
 
+import contextlib
+import inspect
 import json
 import os
 import re
@@ -12,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tfm
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.errors import InterruptedRunError, TfmError, UsageError
+from tfm.errors import DataError, InterruptedRunError, TfmError, UsageError
 from tfm.inference.translator import Translator
 from tfm.storage.checkpoint.run_folder import checkpoints, step_of
 
@@ -146,6 +149,21 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
             "text is source and target, or one .tsv file with both, ",
         ),
         ("prepare(train='in.en', out='x')", "in.en is given as source and target: give two files,"),
+        ("prepare(train=b'in.en')", "train is b'in.en', but must be a path"),
+        ("prepare(train=[('in.en', 5)])", "train[1] is 5, but must be a path"),
+        ("prepare('x', languages='ende')", "languages is 'ende', but must be two codes"),
+        ("prepare('x', force='no')", "force is 'no', but must be true or false"),
+        ("train(5)", "data is 5, but must be a path"),
+        ("train('.', run=['x'])", "run is ['x'], but must be a path"),
+        ("train('.', arch=3)", "arch is 3, but must be text"),
+        ("average(None, out=0)", "out is 0, but must be a path"),
+        ("score(5, 'in.en')", "hypotheses is 5, but must be a path, or a list of texts"),
+        (
+            "score(['one'], [['one'], 5])",
+            "reference[1] is 5, but must be a path, or a list of texts",
+        ),
+        ("score(['one', b'two'], ['one', 'two'])", "hypotheses[1] is b'two', but must be text"),
+        ("score('in.en', 'in.en', metric=5)", "metric is 5, but must be a list of texts"),
     ],
 )
 def test_a_mistake_in_a_call_is_one_line(elsewhere, call, message):
@@ -153,6 +171,69 @@ def test_a_mistake_in_a_call_is_one_line(elsewhere, call, message):
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         eval(call, {name: getattr(tfm, name) for name in tfm.__all__})
     assert "\n" not in str(caught.value)
+
+
+# Where a type has a sensible meaning, it works.
+TYPES = [
+    *(None, b"x", b"", 5, 0.5, 10**30, float("nan"), True, "", "\0", "\ud800", "text", Path("no")),
+    *([], [None], [1], ["a"], [["a"]], ("a",), {"a": 1}, {1}, range(3), len, object()),
+    *(np.int64(3), np.float32(0.5), np.bool_(True), np.array(["a", "b"]), np.zeros((2, 2))),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [
+        (tfm.prepare, ["subwords", "max_length_ratio", "drop_empty", "symbols"]),
+        (tfm.train, ["max_steps", "dropout", "also_valid", "precision", "average"]),
+        (tfm.average, ["last", "best", "calibrate"]),
+        (tfm.score, ["tokenize", "lowercase", "bootstrap_samples"]),
+    ],
+)
+def test_no_type_of_an_argument_ends_in_another_error(elsewhere, function, settings, capfd):
+    parameters = [n for n in inspect.signature(function).parameters if n != "settings"]
+    required = {"hypotheses": ["a"], "reference": ["a"]} if function is tfm.score else {}
+    for name in (*parameters, *settings):
+        for value in (*TYPES, (each for each in "ab")):
+            with contextlib.suppress(TfmError):
+                function(**{**required, name: value})
+
+
+def test_numbers_of_numpy_and_paths_are_settings(elsewhere):
+    for settings in ({"max_steps": np.int64(3)}, {"dropout": np.float64(0.5), "shard": np.False_}):
+        with pytest.raises(DataError, match="holds no dataset"):
+            tfm.train(**settings)
+
+
+def test_lists_are_scored_as_their_files(elsewhere):
+    texts = {"out": ["zwei Hunde .", "rot"], "one": ["zwei Hunde", "rot"], "two": ["2 Hunde", "r"]}
+    for name, lines in texts.items():
+        (elsewhere / f"{name}.de").write_text("".join(f"{line}\n" for line in lines))
+    of_files = tfm.score("out.de", ["one.de", "two.de"])
+    of_lists = tfm.score(texts["out"], [texts["one"], texts["two"]])
+    assert of_lists.scores == of_files.scores
+    assert of_lists.hypotheses == "hypotheses"
+    assert of_lists.references == ["reference 1", "reference 2"]
+    one = tfm.score("out.de", "one.de", baseline="two.de", bootstrap_samples=9)
+    with_ends = (f"{line}\n" for line in texts["out"])
+    of_list = tfm.score(with_ends, tuple(texts["one"]), baseline=texts["two"], bootstrap_samples=9)
+    assert of_list.scores == one.scores
+    mixed = tfm.score(np.array(texts["out"]), Path("one.de"))
+    assert mixed.scores == tfm.score("out.de", [texts["one"]]).scores
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([[], ["a"]], "hypotheses is empty"),
+        ([["a"], ["a", "b"]], "hypotheses and reference 1 have 1 and 2 lines"),
+        ([["a"], ["a"], ["x", "y"]], "baseline have 1 and 2 lines"),
+    ],
+)
+def test_lists_that_cannot_be_scored_are_named(texts, message):
+    hypotheses, reference, *baseline = texts
+    with pytest.raises(DataError, match=message):
+        tfm.score(hypotheses, reference, baseline=baseline[0] if baseline else None)
 
 
 def test_a_model_is_trained_in_another_thread_than_the_main_one(data_dir, capfd):

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,12 +42,34 @@ def test_a_string_is_one_sentence(translator):
 
 
 def test_a_string_in_place_of_a_list_is_refused_where_results_are_lists(translator):
-    with pytest.raises(TypeError, match="pass a list of sentences"):
+    with pytest.raises(UsageError, match="but must be a list of texts"):
         translator.search("seven", SHORT)
-    with pytest.raises(TypeError, match="pass a list of sentences"):
+    with pytest.raises(UsageError, match="but must be a list of texts"):
         translator.search(["seven"], SHORT, prefixes="S")
-    with pytest.raises(TypeError, match="pass a list of sentences"):
+    with pytest.raises(UsageError, match="but must be a list of texts"):
         translator.score_targets("seven", ["sieben"], SHORT)
+
+
+@pytest.mark.parametrize("wrong", [5, b"x", [b"x"], [None], np.int64(1), {"a": 1}, ["a", 2]])
+def test_what_is_no_text_is_named(translator, wrong):
+    for name, call in (
+        ("lines", lambda: translator.translate(wrong)),
+        ("lines", lambda: translator.score_targets(wrong, ["a"])),
+        ("targets", lambda: translator.score_targets(["a"], wrong)),
+        ("prefixes", lambda: translator.search(["a"], prefixes=wrong)),
+        ("first_line", lambda: translator.search(["a"], first_line=str(wrong))),
+        ("config", lambda: translator.search(["a"], wrong)),
+        ("path", lambda: Translator.load(wrong)),
+    ):
+        with pytest.raises(UsageError, match=rf"^{name}(\[.\])? is .*, but must be"):
+            call()
+
+
+def test_texts_may_be_an_array_or_a_generator(translator):
+    expected = translator.translate(["seven", "two"], SHORT)
+    for lines in (np.array(["seven", "two"]), ("seven", "two"), (x for x in ("seven", "two"))):
+        assert translator.translate(lines, SHORT) == expected
+    assert translator.search(["seven"], SHORT, first_line=np.int64(3))
 
 
 def test_each_line_gets_one_translation_and_empty_ones_stay_empty(translator):

@@ -22,6 +22,13 @@ from tfm.config import (
     by_section,
     settings_from,
 )
+from tfm.config.arguments import (
+    check_arguments,
+    lines_from,
+    path_from,
+    paths_from,
+    wrong_argument,
+)
 from tfm.errors import UsageError
 from tfm.stages.defaults import (
     DATA_ROOT,
@@ -49,6 +56,8 @@ if TYPE_CHECKING:
     from tfm.stages.train import TrainResult
 
 StrPath = str | os.PathLike[str]
+Text = StrPath | Iterable[str]  # a file, or its lines
+_FILE = (str, bytes, os.PathLike)
 Paths = StrPath | Sequence[StrPath]
 PathPairs = Paths | Sequence[Sequence[StrPath]]
 
@@ -101,6 +110,10 @@ def prepare(
         UsageError: Arguments are wrong or contradict each other, or a file does not exist.
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small.
     """
+    check_arguments(str, part=part)
+    check_arguments(bool, verify=verify, text_only=text_only, append=append, force=force)
+    check_arguments(bool, fetch_only=fetch_only)
+    verify = verify is not False  # None is the default, too
     from tfm.data.text_parts import Share
     from tfm.stages.prepare import append_text, requested_recipe
     from tfm.stages.prepare import prepare as run_stage
@@ -111,7 +124,7 @@ def prepare(
         raise UsageError(
             "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
         )
-    out_dir = new_folder(_path(out))
+    out_dir = new_folder(_path("out", out))
     if append and (out_dir is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
     given = {"--part": part, "--fetch-only": fetch_only, "--append": append}
@@ -122,13 +135,17 @@ def prepare(
             "--text-only, too: give one"
         )
     selected_recipe = requested_recipe(
-        None if recipe is None else str(recipe),
-        text={"train": _pairs(train), "valid": _pairs(valid), "test": _pairs(test)},
-        languages=languages,
+        None if recipe is None else str(path_from("recipe", recipe)),
+        text={
+            "train": _pairs("train", train),
+            "valid": _pairs("valid", valid),
+            "test": _pairs("test", test),
+        },
+        languages=_languages(languages),
         trees={
-            "train": existing_path(_paths(train_trees)),
-            "valid": existing_path(_paths(valid_trees)),
-            "test": existing_path(_paths(test_trees)),
+            "train": existing_path(paths_from("train_trees", train_trees)),
+            "valid": existing_path(paths_from("valid_trees", valid_trees)),
+            "test": existing_path(paths_from("test_trees", test_trees)),
         },
         out_dir=out_dir,
     )
@@ -140,9 +157,9 @@ def prepare(
     return run(
         selected_recipe,
         folder,
-        mirror=None if mirror is None else str(mirror),
+        mirror=None if _path("mirror", mirror) is None else str(mirror),
         verify=verify,
-        downloads_dir=new_folder(_path(downloads)),
+        downloads_dir=new_folder(_path("downloads", downloads)),
         overrides=overrides,
         text_only=text_only,
     )
@@ -182,17 +199,18 @@ def train(
     overrides = _by_section(
         train, RUN_SETTINGS, settings, gpus="tfm train --gpus on the command line"
     )
-    run_dir = new_folder(_path(run))
+    check_arguments(str, arch=arch)
+    run_dir = new_folder(_path("run", run))
     settings_for = partial(
         run_settings,
         run=run_dir,
         arch=arch,
-        config=existing_file(_path(config)),
+        config=existing_file(_path("config", config)),
         overrides=overrides,
-        from_model=existing_folder(_path(from_model)),
+        from_model=existing_folder(_path("from_model", from_model)),
     )
     check_extras(settings_for(None))  # finds mistakes before the dataset is opened
-    data_dir = dataset_to_train_on(existing_folder(_path(data)), run_dir)
+    data_dir = dataset_to_train_on(existing_folder(_path("data", data)), run_dir)
     merged = settings_for(data_dir)
     from tfm.stages.train import train as run_stage
 
@@ -216,7 +234,7 @@ def average(
     """
     given = _by_section(average, [AverageConfig], settings).get("average", {})
     config = settings_from(AverageConfig, given)
-    run_dir, out_dir = existing_folder(_path(run)), new_folder(_path(out))
+    run_dir, out_dir = existing_folder(_path("run", run)), new_folder(_path("out", out))
     from tfm.stages.average import average as run_stage
     from tfm.storage.checkpoint.run_folder import newest_run
 
@@ -224,20 +242,21 @@ def average(
 
 
 def score(
-    hypotheses: StrPath,
-    reference: Paths | None = None,
+    hypotheses: Text,
+    reference: Text | Sequence[Text] | None = None,
     *,
     metric: "MetricName | Sequence[MetricName] | None" = None,
     paper: bool = False,
     language: str | None = None,
-    baseline: StrPath | None = None,
+    baseline: Text | None = None,
     **settings: Any,
 ) -> "ScoreResult":
-    """Score a file of translations, as `tfm score` does.
+    """Score translations, as `tfm score` does.
 
     Args:
-        hypotheses: File of translations; "-" is standard input.
-        reference: One or more reference files; that of the last `tfm generate` if None.
+        hypotheses: File of translations, or a list of them; "-" is standard input.
+        reference: One or more reference files, or lists; that of the last `tfm generate` if None.
+            A list of strings is a reference if the translations are a list, too, or else files.
         metric: One or more metrics; BLEU and chrF, or bracket F1 for trees, if None.
         paper: Also compute BLEU as in the paper.
         language: Target language, for BLEU's tokenizer and the paper's BLEU; that of the last
@@ -247,58 +266,90 @@ def score(
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no reference.
-        DataError: A file is missing, empty or not UTF-8, or the files differ in length.
+        DataError: A text is missing, empty or not UTF-8, or the files differ in length.
     """
+    check_arguments(bool, paper=paper)
+    check_arguments(str, language=language)
     from tfm.stages.score import requested_metrics
     from tfm.stages.score import score as run_stage
 
     given = _by_section(score, [ScoreConfig], settings).get("score", {})
+    names = [] if metric is None else [metric] if isinstance(metric, str) else metric
     metrics = requested_metrics(
-        [metric] if isinstance(metric, str) else metric or (),
+        cast("list[MetricName]", lines_from("metric", names)),
         [*given, *(["language"] if language else [])],
         paper=paper,
         has_baseline=baseline is not None,
     )
-    path = existing_file_or_stream(Path(hypotheses))
+    text = _text("hypotheses", hypotheses, existing_file_or_stream)
     return run_stage(
-        None if path == STANDARD_STREAM else path,
-        existing_file(_paths(reference)),
+        None if text == STANDARD_STREAM else text,
+        _texts("reference", reference, are_lines=isinstance(text, list)),
         metrics=metrics,
         config=settings_from(ScoreConfig, given),
-        baseline=existing_file(_path(baseline)),
+        baseline=None if baseline is None else _text("baseline", baseline),
         language=language,
         runs_dir=RUNS_ROOT,
     )
 
 
-def _path(path: StrPath | None) -> Path | None:
-    return None if path is None else Path(path)
+def _path(name: str, path: StrPath | None) -> Path | None:
+    return None if path is None else path_from(name, path)
 
 
-def _paths(paths: Paths | None) -> list[Path]:
-    if isinstance(paths, str | os.PathLike):
-        return [Path(paths)]
-    return [Path(path) for path in paths or ()]
+def _pairs(name: str, texts: PathPairs | None) -> list[tuple[Path, Path]]:
+    """Return source and target file of one text or of each in a list; the same for a .tsv file."""
+    if texts is None or isinstance(texts, str | bytes | os.PathLike):
+        several: list[Any] = [] if texts is None else [texts]
+    elif not isinstance(texts, Iterable):
+        raise wrong_argument(name, texts, "files, or a list of pairs of files")
+    else:
+        several = list(texts)
+        if all(isinstance(each, str | os.PathLike) for each in several):
+            several = [several] if several else []
+    pairs = []
+    for text in several:
+        paths = existing_file(paths_from(name, text))
+        if len(paths) not in (1, 2):
+            raise UsageError(
+                f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
+                f"{', '.join(map(str, paths))}"
+            )
+        pairs.append((paths[0], paths[-1]))
+    return pairs
 
 
-def _pair(text: Paths | None) -> tuple[Path, Path] | None:
-    """Return source and target file, which are the same for a .tsv file; None without text."""
-    paths = existing_file(_paths(text))
-    if len(paths) > 2:
-        raise UsageError(
-            f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
-            f"{', '.join(map(str, paths))}"
-        )
-    return (paths[0], paths[-1]) if paths else None
+def _text(
+    name: str, text: object, check: Callable[[Path], Path | None] = existing_file
+) -> Path | list[str]:
+    """Return a file that exists, or the lines of a list."""
+    if isinstance(text, Iterable) and not isinstance(text, _FILE):
+        return lines_from(name, text)
+    if not isinstance(text, str | os.PathLike):
+        raise wrong_argument(name, text, "a path, or a list of texts")
+    path = path_from(name, text)
+    check(path)
+    return path
 
 
-def _pairs(texts: PathPairs | None) -> list[tuple[Path, Path]]:
-    """Return source and target file of one text or of each in a list."""
-    if not texts:
+def _texts(name: str, texts: object, *, are_lines: bool) -> list[Path | list[str]]:
+    """Return one or more texts; a list of strings is one text if `are_lines`, or else files."""
+    if texts is None:
         return []
-    is_one = isinstance(texts, str | os.PathLike) or isinstance(texts[0], str | os.PathLike)
-    pairs = map(_pair, [cast("Paths", texts)] if is_one else cast("Sequence[Paths]", texts))
-    return [pair for pair in pairs if pair is not None]
+    if isinstance(texts, _FILE) or not isinstance(texts, Iterable):
+        return [_text(name, texts)]
+    several = list(texts)
+    if several and are_lines and all(isinstance(each, str) for each in several):
+        return [several]
+    return [_text(f"{name}[{number}]", each) for number, each in enumerate(several)]
+
+
+def _languages(languages: object) -> tuple[str, str] | None:
+    if languages is None:
+        return None
+    if isinstance(languages, str) or len(codes := lines_from("languages", languages)) != 2:
+        raise wrong_argument("languages", languages, 'two codes, such as ("en", "de")')
+    return codes[0], codes[1]
 
 
 def _by_section(

@@ -1,6 +1,7 @@
 """Declaring settings, and checking tables of TOML and JSON against dataclasses."""
 
 import math
+import os
 import reprlib
 import types
 import typing
@@ -148,7 +149,11 @@ def expected_value(hint: Any) -> str:
         c for k in kinds if typing.get_origin(k) is typing.Literal for c in typing.get_args(k)
     ]
     known = (words for kind, words in _TYPE_NAMES.items() if kind in kinds)
-    return f"one of {', '.join(choices)}" if choices else next(known, "a value")
+    return (
+        f"one of {', '.join(choices)}"
+        if choices
+        else next(known, f"a {getattr(hint, '__name__', 'value')}")
+    )
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -195,7 +200,8 @@ def by_section(
             name = names[given_name]
             if name in values:
                 problems.append(f"{name} is given twice, under two names: leave one out")
-            values[name] = value
+            # Numbers and arrays of NumPy and torch become those of Python.
+            values[name] = value.tolist() if hasattr(value, "tolist") else value
     if problems:
         raise UsageError(list_problems(problems))
     tables: dict[str, dict[str, Any]] = {}
@@ -325,7 +331,8 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
             is_valid = isinstance(value, str) and kinds[1].fullmatch(value)
             expected = kinds[2] if len(kinds) > 2 else f"of the form {kinds[1].pattern}"
         case typing.Literal:
-            is_valid, expected = value in kinds, f"one of {', '.join(map(str, kinds))}"
+            is_valid = type(value) in map(type, kinds) and value in kinds
+            expected = expected_value(hint)
         case _:
             return _convert_items(value, hint, label, is_count=is_count)
     if not is_valid:
@@ -358,6 +365,8 @@ def _convert_plain(value: Any, hint: type[Any], label: str, *, is_count: bool) -
             return from_table(hint, value)
         except ValueError as error:
             raise ValueError(f"{label}: {error}") from error
+    if hint is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if hint is float and type(value) is int:
         if abs(value) > _MAX_INTEGER:
             raise _wrong(label, value, f"from {-_MAX_INTEGER} to {_MAX_INTEGER}")

@@ -1,5 +1,6 @@
 """Translating plain text with trained models: the library's interface."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -7,6 +8,7 @@ from typing import Any, overload
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
+from tfm.config.arguments import check_arguments, lines_from, path_from, wrong_argument
 from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import Vocabulary
@@ -20,6 +22,7 @@ from tfm.model.build import Model
 from tfm.storage.checkpoint.calibration import Calibration
 from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.checkpoint.run_folder import find_model
+from tfm.storage.paths import existing_file
 
 
 class Translator:
@@ -78,7 +81,7 @@ class Translator:
         """
         given = by_section([InferenceConfig], settings)
         inference = settings_from(InferenceConfig, given.get("inference", {}))
-        folders = [find_model(Path(folder)) for folder in (path, *more_paths)]
+        folders = [find_model(path_from("path", folder)) for folder in (path, *more_paths)]
         if inference.threads is not None:
             set_num_threads(inference.threads)
         compute = verified_compute(inference.device, inference.precision)
@@ -155,7 +158,7 @@ class Translator:
             DataError: A line or prefix has more tokens than the model accepts, or the numbers of
                 lines and prefixes differ.
         """
-        chunk = _chunk(lines, prefixes, first_line)
+        chunk = _chunk(lines, first_line, prefixes=prefixes)
         config = self._merge(config, settings, SearchConfig.for_model)
         [(_, found)] = translate_lines(
             self._engine,
@@ -198,7 +201,7 @@ class Translator:
             DataError: A line or target has more tokens than the model accepts, or the numbers of
                 lines and targets differ.
         """
-        chunk = _chunk(lines, targets, first_line)
+        chunk = _chunk(lines, first_line, targets=targets)
         config = self._merge(config, settings, SearchConfig.for_targets)
         [(_, scored)] = score_lines(self._engine, self._vocabulary, [chunk], config)
         return scored
@@ -210,17 +213,25 @@ class Translator:
         merged: Callable[[Table, Table], SearchConfig],
     ) -> SearchConfig:
         """Return the config, or the settings merged over the model's defaults; check both."""
+        check_arguments(SearchConfig, config=config)
         given = by_section([SearchConfig], settings, {"prefixes": "prefixes"})
-        if config is None:
-            return merged(settings_to(self._default_search), given.get("search", {}))
-        if given:
+        if config is not None and given:
             raise UsageError("a SearchConfig and settings by name exclude each other: give one")
+        if config is None:
+            config = merged(settings_to(self._default_search), given.get("search", {}))
+        if config.ban is not None:
+            existing_file(path_from("ban", config.ban))
         return settings_from(SearchConfig, settings_to(config))
 
 
-def _chunk(lines: Iterable[str], paired_lines: Sequence[str] | None, first_line: int) -> Chunk:
-    if isinstance(lines, str) or isinstance(paired_lines, str):
-        raise TypeError("pass a list of sentences, not a string: its characters would be sentences")
-    lines = list(lines)
+def _chunk(lines: Iterable[str], first_line: int, **paired: Iterable[str] | None) -> Chunk:
+    """Return the lines as a chunk, with those of the only other argument by name, if given."""
+    try:
+        first_line = operator.index(first_line)
+    except TypeError:
+        raise wrong_argument("first_line", first_line, "a whole number") from None
+    [(name, other)] = paired.items()
+    lines = lines_from("lines", lines)
+    paired_lines = None if other is None else lines_from(name, other)
     line_numbers = range(first_line, first_line + len(lines))
     return Chunk(line_numbers=line_numbers, lines=lines, paired_lines=paired_lines)

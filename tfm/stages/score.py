@@ -18,6 +18,8 @@ from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.reporting import say
 from tfm.storage.files import STDIN_FILE, is_same_file, read_json
 
+Text = Path | Sequence[str]  # a file, or its lines
+
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION = "last-generation.json"
 LAST_GENERATION_FORMAT = 1
@@ -53,16 +55,16 @@ class ScoreResult:
 
 
 def score(
-    hypotheses: Path | None,
-    references: Sequence[Path],
+    hypotheses: Text | None,
+    references: Sequence[Text],
     *,
     metrics: Sequence[MetricName] | None = None,
     config: ScoreConfig,
-    baseline: Path | None = None,
+    baseline: Text | None = None,
     language: str | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
-    """Score a file of translations, or standard input, against one or more reference files.
+    """Score a file or a list of translations, or standard input, against one or more references.
 
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
@@ -83,35 +85,38 @@ def score(
         check_language(language or _language_of(references[0], runs_dir))
     # Mistakes in the command are reported by now, before waiting for standard input. When that
     # ends, tfm generate has ended and has written its record.
-    name = str(hypotheses or STANDARD_INPUT)
+    name = STANDARD_INPUT if hypotheses is None else _name_of(hypotheses, "hypotheses")
     hypothesis_lines = read_hypotheses(hypotheses)
-    paths = list(references) or [default_reference(runs_dir)]
-    for path in paths:
-        if is_same_file(hypotheses or STDIN_FILE, path):
+    references = list(references) or [default_reference(runs_dir)]
+    read = {_name_of(each, f"reference {n}"): each for n, each in enumerate(references, 1)}
+    for path in references:
+        if _is_same(STDIN_FILE if hypotheses is None else hypotheses, path):
             raise UsageError(f"{name} is the reference {path} itself: name a file of translations")
-    texts = {name: hypothesis_lines} | {str(path): read_lines(path) for path in paths}
+    texts = {name: hypothesis_lines} | {key: read_lines(each, key) for key, each in read.items()}
     if baseline is not None:
-        texts[str(baseline)] = read_lines(baseline)
+        compared = _name_of(baseline, "baseline")
+        texts[compared] = read_lines(baseline, compared)
     check_lengths(texts)
-    chosen_metrics = _choose_metrics(metrics, paths[0])
+    chosen_metrics = _choose_metrics(metrics, references[0])
     _handle_byte_order_marks(texts, chosen_metrics)
-    language = language or _language_of(paths[0], runs_dir)
+    language = language or _language_of(references[0], runs_dir)
+    first, *_ = read
     if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
-        _check_spaces(paths[0], "".join(texts[str(paths[0])]))
+        _check_spaces(first, "".join(texts[first]))
     scores = corpus_scores(
         texts[name],
-        [texts[str(path)] for path in paths],
+        [texts[key] for key in read],
         chosen_metrics,
         config,
-        baseline=None if baseline is None else texts[str(baseline)],
+        baseline=None if baseline is None else texts[compared],
         language=language,
     )
     return ScoreResult(
         scores=scores,
         num_lines=len(hypothesis_lines),
         hypotheses=name,
-        references=[str(path) for path in paths],
-        baseline=None if baseline is None else str(baseline),
+        references=list(read),
+        baseline=None if baseline is None else compared,
     )
 
 
@@ -162,10 +167,10 @@ def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[M
             )
 
 
-def read_hypotheses(path: Path | None) -> list[str]:
+def read_hypotheses(path: Text | None) -> list[str]:
     """Read translations, one per line, from a file or standard input, as `read_lines` does."""
     if path is not None:
-        return read_lines(path)
+        return read_lines(path, "hypotheses")
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
     lines = read_text(sys.stdin.buffer, None)
@@ -176,12 +181,27 @@ def read_hypotheses(path: Path | None) -> list[str]:
     return lines
 
 
-def read_lines(path: Path) -> list[str]:
+def _name_of(text: Text, name: str) -> str:
+    """Return the path of a text, or this name for a list of lines."""
+    return str(text) if isinstance(text, Path) else name
+
+
+def _is_same(one: Text, other: Text) -> bool:
+    return isinstance(one, Path) and isinstance(other, Path) and is_same_file(one, other)
+
+
+def read_lines(path: Text, name: str = "") -> list[str]:
     """Read a text file whose lines end with LF or CR LF; a byte order mark is text.
 
+    Lines of a list may have their ends, as those of `readlines`; its `name` is for messages.
+
     Raises:
-        DataError: The file is missing, empty or not UTF-8.
+        DataError: The file is missing, empty or not UTF-8, or the list empty.
     """
+    if not isinstance(path, Path):
+        if not path:
+            raise DataError(f"{name} is empty: it has no lines to score")
+        return [line.removesuffix("\n").removesuffix("\r") for line in path]
     try:
         with path.open("rb") as file:
             lines = read_text(file, path)
@@ -228,9 +248,9 @@ def default_reference(runs_dir: Path) -> Path:
     return Path(reference)
 
 
-def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Path) -> Sequence[MetricName]:
+def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Text) -> Sequence[MetricName]:
     """Return the given metrics or the defaults; UsageError for metrics of text on trees."""
-    has_trees = reference.suffix == f".{GOLD}"
+    has_trees = isinstance(reference, Path) and reference.suffix == f".{GOLD}"
     if metrics is None:
         return ("bracket-f1",) if has_trees else DEFAULT_METRICS
     if has_trees and "bracket-f1" not in metrics:
@@ -238,20 +258,22 @@ def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Path) -> Se
     return metrics
 
 
-def _check_spaces(path: Path, text: str) -> None:
+def _check_spaces(name: str, text: str) -> None:
     """Warn if BLEU would count the words of text that does not separate them."""
     if not text.isascii() and text.count(" ") < _MIN_SPACES * len(text):
         say(
-            f"warning: {path} has hardly any spaces, but BLEU counts the words between them: name "
+            f"warning: {name} has hardly any spaces, but BLEU counts the words between them: name "
             "its language, as in --language zh"
         )
 
 
-def _language_of(reference: Path, runs_dir: Path) -> str:
+def _language_of(reference: Text, runs_dir: Path) -> str:
     """Return the language in which `tfm generate` wrote for a reference, or else its suffix.
 
-    The last suffix that is a language counts: that of test.zh_Hans.txt is zh_Hans.
+    The last suffix that is a language counts: that of test.zh_Hans.txt is zh_Hans. Lists have none.
     """
+    if not isinstance(reference, Path):
+        return ""
     with suppress(DataError, OSError):
         record = read_json(runs_dir / LAST_GENERATION)
         recorded, language = record.get("reference"), record.get("language")
