@@ -14,6 +14,7 @@ from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
+from tfm.search import spelling
 from tfm.search.scoring import Hypothesis
 from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
@@ -134,7 +135,8 @@ def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
-def test_forced_decoding_agrees_with_the_search(trained_run, num_models):
+def test_forced_decoding_agrees_with_the_search(trained_run, num_models, monkeypatch):
+    monkeypatch.setattr(spelling, "_MAX_OPEN_PIECES", 0)
     translator = Translator.load(*checkpoints(trained_run)[:num_models], device="cpu")
     lines, targets = ["7", "8 cars", ""], ["sieben", "acht Autos kosten viel Geld", "nichts"]
     # Prefixes of the maximum length leave the search no choice.

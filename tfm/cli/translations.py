@@ -68,7 +68,7 @@ def generate(
         None,
         callback=existing_file,
         hidden=True,
-        help="File with a forced beginning of each translation; empty lines force nothing.",
+        help="File with the beginning of each translation, perhaps within a word; may be empty.",
     ),
     score_target: Path | None = typer.Option(
         None,

@@ -130,7 +130,7 @@ class SentenceEncoder:
         """
         prefixes: list[list[int]] = [[] for _ in chunk.lines]
         if chunk.paired_lines is not None:
-            prefixes = self._targets(chunk, "prefix", "prefixes")
+            prefixes = self._targets(chunk, "prefix", "prefixes", keeps_last_space=True)
         sources = self._sources(chunk)
         indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
         max_sentences = None
@@ -198,8 +198,18 @@ class SentenceEncoder:
                 "model's vocabulary: do not rely on its output; further such text is not reported"
             )
 
-    def _targets(self, chunk: Chunk, name: str, plural: str) -> list[list[int]]:
-        lines = self._vocabulary.clean(chunk.paired_lines or [])
+    def _targets(
+        self, chunk: Chunk, name: str, plural: str, *, keeps_last_space: bool = False
+    ) -> list[list[int]]:
+        given = chunk.paired_lines or []
+        lines = self._vocabulary.clean(given)
+        if keeps_last_space:  # which ends a word
+            ends = [
+                line and before[-1:].isspace() for line, before in zip(lines, given, strict=True)
+            ]
+            lines = [
+                f"{x.rstrip()} " if is_end else x for x, is_end in zip(lines, ends, strict=True)
+            ]
         if len(lines) != len(chunk.lines):
             raise DataError(
                 f"there are {len(chunk.lines):,} lines, but {len(lines):,} {plural}: give one each"

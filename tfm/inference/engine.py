@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -22,11 +22,13 @@ from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatc
 from tfm.model.build import Model, load_model
 from tfm.reporting import say
 from tfm.search import search
+from tfm.search.active import Prefixes
 from tfm.search.constraints import constraints_of
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.search.shortlist import search_shortlist
+from tfm.search.spelling import OpenEnd, Spellings
 from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
@@ -54,7 +56,7 @@ class Engine:
         shortlist: The target pieces that source pieces can become, if one was learned.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
-        vocabulary: Returns the models' vocabulary, for searches that ban text.
+        vocabulary: Returns the models' vocabulary, for searches that ban or continue text.
     """
 
     def __init__(
@@ -115,14 +117,24 @@ class Engine:
             if self._shortlist is None:
                 raise UsageError(_NO_SHORTLIST)
             search_with = partial(search_shortlist, self._models, self._shortlist)
+        prefixes: Prefixes = batch.targets
+        open_ends: Sequence[OpenEnd] | None = None
+        if any(prefixes) and self._spellings is not None:
+            prefixes, open_ends = self._spellings.open(prefixes, self._model.max_positions)
         return search_with(
             source,
             lengths,
             config,
             line_numbers=batch.line_numbers,
-            prefixes=batch.targets,
+            prefixes=prefixes,
             constraints=constraints_of(config, self._vocabulary),
+            open_ends=open_ends,
         )
+
+    @cached_property
+    def _spellings(self) -> Spellings | None:
+        """The spellings of prefixes; None without a vocabulary."""
+        return self._vocabulary and Spellings(self._vocabulary().target.surfaces())
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
         source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))

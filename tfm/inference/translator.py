@@ -139,9 +139,8 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences, with scores and alternatives.
 
-        A prefix is split into subword pieces by itself. The translation continues after its last
-        piece, possibly within a word: "Haus" may become "Haustür". A prefix should not end in a
-        space, because a space belongs to the piece after it.
+        Translations begin with the text of their prefix. Its last word may be continued: "Hun" and
+        "Hund" become "Hunde", and "Haus" may become "Haustür", unless white space follows it.
 
         Args:
             lines: Plain text, one sentence per line; empty lines without prefix stay empty.

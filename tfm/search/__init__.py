@@ -13,6 +13,7 @@ from tfm.search.exact import exact_search
 from tfm.search.model import SearchableModel
 from tfm.search.sampling import sample
 from tfm.search.scoring import Hypothesis, check_finite
+from tfm.search.spelling import OpenEnd
 
 
 def search(
@@ -24,6 +25,7 @@ def search(
     line_numbers: Sequence[int] | None = None,
     prefixes: Prefixes | None = None,
     constraints: Constraints | None = None,
+    open_ends: Sequence[OpenEnd] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs with the algorithm that is configured.
 
@@ -35,6 +37,7 @@ def search(
         line_numbers: [B] a number for each source, which seeds its samples; by default from 1 on.
         prefixes: [B] token ids that each output must start with.
         constraints: What outputs may not contain, unless a prefix does.
+        open_ends: [B] what the tokens after these must spell.
 
     Returns:
         The `n_best` hypotheses of each source, best first.
@@ -42,7 +45,7 @@ def search(
     Raises:
         CheckpointError: The model gives no finite probabilities.
     """
-    start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints)
+    start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints, open_ends)
     match config.search:
         case "beam" if config.num_groups > 1:
             found = diverse_beam_search(start, config)
@@ -55,8 +58,9 @@ def search(
             for row, best in enumerate(beam_search(start, config)):
                 one, size = slice(row, row + 1), int(lengths[row])
                 prefix = None if prefixes is None else prefixes[one]
+                end = None if open_ends is None else open_ends[one]
                 alone = ActiveHypotheses(
-                    model, source[one, :size], lengths[one], config, prefix, constraints
+                    model, source[one, :size], lengths[one], config, prefix, constraints, end
                 )
                 found.append(exact_search(alone, best, config).hypotheses)
     check_finite(all(found))

@@ -17,6 +17,7 @@ from tfm.search.constraints import Constraints
 from tfm.search.continuations import NextTokens, indices_on
 from tfm.search.model import SearchableModel
 from tfm.search.scoring import Hypothesis, length_penalty
+from tfm.search.spelling import OpenEnd, SpellingStep, next_step
 
 # The token ids that the output of each source must start with.
 Prefixes: TypeAlias = Sequence[Sequence[int]]
@@ -54,6 +55,7 @@ class ActiveHypotheses:
         config: SearchConfig,
         prefixes: Prefixes | None,
         constraints: Constraints | None = None,
+        open_ends: Sequence[OpenEnd] | None = None,
     ) -> None:
         self.device, num_sentences = lengths.device, len(lengths)
         self._model = model
@@ -68,18 +70,25 @@ class ActiveHypotheses:
         self._rows: Array = np.arange(num_sentences)  # [R] active ones among the B·K
         # [B, P] the token that is forced at each position, or `_ANY`, as at all later positions.
         prefixes = prefixes or [()] * num_sentences
+        self._open_ends = open_ends or [()] * num_sentences  # of all sentences of the batch
         self._forced: Array = np.full((num_sentences, max(map(len, prefixes), default=0) + 1), _ANY)
         for row, prefix in zip(self._forced, prefixes, strict=True):
             row[: len(prefix)] = prefix
+        # [B] maximum numbers of tokens; each spells at least one byte of an open end.
+        sizes = zip(prefixes, self._open_ends, strict=True)
+        longest_prefixes = np.array([len(prefix) + len(end) for prefix, end in sizes], np.int64)
         # [B] maximum number of tokens of an output, EOS included; the minimum is without EOS.
         [source_lengths] = to_host(lengths)
         max_lengths = source_lengths + config.max_extra_length
         if model.max_positions is not None:
             max_lengths = max_lengths.clip(max=model.max_positions)
-        self._max_lengths: Array = np.maximum(max_lengths, (self._forced != _ANY).sum(axis=1) + 1)
+        self._max_lengths: Array = np.maximum(max_lengths, longest_prefixes + 1)
         self._min_length = config.min_length
         # Tokens are forced up to the longest prefix, and from the smallest maximum length.
-        self._unforced = self._forced.shape[1] - 1, int(self._max_lengths.min(initial=2**31))
+        self._unforced = (
+            int(longest_prefixes.max(initial=0)),
+            int(self._max_lengths.min(initial=2**31)),
+        )
         longest = self._max_lengths.max(initial=0)
         # By length.
         self._penalties: Array = np.array(
@@ -112,21 +121,18 @@ class ActiveHypotheses:
 
     def next_log_probs(self) -> Tensor:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
-        forced = self._forced_tokens()
-        is_forced = forced != _ANY
-        # Copied before the model computes, because copies to a GPU may wait for it.
-        newest, sentences, tokens = map(
-            self.to_device, (self.tokens[:, :, -1], is_forced.nonzero()[0], forced[is_forced])
-        )
+        newest = self.to_device(self.tokens[:, :, -1])
         log_probs = self._model.step(newest, self.state).float().log_softmax(dim=-1)
-        forced_log_probs = log_probs[sentences, :, tokens]
+        flat = log_probs.flatten(0, 1)  # [B·K, V], the same memory
+        ruled_out, only = self._restrictions(np.arange(len(flat)), flat.size(1))
+        rows, tokens = map(self.to_device, only)
+        only_log_probs = flat[rows, tokens]
         log_probs.index_fill_(2, indices_on(log_probs.device, self._excluded), -math.inf)
-        if self._may_rule_out:
-            pairs = self._ruled_out(slice(None), log_probs.size(2))
-            log_probs.flatten(0, 1)[tuple(map(self.to_device, pairs))] = -math.inf
-        if len(sentences):
-            log_probs[sentences] = -math.inf
-            log_probs[sentences, :, tokens] = forced_log_probs
+        if len(ruled_out[0]):
+            flat[tuple(map(self.to_device, ruled_out))] = -math.inf
+        if len(rows):
+            flat[rows] = -math.inf
+            flat[rows, tokens] = only_log_probs
         return log_probs
 
     def best_continuations(self, size: int) -> Continuations:
@@ -168,15 +174,49 @@ class ActiveHypotheses:
 
     def _restrict(self, next_tokens: NextTokens, rows: Array) -> None:
         """Rule out and force tokens of the distributions of hypotheses, [N] among the B·K."""
-        if not self._may_force and not self._may_rule_out:
-            return
+        if self._may_force or self._may_rule_out:
+            ruled_out, only = self._restrictions(rows, next_tokens.vocab_size)
+            next_tokens.rule_out(*map(self.to_device, ruled_out))
+            next_tokens.force(*map(self.to_device, only))
+
+    def _restrictions(
+        self, rows: Array, vocab_size: int
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Return which tokens may not follow the hypotheses in rows [N] among the B·K.
+
+        Returns:
+            Rows [M] among the N, and a token [M] that each rules out; and the same for tokens that
+            are the only ones to follow in their rows: they are forced, or spell an open end. These
+            rule out no token by themselves, and tokens that go on after the end may be ruled out.
+        """
+        rows_out, tokens_out = self._ruled_out(rows, vocab_size)
         forced = self._forced_tokens()[rows // self.tokens.shape[1]]  # [N]
         is_forced = forced != _ANY
-        if self._may_rule_out:
-            pairs = self._ruled_out(rows, next_tokens.vocab_size)
-            is_free = ~is_forced[pairs[0]]
-            next_tokens.rule_out(*(self.to_device(each[is_free]) for each in pairs))
-        next_tokens.force(*map(self.to_device, (is_forced.nonzero()[0], forced[is_forced])))
+        only_rows, only_tokens = [is_forced.nonzero()[0]], [forced[is_forced]]
+        for row, step, size in self._open_rows(rows):
+            never = np.concatenate([tokens_out[rows_out == row], self._excluded])
+            is_out = (step.ends > size) & np.isin(step.tokens, never)
+            tokens = step.tokens if is_out.all() else step.tokens[~is_out]
+            only_rows.append(np.full_like(tokens, row))
+            only_tokens.append(tokens)
+        only = np.concatenate(only_rows), np.concatenate(only_tokens)
+        is_free = ~np.isin(rows_out, only[0])
+        return (rows_out[is_free], tokens_out[is_free]), only
+
+    def _open_rows(self, rows: Array) -> Iterator[tuple[int, SpellingStep, int]]:
+        """Yield which hypotheses in rows [N] spell an open end, what may follow, and its size."""
+        if self.length > self._unforced[0]:
+            return
+        num_hypotheses = self.tokens.shape[1]
+        for index, row in enumerate(rows.tolist()):
+            sentence, hypothesis = divmod(row, num_hypotheses)
+            open_end = self._open_ends[self.sentences[sentence]]
+            num_fixed = int((self._forced[sentence] != _ANY).sum())
+            if open_end and self.length > num_fixed:
+                tokens = self.tokens[sentence, hypothesis, 1 + num_fixed :].tolist()
+                step = next_step(open_end, tokens)
+                if step is not None:
+                    yield index, step, len(open_end)
 
     def finished(self, chosen: Continuations, ends: Array) -> Iterator[tuple[int, Hypothesis]]:
         """Yield the outputs that continuations finish, each after its sentence's index.
@@ -232,7 +272,7 @@ class ActiveHypotheses:
         """Whether a token may be ruled out next, besides those that are never produced."""
         return self._constraints is not None or self.length <= self._min_length
 
-    def _ruled_out(self, selected: Array | slice, vocab_size: int) -> tuple[Array, Array]:
+    def _ruled_out(self, selected: Array, vocab_size: int) -> tuple[Array, Array]:
         """Return rows [N] among the selected hypotheses, and the token that each rules out.
 
         EOS is among them up to the minimum length, unless nothing else remains.

@@ -2,7 +2,6 @@
 
 import functools
 import unicodedata
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -16,6 +15,7 @@ from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.data.subword import Vocabulary, escape
 from tfm.data.text import read_lines
 from tfm.errors import DataError
+from tfm.search.spelling import Spellings
 
 Array = npt.NDArray[Any]
 
@@ -133,8 +133,7 @@ class BannedText:
         model, self._normalization = vocabulary.target, vocabulary.normalization
         self._raw_surfaces = model.surfaces()
         self._surfaces = [self._compared(surface) for surface in self._raw_surfaces]
-        self._order = sorted(range(len(self._surfaces)), key=self._surfaces.__getitem__)
-        self._sorted = [self._surfaces[token] for token in self._order]
+        self._spellings = Spellings(self._surfaces)
         # {a phrase: whether it must start and end at a word's boundary}
         self._phrases = {
             escape(self._normalization.comparable(phrase), model.escapes).encode(): (
@@ -217,12 +216,9 @@ class BannedText:
 
     def _beginning_with(self, phrase: bytes, rest: bytes) -> Iterable[int]:
         """Yield the tokens that begin with the rest of a phrase, and end it."""
-        for index in range(bisect_left(self._sorted, rest), len(self._sorted)):
-            surface = self._sorted[index]
-            if not surface.startswith(rest):
-                break
-            if not self._goes_on(phrase, surface[len(rest) :]):
-                yield self._order[index]
+        for token in self._spellings.beginning_with(rest):
+            if not self._goes_on(phrase, self._surfaces[token][len(rest) :]):
+                yield token
 
     def _containing(self) -> Iterable[int]:
         """Yield the tokens that contain a phrase, whatever precedes them."""

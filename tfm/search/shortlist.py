@@ -24,6 +24,7 @@ from tfm.search.active import Array, Prefixes
 from tfm.search.constraints import Constraints
 from tfm.search.model import DecoderState, Ensemble, Projection, SearchableModel
 from tfm.search.scoring import Hypothesis
+from tfm.search.spelling import OpenEnd, renumbered
 
 # Sizes of vocabularies are multiples of this: libraries prepare for each size.
 _SIZE_STEP = 128
@@ -40,11 +41,13 @@ def search_shortlist(
     line_numbers: Sequence[int],
     prefixes: Prefixes,
     constraints: Constraints | None = None,
+    open_ends: Sequence[OpenEnd] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs of sources [B, S] of [B] lengths, of pieces in a shortlist.
 
     Other arguments, the result and errors are those of `search`. Forced tokens may be any pieces.
     """
+    open_ends = open_ends or [()] * len(prefixes)
     if config.search == "exact" and len(lengths) > 1:  # which searches each sentence by itself
         return [
             found
@@ -58,10 +61,15 @@ def search_shortlist(
                 line_numbers=line_numbers[row : row + 1],
                 prefixes=prefixes[row : row + 1],
                 constraints=constraints,
+                open_ends=open_ends[row : row + 1],
             )
         ]
     vocab_size = len(models[0].output_weight)
-    pieces, allowed = _vocabulary(shortlist, source, prefixes, vocab_size)
+    spelling = [
+        [token for step in end for token in step.tokens[step.ends <= len(end)]] for end in open_ends
+    ]
+    needed = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, spelling, strict=True)]
+    pieces, allowed = _vocabulary(shortlist, source, needed, vocab_size)
     on_device = torch.from_numpy(pieces).to(source.device)
     excluded = torch.from_numpy(~allowed).to(source.device)
     restricted = [ShortlistedModel(model, on_device, excluded) for model in models]
@@ -75,6 +83,7 @@ def search_shortlist(
         line_numbers=line_numbers,
         prefixes=[short_ids[list(prefix)].tolist() for prefix in prefixes],
         constraints=constraints and ShortlistConstraints(constraints, pieces, short_ids),
+        open_ends=[renumbered(end, short_ids) for end in open_ends],
     )
     return [[_with_ids(each, pieces) for each in n_best] for n_best in found]
 
@@ -148,7 +157,7 @@ class ShortlistedState(DecoderState):
 
 
 def _vocabulary(
-    shortlist: Shortlist, source: Tensor, prefixes: Prefixes, vocab_size: int
+    shortlist: Shortlist, source: Tensor, needed: Prefixes, vocab_size: int
 ) -> tuple[Array, Array]:
     """Return the ids [V'] of a batch's pieces, and which of them its sentences may use [B, V'].
 
@@ -156,8 +165,8 @@ def _vocabulary(
     """
     allowed = shortlist.allowed(source.cpu().numpy(), vocab_size)
     allowed[:, [PAD, BOS, EOS, UNK]] = True
-    for row, prefix in zip(allowed, prefixes, strict=True):
-        row[list(prefix)] = True
+    for row, tokens in zip(allowed, needed, strict=True):
+        row[list(tokens)] = True
     pieces = np.flatnonzero(allowed.any(axis=0))
     num_spare = -len(pieces) % _SIZE_STEP
     allowed = np.pad(allowed[:, pieces], ((0, 0), (0, num_spare)))
