@@ -278,13 +278,15 @@ class ServeConfig(Settings, section="serve"):
         most=100_000,
     )
     max_connections: int = count(
-        500, "Most open connections; further ones are closed.", most=100_000
+        500, "Most open connections; requests on further ones are refused.", most=100_000
     )
     answer_seconds: int = count(
         60, "Longest time to translate a request, waiting included.", most=86_400
     )
     receive_seconds: int = count(
-        10, "Longest time for a request to arrive, and for a connection to idle.", most=3600
+        10,
+        "Longest time for a body to arrive, and between two requests of a connection.",
+        most=3600,
     )
     batch_characters: int = count(
         2_000, "Most characters of all requests that are translated together.", most=100_000_000

@@ -1,6 +1,5 @@
 """tfm serve: models → an HTTP server, until it is stopped."""
 
-import asyncio
 import ipaddress
 import signal
 import socket
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import python_multipart  # noqa: F401 - starlette reads forms with it, and fails late without
 import uvicorn
-from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfm.config import InferenceConfig, ServeConfig, Table
 from tfm.errors import TfmError, UsageError
@@ -23,9 +20,6 @@ from tfm.stages.serve.requests import digest_of
 from tfm.storage.paths import existing_file
 
 _BACKLOG = 1024  # connections that wait to be accepted
-# For requests that are on their way when the server stops, on connections that were idle.
-_CLOSING_SECONDS = 0.5
-_CLOSE = (b"connection", b"close")
 
 
 def serve(
@@ -72,7 +66,7 @@ def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             service,
-            http=Connection,
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -86,54 +80,6 @@ def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
             timeout_graceful_shutdown=config.receive_seconds + config.answer_seconds,
         )
     )
-
-
-class Connection(H11Protocol):
-    """A connection that is closed if it idles, or if a request does not begin in time."""
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or close it if there are too many."""
-        self._timer: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            transport.abort()
-            return
-        self._expect_request()
-
-    @override
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self._expect_request()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    @override
-    def shutdown(self) -> None:
-        """Close the connection after the request that is underway, or that arrives now.
-
-        Answers say so: clients would send further requests while the connection is closed.
-        """
-        if _CLOSE not in self.server_state.default_headers:
-            self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
-        if self.cycle is not None:
-            self.cycle.default_headers = self.server_state.default_headers
-        self.loop.call_later(_CLOSING_SECONDS, super().shutdown)
-
-    def _expect_request(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
-
-    def _close_if_idle(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()
 
 
 def _bound_socket(config: ServeConfig) -> socket.socket:
