@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
+from tfm.data.sides import SAMPLE_PAIRS
 from tfm.data.text import BytesPair, in_chunks
 
 RULES = (
@@ -79,6 +80,15 @@ class PairCounts:
         """Add examples of pairs that a rule dropped elsewhere, up to their maximum number."""
         known = self.examples.setdefault(rule, [])
         known += islice(examples, _NUM_EXAMPLES - len(known))
+
+    def fit_swapped(self, checks: Iterable[Check]) -> bool:
+        """Return whether a check drops most pairs, but would pass them with swapped sides."""
+        for rule, is_broken in checks:
+            examples = self.examples.get(rule, [])
+            num_fitting = sum(not is_broken(target, source) for source, target in examples)
+            if 2 * self.dropped[rule] > self.read and 2 * num_fitting > len(examples):
+                return True
+        return False
 
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -271,10 +281,14 @@ class HeldOutPairs:
 
     Args:
         normalization: How the training text is normalized; held-out pairs are compared so.
+
+    Attributes:
+        sample: The first pairs of all splits.
     """
 
     def __init__(self, normalization: Normalization) -> None:
         self._normalize = normalization.normalize
+        self.sample: list[BytesPair] = []
         # The sorted hashes of each split, and whether each is in the training text.
         self._hashes: dict[str, npt.NDArray[np.uint64]] = {}
         self._found: dict[str, npt.NDArray[np.bool_]] = {}
@@ -283,6 +297,7 @@ class HeldOutPairs:
         """Add pairs of UTF-8 text to a split, before any training text is looked at."""
         normalize = self._normalize
         pairs = [(normalize(s.decode()).encode(), normalize(t.decode()).encode()) for s, t in pairs]
+        self.sample += pairs[: SAMPLE_PAIRS - len(self.sample)]
         known = self._hashes.get(split, _pair_hashes([]))
         self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)

@@ -12,10 +12,19 @@ from typing import IO, Any
 from rich.filesize import decimal
 
 from tfm.config import CleaningConfig, Normalization, Table, settings_from, settings_to
-from tfm.data.cleaning import Cleaner, PairCounts, Score, Untag, clean_lines, passing
+from tfm.data.cleaning import (
+    Cleaner,
+    HeldOutPairs,
+    PairCounts,
+    Score,
+    Untag,
+    clean_lines,
+    passing,
+)
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
+from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
 from tfm.data.tags import tagged, untagged
 from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
@@ -354,7 +363,9 @@ class TextWriter:
                 else:
                     clean = self._cleaning_function(text, cleaner, counts)
                     pairs = clean(self.sources.pairs(text, split))
-                for block in in_chunks(pairs):
+                for number, block in enumerate(in_chunks(pairs)):
+                    if not number:
+                        self._check_sides(text, counts, block, cleaner.held_out)
                     writer.write(
                         [(tagged(s.decode(), text.tag).encode(), t) for s, t in block]
                         if text.tag is not None
@@ -366,6 +377,7 @@ class TextWriter:
                         cleaner.held_out.add(split, block)
                 name = f"{1 + num_before + index} {text_name(text)}"
                 if split == "train":
+                    self._check_sides(text, counts, [], cleaner.held_out)
                     self._check_training_text(text, name, counts)
                 total.add(counts)
                 entries.append(asdict(text) | counts.record() | {"name": name})
@@ -475,6 +487,21 @@ class TextWriter:
         with atomic_write(path) as file:
             file.write("\n".join(lines).encode())
         say(f"clean: examples of dropped pairs are in {path}")
+
+    def _check_sides(
+        self, text: Text, counts: PairCounts, pairs: Sequence[BytesPair], held_out: HeldOutPairs
+    ) -> None:
+        """Refuse text with swapped sides, by the languages of held-out text or by its own."""
+        source, target = self.recipe.source, self.recipe.target
+        if not isinstance(text, TextFiles) or "+" in source + target:
+            return
+        checks = pair_checks(cleaning_of(text, self.cleaning), source, target)
+        if look_swapped(pairs, held_out.sample) or counts.fit_swapped(checks):
+            paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
+            raise DataError(
+                f"{paths}: are the sides swapped, or those of the validation and test text? Give "
+                f"{source} and {target} in this order everywhere"
+            )
 
     def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
         """Report one of several texts; refuse one that cannot be used."""
