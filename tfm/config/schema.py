@@ -145,15 +145,13 @@ def shown(value: Any) -> str:
 def expected_value(hint: Any) -> str:
     """Return what a value of a type must be, in words."""
     kinds = [hint, *typing.get_args(hint)]
-    choices = [
-        c for k in kinds if typing.get_origin(k) is typing.Literal for c in typing.get_args(k)
+    literals = [
+        typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal
     ]
+    if literals:
+        return f"one of {', '.join(map(str, literals[0]))}"
     known = (words for kind, words in _TYPE_NAMES.items() if kind in kinds)
-    return (
-        f"one of {', '.join(choices)}"
-        if choices
-        else next(known, f"a {getattr(hint, '__name__', 'value')}")
-    )
+    return next(known, f"a {getattr(hint, '__name__', 'value')}")
 
 
 def flag_of(item: Field[Any]) -> str:
