@@ -6,7 +6,7 @@ import torch
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
-from tfm.backends.selection import inference_backend, training_backend
+from tfm.backends.selection import inference_backend, training_backend, verified_compute
 from tfm.backends.training_compiled import CompiledTraining
 from tfm.backends.training_cpu import CpuTraining
 from tfm.device.compute import Compute
@@ -28,6 +28,21 @@ def test_a_cpu_uses_fast_kernels_unless_plain_ones_are_requested(dtype):
 def test_a_cpu_computes_fp16_with_plain_kernels_only():
     assert training_backend(Compute(CPU, torch.float16), "auto") is PLAIN_TRAINING
     assert inference_backend(Compute(CPU, torch.float16), "auto") is PLAIN_INFERENCE
+
+
+@pytest.mark.parametrize(
+    ("flags", "faster"),
+    [("avx2", "fp32"), ("avx512f avx512_bf16", "bf16"), ("avx512f avx512_fp16", None)],
+)
+def test_fp16_on_a_cpu_that_emulates_it_is_warned_of(this_cpu_has, flags, faster):
+    this_cpu_has(*flags.split())
+    for trains in (False, True):
+        reported = []
+        compute = verified_compute("cpu", "fp16", trains=trains, notify=reported.append)
+        assert compute.dtype == torch.float16
+        assert ["fp16" in each and f"use --precision {faster}" in each for each in reported] == [
+            True
+        ] * (faster is not None)
 
 
 def test_plain_int8_is_refused():

@@ -7,7 +7,7 @@ import torch
 
 from tfm.device import cpu, threads
 from tfm.device.cpu import CpuTimes, read_cpu_times
-from tfm.device.threads import ComputeThreads, one_thread
+from tfm.device.threads import ComputeThreads, one_thread, oversubscription
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +125,17 @@ def test_cpu_times_advance():
 def test_without_proc_there_are_no_cpu_times(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "_PROC", tmp_path)
     assert read_cpu_times() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "processes", "shared"),
+    [("cpu", None, 1, None), ("cpu", 2, 2, None), ("cpu", 3, 1, "3 threads"),
+     ("cpu", None, 3, "3 processes"), ("cuda", 3, 3, None)],
+)  # fmt: skip
+def test_more_threads_or_processes_than_cores_are_warned_of(
+    monkeypatch, device, threads, processes, shared
+):
+    monkeypatch.setattr("tfm.device.threads.num_cores", lambda: 2)
+    warning = oversubscription(torch.device(device), threads, num_processes=processes)
+    assert (warning is None) == (shared is None)
+    assert shared is None or f"{shared} share the 2 cores" in warning

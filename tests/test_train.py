@@ -15,6 +15,7 @@ import torch
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute
+from tfm.device.threads import one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.inference.translator import Translator
 from tfm.model.build import load_model, new_model
@@ -512,7 +513,8 @@ def slow_device(monkeypatch):
 @pytest.mark.usefixtures("slow_device")
 def test_a_run_of_weeks_is_announced_before_it_starts(data_dir, tiny_run, tmp_path, capsys):
     pattern = (
-        r"warning: training would take about [0-9,]+ days \(12 steps of about \S+ s, "
+        r"warning: training would take about [0-9,.]+ days \([0-9,.]+ \w+ per step, [0-9,.]+ days "
+        r"for 12 steps, "
         r"\S+ GB of checkpoints\): set a smaller --arch or --max-steps"
     )
     assert re.fullmatch(pattern, forecast(data_dir, tiny_run()).estimate.warning)
@@ -527,9 +529,41 @@ def test_a_run_of_weeks_is_announced_before_it_starts(data_dir, tiny_run, tmp_pa
 def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
     full, limited = (forecast(data_dir, tiny_run(training=each)).estimate for each in ({}, limit))
     assert limited.num_steps < full.num_steps
-    assert limited.hours <= full.hours
+    assert limited.seconds <= full.seconds
     if "max_minutes" in limit:
-        assert (limited.hours <= 1, limited.warning) == (True, None)
+        assert (limited.seconds <= 3600, limited.warning) == (True, None)
+
+
+def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, monkeypatch):
+    monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e9)
+    for module in ("stages.forecast", "device.threads"):
+        monkeypatch.setattr(f"tfm.{module}.num_cores", lambda: 2)
+
+    def plan(number, num_local):
+        with one_thread():
+            return forecast(data_dir, tiny_run(), num_processes=number, num_local=num_local)
+
+    one, two, nine, nodes = plan(1, 1), plan(2, 2), plan(9, 9), plan(4, 2)
+    per_step = [each.estimate.seconds_per_step for each in (one, two, nine, nodes)]
+    assert per_step == pytest.approx([per_step[0] / speed for speed in (1, 2, 2, 4)])
+    assert [each.warnings for each in (one, two, nodes)] == [[], [], []]
+    [warning] = nine.warnings
+    assert "9 processes share the 2 cores" in warning
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_run_on_gpus_is_planned_on_a_machine_without(data_dir, tiny_run):
+    on_cpu = forecast(data_dir, tiny_run()).rows()
+    run = tiny_run(training={"device": "cuda", "precision": "auto"})
+    planned = forecast(data_dir, run, num_processes=16, num_local=8)
+    rows = planned.rows()
+    assert rows["device"] == "8 GPUs, of which this machine has 0; in bf16"
+    assert [rows[name] for name in ("parameters", "steps", "training FLOPs", "memory, about")] == [
+        on_cpu[name] for name in ("parameters", "steps", "training FLOPs", "memory, about")
+    ]
+    assert rows["global batch"].endswith("on each of 16 processes")
+    assert rows["time, about"].startswith("unknown: ")
+    assert ["estimate for 8 GPUs" in each for each in planned.warnings] == [True]
 
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):

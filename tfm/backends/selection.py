@@ -46,6 +46,12 @@ def verified_compute(
     """
     compute = choose_compute(device, precision, local_rank=local_rank, trains=trains)
     dtype = compute.dtype
+    if compute.device.type == "cpu" and dtype == torch.float16 and not this_cpu().multiplies_fp16:
+        faster = "bf16" if this_cpu().multiplies_bf16 else "fp32"
+        notify(
+            "warning: this CPU emulates fp16, which may be a hundred times slower than "
+            f"{faster}: use --precision {faster}"
+        )
     if compute.device.type != "cpu" or dtype not in (torch.bfloat16, torch.int8):
         return compute
     if dtype == torch.int8:

@@ -133,8 +133,13 @@ def train(
         from tfm.cli.output import print_rows
         from tfm.stages.forecast import forecast
 
-        num_processes = layout.nodes * layout.num_local_processes()
-        found = forecast(folder, settings_for(folder), num_processes=num_processes)
+        num_local = layout.local_size or layout.num_local_processes()
+        found = forecast(
+            folder,
+            settings_for(folder),
+            num_processes=layout.nodes * num_local,
+            num_local=num_local,
+        )
         print_rows(found.rows())
         for warning in found.warnings:
             say(warning)

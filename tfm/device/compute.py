@@ -20,7 +20,7 @@ from tfm.errors import UsageError
 
 HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 _MEASURING_SECONDS = 0.1
 # The largest error of an element, divided by the root of the number of its terms of size 1.
 _MAX_ERROR = 1e-5
@@ -52,7 +52,7 @@ class Compute:
     @property
     def precision(self) -> str:
         """The name of the arithmetic in the settings."""
-        return next(name for name, dtype in _DTYPES.items() if dtype == self.dtype)
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     def __str__(self) -> str:
         is_cuda = self.device.type == "cuda"
@@ -108,7 +108,7 @@ def choose_compute(
         if trains:  # decoding has prepacked weights
             choose_fp32_library()
     chosen = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
-    return Compute(chosen, _DTYPES[precision])
+    return Compute(chosen, DTYPES[precision])
 
 
 def _apple_compute(precision: InferencePrecision) -> Compute:

@@ -54,6 +54,11 @@ class Cpu:
         return not self.flags.isdisjoint({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
     @property
+    def multiplies_fp16(self) -> bool:
+        """Whether it multiplies fp16, which others emulate."""
+        return not self.flags.isdisjoint({"avx512_fp16", "amx_fp16"})
+
+    @property
     def has_int8(self) -> bool:
         """Whether it adds 8-bit products in 32 bits, without intermediate 16-bit sums."""
         return not self.flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})

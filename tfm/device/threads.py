@@ -37,6 +37,20 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     torch.set_num_threads(max(1, num_threads // num_processes))
 
 
+def oversubscription(
+    device: torch.device, num_threads: int | None, *, num_processes: int = 1
+) -> str | None:
+    """Return a warning if a CPU has fewer cores than the threads or processes asked for."""
+    cores = num_cores()
+    for name, number in (("processes", num_processes), ("threads", num_threads or 0)):
+        if device.type == "cpu" and number > cores:
+            return (
+                f"warning: {number} {name} share the {cores} core{'s' * (cores > 1)} of this "
+                f"machine and wait for each other: use --{name} {cores}"
+            )
+    return None
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread in this block."""

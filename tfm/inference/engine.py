@@ -16,7 +16,7 @@ from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
-from tfm.device.threads import ComputeThreads
+from tfm.device.threads import ComputeThreads, oversubscription
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
 from tfm.model.build import Model, load_model
@@ -191,6 +191,9 @@ def load_engine(
     compute = verified_compute(
         inference.device, inference.precision, local_rank=index, notify=notify
     )
+    warning = oversubscription(compute.device, inference.threads, num_processes=num_processes)
+    if warning is not None:
+        notify(warning)
     return Engine(
         load_models(folders, compute),
         compute,

@@ -5,17 +5,21 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
-from tfm.device.compute import Compute, measure_product_flops
-from tfm.device.threads import set_num_threads
+from tfm.device.compute import DTYPES, Compute, measure_product_flops
+from tfm.device.cpu import num_cores
+from tfm.device.threads import oversubscription, set_num_threads
 from tfm.model.cost import Cost, memory_problem, model_cost
+from tfm.reporting import format_duration
 from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
 from tfm.training.trainer import max_microbatch_tokens
 
-_MAX_DAYS, _MAX_EPOCHS = 7, 1000  # warn about a longer run
+_MAX_SECONDS, _MAX_EPOCHS = 7 * 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
@@ -30,45 +34,68 @@ class Estimate:
     num_steps: int  # at most: patience may end the run
     epochs: float
     flops_per_step: float  # mean over an epoch
-    seconds_per_step: float
+    seconds_per_step: float | None  # None if there is no device to measure
     checkpoint_bytes: float
 
     @property
-    def hours(self) -> float:
-        """The hours of all steps."""
-        return self.num_steps * self.seconds_per_step / 3600
+    def seconds(self) -> float | None:
+        """The seconds of all steps."""
+        return None if self.seconds_per_step is None else self.num_steps * self.seconds_per_step
+
+    @property
+    def shown_time(self) -> str:
+        """The time of a step and of all, in words."""
+        if self.seconds is None or self.seconds_per_step is None:
+            return "unknown: run the same command on the machine with the GPUs, to measure one"
+        per_step, in_all = format_duration(self.seconds_per_step), format_duration(self.seconds)
+        return f"{per_step} per step, {in_all} for {self.num_steps:,} steps"
 
     @property
     def warning(self) -> str | None:
         """One line that says why the run is too long, and what to set; None if it is not."""
         problems = []
-        if self.hours > 24 * _MAX_DAYS:
-            problems.append(f"take about {self.hours / 24:,.0f} days")
+        if self.seconds is not None and self.seconds > _MAX_SECONDS:
+            problems.append(f"take about {format_duration(self.seconds)}")
         if self.epochs > _MAX_EPOCHS:
             problems.append(f"pass over the data about {self.epochs:,.0f} times")
         if not problems:
             return None
         return (
-            f"warning: training would {' and '.join(problems)} ({self.num_steps:,} steps of about "
-            f"{self.seconds_per_step:.3g} s, {self.checkpoint_bytes / 1e9:.2g} GB of checkpoints): "
-            "set a smaller --arch or --max-steps"
+            f"warning: training would {' and '.join(problems)} ({self.shown_time}, "
+            f"{self.checkpoint_bytes / 1e9:.2g} GB of checkpoints): set a smaller --arch or "
+            "--max-steps"
         )
 
 
 def estimate_run(
-    data: TrainingData, batcher: Batcher, cost: Cost, compute: Compute, *, num_processes: int
+    data: TrainingData,
+    batcher: Batcher,
+    cost: Cost,
+    compute: Compute,
+    *,
+    num_processes: int,
+    num_local: int,
 ) -> Estimate:
-    """Estimate time and disk of a new run from a short measurement of the device."""
+    """Estimate time and disk of a new run from a short measurement of the device, if it is here.
+
+    Processes on a CPU, of which each machine has `num_local`, cannot be faster than its cores.
+    """
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
     sample = batcher.sample()
     flops = cost.training_flops(*batcher.lengths(sample)) * len(data.train) / len(sample)
     flops /= steps_per_epoch
-    width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
-    rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
-    seconds = _TIME_PER_PRODUCT_TIME * flops / rate
     num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
-    num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
-    interval = limits.checkpoint_steps or 60 * limits.checkpoint_minutes / seconds
+    interval, seconds = limits.checkpoint_steps or 1.0, None
+    if _is_here(compute.device):
+        width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
+        rate = measure_product_flops(compute, d_in=width, d_out=4 * width)
+        num_parallel = float(num_processes)
+        if compute.device.type == "cpu":
+            num_parallel *= min(1, num_cores() / torch.get_num_threads() / num_local)
+        seconds = _TIME_PER_PRODUCT_TIME * flops / (num_parallel * rate)
+        num_steps = min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds)
+        interval = limits.checkpoint_steps or 60 * limits.checkpoint_minutes / seconds
+    num_steps = int(num_steps)
     num_saved = math.ceil(num_steps / interval)
     # One more is written before an old one is removed.
     num_weights = min(num_saved, limits.keep_last + limits.keep_best + 1)
@@ -90,7 +117,7 @@ class Forecast:
     """The cost of a run; numbers per step are means over an epoch."""
 
     data: TrainingData
-    compute: Compute
+    device: str
     cost: Cost
     steps_per_epoch: int
     tokens_per_step: float  # target tokens
@@ -104,7 +131,7 @@ class Forecast:
         cost, estimate = self.cost, self.estimate
         max_steps = self.data.info.run.training.max_steps
         source, target = self.data.info.vocab_sizes
-        several = f"each of {self.num_processes} devices"
+        several = f"each of {self.num_processes} processes"
         average = ""
         if cost.average_bytes:
             average = f"{cost.average_bytes / 2**30:.2f} GiB for the moving average of weights, "
@@ -112,7 +139,7 @@ class Forecast:
             "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
             "vocabulary": f"{source:,} source and {target:,} target pieces",
             "dataset": f"{self.data.data_dir}, {len(self.data.train):,} training pairs",
-            "device": str(self.compute),
+            "device": self.device,
             "global batch": f"{self.tokens_per_step:,.0f} target tokens per step, in "
             f"{self.microbatches_per_step:.1f} microbatches on "
             f"{'one device' if self.num_processes == 1 else several}",
@@ -122,14 +149,17 @@ class Forecast:
             f"{estimate.flops_per_step * max_steps:.3g} in total",
             "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
             f"{average}{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
-            "time, about": f"{estimate.seconds_per_step:.3g} s per step, "
-            f"{estimate.hours:,.1f} hours for {estimate.num_steps:,} steps",
+            "time, about": estimate.shown_time,
             "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",
         }
 
 
-def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
-    """Compute the cost of a run on a number of processes.
+def forecast(
+    data_dir: Path, run: RunConfig, *, num_processes: int = 1, num_local: int = 1
+) -> Forecast:
+    """Compute the cost of a run on a number of processes, of which each machine has `num_local`.
+
+    The GPUs may be those of another machine: then only what does not depend on them is known.
 
     Raises:
         DataError: The dataset cannot be used.
@@ -140,8 +170,8 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:
         check_start(Path(run.from_model), data)
-    compute = verified_compute(training.device, training.precision, trains=True)
-    set_num_threads(training.threads, num_processes=num_processes)
+    compute, device, warnings = _planned_compute(run, num_local)
+    set_num_threads(training.threads, num_processes=num_local)
     source, target = data.info.vocab_sizes
     max_tokens = max_microbatch_tokens(
         run,
@@ -163,18 +193,48 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards))
         for _, rows in islice(batcher.batches(), num_planned)
     )
-    estimate = estimate_run(data, batcher, cost, compute, num_processes=num_processes)
-    num_copies = 1 / num_processes if training.shard else 1.0
-    problem = memory_problem(cost, compute.device, num_copies=num_copies)
-    too_large = None if problem is None else f"warning: {problem}"
+    estimate = estimate_run(
+        data, batcher, cost, compute, num_processes=num_processes, num_local=num_local
+    )
+    num_copies = float(num_local) if compute.device.type == "cpu" else 1.0
+    if training.shard:
+        num_copies /= num_processes
+    if estimate.warning is not None:
+        warnings.append(estimate.warning)
+    if _is_here(compute.device):
+        problem = memory_problem(cost, compute.device, num_copies=num_copies)
+        warnings += [] if problem is None else [f"warning: {problem}"]
     return Forecast(
         data=data,
-        compute=compute,
+        device=device or str(compute),
         cost=cost,
         steps_per_epoch=batcher.num_batches(),
         tokens_per_step=batcher.num_tokens / batcher.num_batches(),
         num_processes=num_processes,
         microbatches_per_step=num_microbatches / num_planned / num_processes,
         estimate=estimate,
-        warnings=[each for each in (estimate.warning, too_large) if each is not None],
+        warnings=warnings,
     )
+
+
+def _planned_compute(run: RunConfig, num_local: int) -> tuple[Compute, str, list[str]]:
+    """Return device and arithmetic, the device in words if this machine lacks it, and warnings."""
+    training, warnings = run.training, list[str]()
+    num_gpus = torch.cuda.device_count() if training.device == "cuda" else num_local
+    device = ""
+    if num_gpus < num_local:
+        device = f"{num_local} GPU{'s' * (num_local > 1)}, of which this machine has {num_gpus}"
+        warnings.append(f"warning: this is an estimate for {device}")
+    if training.device == "cuda" and not num_gpus:
+        precision = "bf16" if training.precision == "auto" else training.precision
+        device += f"; in {precision}"
+        return Compute(torch.device("cuda"), DTYPES[precision]), device, warnings
+    compute = verified_compute(
+        training.device, training.precision, trains=True, notify=warnings.append
+    )
+    too_many = oversubscription(compute.device, training.threads, num_processes=num_local)
+    return compute, device, warnings + ([] if too_many is None else [too_many])
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.is_available()

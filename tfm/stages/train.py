@@ -11,6 +11,7 @@ import torch
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
+from tfm.device.threads import oversubscription
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
@@ -118,11 +119,19 @@ def train(
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
+            threads = run.training.threads
+            if warning := oversubscription(compute.device, threads, num_processes=world.local_size):
+                say(warning)
             if checkpoint is None and world.is_first:
                 watchdog.heartbeat("estimating the time of the run")
                 batcher, num_processes = training.trainer.batcher, world.size
                 estimate = estimate_run(
-                    data, batcher, training.cost, compute, num_processes=num_processes
+                    data,
+                    batcher,
+                    training.cost,
+                    compute,
+                    num_processes=num_processes,
+                    num_local=world.local_size,
                 )
                 if estimate.warning is not None:
                     say(estimate.warning)
