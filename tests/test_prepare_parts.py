@@ -133,14 +133,6 @@ def test_other_text_replaces_all_parts_and_what_was_appended(recipe, tmp_path):
     assert len(rows_of(folder)[0]) == 130
 
 
-def test_the_place_of_a_pair_of_a_share_is_that_in_the_whole_text(monkeypatch):
-    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 3)
-    for number in range(1, 5):
-        share = Share(number, 4)
-        taken = [pair for stripe in share.stripes(range(1, 40)) for pair in stripe]
-        assert [share.place(i) for i in range(1, len(taken) + 1)] == taken
-
-
 @pytest.mark.parametrize("tag", [None, "<x>"])
 @pytest.mark.parametrize("way", ["one pass", "shares", "append"])
 def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(

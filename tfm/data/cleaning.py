@@ -36,8 +36,6 @@ RULES = (
 )
 # Returns a score for each pair, higher for better ones.
 Score = Callable[[Sequence[BytesPair]], Sequence[float]]
-# Returns a source of a text without its tag; the number counts the pairs of the text from 1.
-Untag = Callable[[str, int], str]
 
 _RATIO_MARGIN = 10
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
@@ -150,21 +148,19 @@ class Cleaner:
         tag: str | None = None,
         checks: Sequence[Check] = (),
         score: Score | None = None,
-        untag: Untag | None = None,
     ) -> Iterator[BytesPair]:
-        """Yield the pairs that remain of a text, cleaned, in order and without tags.
+        """Yield the pairs that remain of a text, cleaned and in order.
 
         Args:
-            pairs: Source and target of each pair.
+            pairs: Source and target of each pair, without tags.
             counts: Increased, and complete when the iterator has ended.
             config: Settings of this text; by default those of all texts.
             tag: The tag that all sources of this text will have.
             checks: Further checks of single pairs.
             score: Returns the scores of pairs, to compare them with `min_score`.
-            untag: Removes the tag that a source may have.
         """
         config = config or self._config
-        passed = passing(pairs, counts, config, self._normalization, checks, untag)
+        passed = passing(pairs, counts, config, self._normalization, checks)
         yield from self.distinct(passed, counts, config=config, tag=tag, score=score)
 
     def distinct(
@@ -214,7 +210,6 @@ def passing(
     config: CleaningConfig,
     normalization: Normalization,
     checks: Sequence[Check] = (),
-    untag: Untag | None = None,
 ) -> Iterator[BytesPair]:
     """Yield the pairs that pass the rules that look at a single pair; count the others."""
     for pair in pairs:
@@ -232,9 +227,6 @@ def passing(
         if (source, target) != before:
             counts.normalized += 1
             counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
-        if untag is not None:
-            source = untag(source, counts.read)
-        if (source, target) != before:
             pair = source.encode(), target.encode()
         rule = _first_broken_rule(source, target, config)
         if rule is None and checks:

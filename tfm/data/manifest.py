@@ -161,16 +161,15 @@ class Manifest:
             DataError: Its record is damaged, or that of a later version of tfm.
         """
         inputs = self.inputs("clean") or {}
+        space = bool(inputs.get("cleaning", {}).get("normalize_space", True))
+        older = asdict(replace(FIRST_NORMALIZATION, space=space))
         try:
-            if "normalization" in inputs:
-                return from_table(Normalization, inputs["normalization"])
+            return from_table(Normalization, inputs.get("normalization", older))
         except ValueError as error:
             raise DataError(
                 f"{self.data_dir / 'manifest.json'} has a normalization that this tfm does not "
                 f"know ({error}): prepare the dataset again"
             ) from error
-        space = bool(inputs.get("cleaning", {}).get("normalize_space", True))
-        return replace(FIRST_NORMALIZATION, space=space)
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""

@@ -1,16 +1,26 @@
 """Download, unpack and read the text of a recipe."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
-from tfm.data.corpus.recipe import Archive, GeneratedText, Recipe, Text, TextFiles, TreeFile, is_url
+from tfm.data.corpus.recipe import (
+    Archive,
+    GeneratedText,
+    Recipe,
+    Text,
+    TextFiles,
+    TreeFile,
+    is_url,
+    text_name,
+)
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.data.manifest import SPLITS, Split
-from tfm.data.text import read_columns, read_lines, read_pairs
+from tfm.data.tags import untagged
+from tfm.data.text import BytesPair, read_columns, read_lines, read_pairs
 from tfm.data.text_files import unpacked_name
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -19,7 +29,7 @@ from tfm.storage.files import read_json, sha256_of, write_json
 class TextSources:
     """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
 
-    By default, these are downloads and raw in `data_dir`.
+    By default, these are downloads and raw in `data_dir`. `tags` are those of the vocabulary.
 
     A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
     them with the checksums in the recipe, or else with those of their first download, which
@@ -35,12 +45,14 @@ class TextSources:
         raw_dir: Path | None = None,
         mirror: str | None = None,
         verify: bool = True,
+        tags: Collection[str] = (),
     ) -> None:
         raw_dir = raw_dir or data_dir / "raw"
         self.recipe = recipe
         self.downloads_dir = downloads_dir or data_dir / "downloads"
         self._mirror = mirror
         self._verify = verify
+        self._tags = tags
         self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Local files are
         # read in place, except for .gz. Names in an archive never become paths.
@@ -128,20 +140,33 @@ class TextSources:
         """Return {URL: SHA-256} of first downloads."""
         return read_json(self._checksums_path) if self._checksums_path.exists() else {}
 
-    def pairs(self, text: Text, split: Split) -> Iterator[tuple[bytes, bytes]]:
-        """Read or generate the (source, target) pairs of a text; trees are linearized.
+    def pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
+        """Read or generate the (source, target) pairs of a text, without its tag, if it has one.
+
+        Trees are linearized.
 
         Raises:
-            DataError: Sides have different numbers of lines, or a file is damaged.
+            DataError: Sides have different numbers of lines, a file is damaged, or a source begins
+                with the tag of another text.
         """
         pairs = self._all_pairs(text, split)
+        if text.tag is not None:
+            pairs = self._untagged(pairs, text, text.tag)
         if text.every is not None:
             pairs = islice(pairs, text.every - 1, None, text.every)
         if (step := text.except_every) is not None:
             pairs = (pair for number, pair in enumerate(pairs, 1) if number % step)
         return pairs
 
-    def _all_pairs(self, text: Text, split: Split) -> Iterator[tuple[bytes, bytes]]:
+    def _untagged(self, pairs: Iterator[BytesPair], text: Text, tag: str) -> Iterator[BytesPair]:
+        """Yield pairs whose sources do not begin with the tag that they will get."""
+        file = self.locate_sides(text)[0] if isinstance(text, TextFiles) else text_name(text)
+        for number, (source, target) in enumerate(pairs, start=1):
+            line, place = source.decode(errors="surrogateescape"), f"{file}, line {number:,}"
+            line = untagged(line, tag, self._tags.__contains__, place=place)
+            yield line.encode(errors="surrogateescape"), target
+
+    def _all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
         if isinstance(text, TextFiles):
             source_path, target_path = self.locate_sides(text)
             # Invalid lines may be dropped from training text, but not from test text.

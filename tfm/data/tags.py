@@ -5,10 +5,7 @@ from collections.abc import Callable
 from tfm.config import tag_problem
 from tfm.errors import DataError
 
-
-def tagged(source: str, tag: str | None) -> str:
-    """Return a source sentence, which has no tag, after its tag; an empty one stays empty."""
-    return source if tag is None or not source.strip() else f"{tag} {source}"
+_MARKS = "\ufeff\u200b"  # invisible, but not white space
 
 
 def untagged(source: str, tag: str, is_tag: Callable[[str], bool], *, place: str) -> str:
@@ -19,7 +16,7 @@ def untagged(source: str, tag: str, is_tag: Callable[[str], bool], *, place: str
     Raises:
         DataError: The sentence begins with another tag.
     """
-    first, rest = (*source.split(maxsplit=1), "", "")[:2]
+    first, rest = (*source.lstrip(_MARKS).split(maxsplit=1), "", "")[:2]
     if first == tag:
         return rest
     if tag_problem(first) is None and is_tag(first):

@@ -55,11 +55,6 @@ class Share:
         """Return the folder in which this share of a dataset is locked and written."""
         return data_dir / "parts" / f"{self.number}-of-{self.count}"
 
-    def place(self, number: int) -> int:
-        """Return the number in a text of the Nth pair of this share; both count from 1."""
-        stripe, row = divmod(number - 1, _STRIPE_PAIRS)
-        return (stripe * self.count + self.number - 1) * _STRIPE_PAIRS + row + 1
-
     def stripes(self, pairs: Iterable[T]) -> Iterator[Iterator[T]]:
         """Yield the stripes of a text that are of this share; each must be read to its end."""
         pairs = iter(pairs)

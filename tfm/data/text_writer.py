@@ -12,21 +12,12 @@ from typing import IO, Any
 from rich.filesize import decimal
 
 from tfm.config import CleaningConfig, Normalization, Table, settings_from, settings_to
-from tfm.data.cleaning import (
-    Cleaner,
-    HeldOutPairs,
-    PairCounts,
-    Score,
-    Untag,
-    clean_lines,
-    passing,
-)
+from tfm.data.cleaning import Cleaner, HeldOutPairs, PairCounts, Score, clean_lines, passing
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
-from tfm.data.tags import tagged, untagged
 from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
 from tfm.data.text_parts import (
     FORMAT,
@@ -142,7 +133,7 @@ class TextWriter:
         self, text: Text, share: Share, cleaner: Cleaner, files: Sequence[IO[bytes]], bar: Progress
     ) -> ShareOfText:
         counts, stripes = PairCounts(), []
-        clean = self._cleaning_function(text, cleaner, counts, share)
+        clean = self._cleaning_function(text, cleaner, counts)
         for stripe in share.stripes(self.sources.pairs(text, "train")):
             before = counts.kept
             for block in in_chunks(clean(stripe)):
@@ -366,11 +357,7 @@ class TextWriter:
                 for number, block in enumerate(in_chunks(pairs)):
                     if not number:
                         self._check_sides(text, counts, block, cleaner.held_out)
-                    writer.write(
-                        [(tagged(s.decode(), text.tag).encode(), t) for s, t in block]
-                        if text.tag is not None
-                        else block
-                    )
+                    writer.write([(_tagged(source, text.tag), target) for source, target in block])
                     bar.update(len(block))
                     if split != "train":
                         counts.add(PairCounts(read=len(block), kept=len(block)))
@@ -407,20 +394,13 @@ class TextWriter:
         return paths
 
     def _cleaning_function(
-        self, text: Text, cleaner: Cleaner, counts: PairCounts, share: Share | None = None
+        self, text: Text, cleaner: Cleaner, counts: PairCounts
     ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
         """Return a function that yields the pairs that pass the rules of a training text."""
         config = cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
-        untag = self._untag(text, "train", share)
-        others = passing(
-            self.sources.pairs(text, "train"),
-            PairCounts(),
-            config,
-            self.normalization,
-            checks,
-            untag,
-        )
+        pairs = self.sources.pairs(text, "train")
+        others = passing(pairs, PairCounts(), config, self.normalization, checks)
         score = None
         if config.score_model is not None:
             score = self.scorers[config.score_model](text.tag)
@@ -431,32 +411,13 @@ class TextWriter:
             tag=text.tag,
             checks=[*checks, *deviation_checks(config, others)],
             score=score,
-            untag=untag,
         )
 
     def _held_out_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
-        """Yield the pairs of validation or test text, with Unicode composed as in training text."""
+        """Return the pairs of validation or test text, with Unicode composed as in training."""
         compose = replace(self.normalization, space=False).normalize
-        untag = self._untag(text, split) or (lambda source, _: source)
-        for number, (source, target) in enumerate(self.sources.pairs(text, split), start=1):
-            yield (
-                untag(compose(source.decode()), number).encode(),
-                compose(target.decode()).encode(),
-            )
-
-    def _untag(self, text: Text, split: Split, share: Share | None = None) -> Untag | None:
-        """Return a function that removes the tag of a text from its sources; None without."""
-        if (tag := text.tag) is None:
-            return None
-        tags = {tag, *self.manifest.symbols}
-        path = self.sources.locate_sides(text)[0] if isinstance(text, TextFiles) else split
-
-        def untag(source: str, number: int) -> str:
-            number = number if share is None else share.place(number)
-            place = f"{path}, line {text.place(number):,}"
-            return untagged(source, tag, tags.__contains__, place=place)
-
-        return untag
+        pairs = self.sources.pairs(text, split)
+        return ((compose(s.decode()).encode(), compose(t.decode()).encode()) for s, t in pairs)
 
     def _joined(
         self, shares: JoinedShares, number: int, cleaner: Cleaner, counts: PairCounts
@@ -521,6 +482,11 @@ class TextWriter:
             if isinstance(text, TreeFile):
                 trees = self.sources.trees(text)
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+
+
+def _tagged(source: bytes, tag: str | None) -> bytes:
+    """Return a source sentence after its tag; an empty one stays empty."""
+    return source if tag is None or not source.strip() else f"{tag} ".encode() + source
 
 
 def _of_first_rules(inputs: Table) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self, TypeVar
 
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary, shown_tags
-from tfm.data.tags import tagged, untagged
+from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 
@@ -182,9 +182,10 @@ class SentenceEncoder:
         """Return a line after its tag; LineError if it begins with another one."""
         is_tag = self._vocabulary.source.has_tag
         try:
-            return tagged(untagged(line, tag, is_tag, place=f"{unit} {number:,}"), tag)
+            line = untagged(line, tag, is_tag, place=f"{unit} {number:,}")
         except DataError as error:
             raise LineError(number, str(error)) from error
+        return f"{tag} {line}" if line else ""
 
     def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
         """Warn once of a line in a script that the models have not been trained on."""

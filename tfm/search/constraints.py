@@ -149,13 +149,12 @@ class BannedText:
             for size in range(len(phrase)):
                 self._starts[phrase[:size]].append(phrase)
         self._sizes = sorted({len(start) for start in self._starts})
-        # {the class of a combining mark, 0 for a byte within a character: tokens that begin so}
-        self._joining: defaultdict[int, list[int]] = defaultdict(list)
-        for token, surface in enumerate(self._raw_surfaces):
-            if surface[:1] and 0x80 <= surface[0] < 0xC0:
-                self._joining[0].append(token)
-            elif mark := unicodedata.combining(_first(surface) or " "):
-                self._joining[mark].append(token)
+        # Tokens that begin with a byte within a character, or with a combining mark.
+        self._joining = [
+            token
+            for token, surface in enumerate(self._raw_surfaces)
+            if b"\x80" <= surface[:1] < b"\xc0" or _is_mark(_first(surface))
+        ]
         self._cache: dict[tuple[bytes, bool], frozenset[int]] = {}
         self.always = tuple(self._containing())
 
@@ -167,7 +166,7 @@ class BannedText:
         if self._normalization.space and tail.endswith(b" "):  # a second space is not printed
             more = self._following(tail[:-1])
             found |= {token for token in more if self._surfaces[token].startswith(b" ")}
-        for token in self._joining_to(tail):
+        for token in self._joining if _is_open(tail) else ():
             text = self._compared(raw_tail + self._raw_surfaces[token])
             first_end = len(text) - len(self._surfaces[token]) - _MAX_DECOMPOSED_BYTES
             if any(self._is_at(text, end, is_whole=True) for end in _from(first_end, text)):
@@ -178,15 +177,6 @@ class BannedText:
         """Return a text, of which the first and last character may be incomplete, to compare it."""
         text = self._normalization.comparable(surface.decode(errors="surrogateescape"))
         return text.encode(errors="surrogateescape")
-
-    def _joining_to(self, tail: bytes) -> Iterable[int]:
-        """Yield the tokens that end the last character of a text, or are sorted into its marks."""
-        last = tail.decode(errors="surrogateescape")[-1:]
-        if "\udc80" <= last <= "\udcff":
-            yield from self._joining[0]
-        elif last:
-            for mark in range(1, unicodedata.combining(last)):
-                yield from self._joining.get(mark, ())
 
     def _following(self, tail: bytes) -> set[int]:
         """Return the tokens of which the beginning completes a phrase after a text."""
@@ -265,4 +255,14 @@ def _ends_in_word(text: bytes) -> bool:
 
 def _is_in_word(character: str) -> bool:
     """Return whether it is a character of a word, or a mark on one."""
-    return character.isalnum() or character == "_" or unicodedata.combining(character or " ") > 0
+    return character.isalnum() or character == "_" or _is_mark(character)
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.combining(character or " ") > 0
+
+
+def _is_open(text: bytes) -> bool:
+    """Return whether bytes may end the last character, or marks be sorted among its marks."""
+    last = text.decode(errors="surrogateescape")[-1:]
+    return _is_mark(last) or "\udc80" <= last <= "\udcff"

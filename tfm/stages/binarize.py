@@ -302,24 +302,17 @@ def _warn_of_bytes(
             named = ", ".join(
                 f"{'◌' * is_combining(char)}{char} (U+{ord(char):04X})" for char in characters
             )
+            remedy = "check its language and encoding, or learn from text that has them, too"
+            if not manifest.normalization.unicode and any(map(is_combining, characters)):
+                remedy = "prepare the dataset again with --force and --normalize-unicode"
             say(
                 f"warning: {path}: {rate:.1%} of the tokens are single bytes ({usual:.2%} in the "
-                f"training text), because the subword model has no pieces for {named}: "
-                + _remedy(characters, manifest, split)
+                f"training text), because the subword model has no pieces for {named}: {remedy}"
             )
 
 
 def _byte_rate(counts: Mapping[str, Any], side: int) -> float:
     return float(counts["byte_pieces"][side] / max(1, counts["tokens"][side]))
-
-
-def _remedy(characters: str, manifest: Manifest, split: str) -> str:
-    """Return what to do about characters that are spelled in bytes."""
-    if not manifest.normalization.unicode and any(map(is_combining, characters)):
-        return "prepare the dataset again, with --force and --normalize-unicode, to compose them"
-    if split == "train":
-        return "learn it with a higher --character-coverage or --vocab-size"
-    return "check the language and encoding of this text, or train on text that has them, too"
 
 
 def _report(split: str, counts: Mapping[str, Any]) -> None:

@@ -128,7 +128,12 @@ def prepare(
     binarization = settings_from(BinarizeConfig, settings["binarize"])
     _check_encoding(recipe, subword, binarization)
     sources = TextSources(
-        recipe, data_dir=out_dir, downloads_dir=downloads_dir, mirror=mirror, verify=verify
+        recipe,
+        data_dir=out_dir,
+        downloads_dir=downloads_dir,
+        mirror=mirror,
+        verify=verify,
+        tags=(subword.symbols or "").split(),
     )
     scorers = _scorers(recipe, cleaning)
     lock = lock_dataset(out_dir) if share is None else lock_share(out_dir, share)
@@ -205,6 +210,7 @@ def append_text(
             downloads_dir=downloads_dir,
             mirror=mirror,
             verify=verify,
+            tags=manifest.symbols,
         )
         scorers = _scorers(recipe, cleaning)
         rules = manifest.normalization

@@ -106,12 +106,6 @@ class TextOptions:
     weight: float | None = None
     cleaning: Table = field(default_factory=dict)
 
-    def place(self, number: int) -> int:
-        """Return the number in the file of the Nth pair that is taken; both count from 1."""
-        if self.except_every is not None:
-            number += (number - 1) // (self.except_every - 1)
-        return number * (self.every or 1)
-
     def options(self) -> dict[str, Any]:
         """Return these options by name."""
         return {item.name: getattr(self, item.name) for item in fields(TextOptions)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
-from tfm.data.tags import tagged, untagged
+from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
@@ -187,7 +187,7 @@ class Route:
         """
         if (tag := self.search.tag) is not None:
             is_tag = self.model.vocabulary.source.has_tag
-            source = tagged(untagged(source, tag, is_tag, place="the sentence"), tag)
+            source = f"{tag} {untagged(source, tag, is_tag, place='the sentence')}"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.model.thread, self.model.attention, source, target)
 
