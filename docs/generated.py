@@ -55,6 +55,7 @@ _FORMATS = {
     "`bin/dataset.json` of a dataset": dataset.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`tfm.json` of an exported model": models.EXPORTED_FORMAT,
+    "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
     "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tfm.data.manifest import Manifest
 from tfm.data.synthetic.corpus import generate_pairs
 
 TFM = [sys.executable, "-m", "tfm"]
@@ -56,7 +57,20 @@ def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(d
     }
     assert len((dataset / "bpe.vocab").read_text().splitlines()) == 330
     assert run("learn-bpe", "data/mine", "--vocab-size", 335)[0] == 0
-    assert len((dataset / "bpe.vocab").read_text().splitlines()) == 335
+    for _ in range(2):  # they are kept
+        assert len((dataset / "bpe.vocab").read_text().splitlines()) == 335
+        assert run("learn-bpe", "data/mine")[0] == 0
+
+
+def test_a_setting_that_loses_its_effect_is_no_longer_kept(dataset, run):
+    given = ["--bpe-dropout", 0.1, "--bpe-variants", 2, "--shortlist", "--shortlist-size", 9]
+    assert run("binarize", "data/mine", *given, "--threads", 1)[0] == 0
+    kept = {"bpe_dropout": 0.1, "bpe_variants": 2, "shortlist": True, "shortlist_size": 9}
+    assert Manifest.load(dataset).settings("binarize") == kept
+    code, _, err = run("binarize", "data/mine", "--bpe-dropout", 0, "--no-shortlist")
+    assert code == 0, err
+    assert "bpe_dropout was 0.1, not 0;" in err
+    assert Manifest.load(dataset).settings("binarize") == {}
 
 
 def test_one_number_of_threads_is_for_learning_and_for_binarizing(elsewhere, run):
@@ -116,6 +130,7 @@ def test_ctrl_c_stops_learning_at_once_and_leaves_nothing_half_done(dataset):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
+        assert "model_type was bpe, not unigram" in process.stderr.readline()
         assert process.stderr.readline().startswith("learn-bpe: learning from")
         time.sleep(0.5)
         assert process.poll() is None

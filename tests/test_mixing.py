@@ -16,7 +16,7 @@ from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.mixing import Mixture, apportion
 from tfm.data.plan import expand
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import Vocabulary, learn_subword_model
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.inference.pair_scores import PairScorer
@@ -171,7 +171,9 @@ def test_equal_pairs_of_texts_with_different_tags_are_no_duplicates(recipe, tmp_
 
 def test_a_tag_that_the_subword_model_does_not_have_is_refused(recipe, tmp_path):
     folder = prepare(recipe, tmp_path / "d", text_only=True).data_dir
-    learn_bpe(folder, SubwordConfig(vocab_size=350))
+    model = learn_subword_model([folder / "train.de"], SubwordConfig(), vocab_size=320)
+    (tmp_path / "other.model").write_bytes(model.content)
+    learn_bpe(folder, SubwordConfig(subwords=(str(tmp_path / "other.model"),)))
     with pytest.raises(DataError, match="has no piece for the tag <b>"):
         binarize(folder, BinarizeConfig())
     assert not (folder / "bin").exists()

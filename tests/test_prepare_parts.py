@@ -1,5 +1,6 @@
 """Text in parts: written, appended and binarized in parts, it is the same dataset."""
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.data.text_parts import Share, lock_dataset, lock_share
+from tfm.data.token_parts import encoding_settings
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize, binarize_share
 from tfm.stages.learn_bpe import learn_bpe
@@ -133,6 +135,55 @@ def test_other_text_replaces_all_parts_and_what_was_appended(recipe, tmp_path):
     assert len(rows_of(folder)[0]) == 130
 
 
+@pytest.fixture
+def variants(recipe, tmp_path):
+    """A dataset that was encoded with other settings than those of its recipe, and its encoding."""
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a").data_dir
+    table = {"bpe_dropout": 0.2, "bpe_variants": 2, "upper_copies": 0.1, "max_length": 90}
+    binarize(folder, BinarizeConfig(**table, shortlist=True, shortlist_size=9))
+    return folder, encoding_settings(Vocabulary.load(folder), BinarizeConfig(**table))
+
+
+def test_appended_text_is_encoded_as_the_dataset_was_last(recipe, variants):
+    folder, encoding = variants
+    before = Manifest.load(folder)
+    files = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train.v*.npy")}
+    append_text(recipe("c", test=()), folder)
+    after = Manifest.load(folder)
+    assert len(files) == 8
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert after.result("binarize")["train"]["variants"] == 2
+    assert after.inputs("binarize").items() >= encoding.items()
+    assert after.inputs("shortlist")["size"] == before.inputs("shortlist")["size"] == 9
+    assert after.is_current("shortlist", after.inputs("shortlist"))
+    assert after.inputs("shortlist")["binarize"] == after.inputs("binarize")
+
+
+def test_text_is_not_appended_to_token_ids_of_other_settings(recipe, variants):
+    folder, _ = variants
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"]["binarize"] = {}  # as an earlier version kept them
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(
+        UsageError, match=r"run tfm binarize .* append\n.*max_length was 90, not 25"
+    ):
+        append_text(recipe("c", test=()), folder)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"] | {"vocab_size": 350}))
+    with pytest.raises(UsageError, match=r"subword was \w{8}, not \w{8}"):
+        append_text(recipe("c", test=()), folder)
+
+
+def test_tags_that_learning_reserves_can_be_appended(recipe, tmp_path):
+    folder = prepare(recipe("a", subword={"vocab_size": 360}), tmp_path / "a").data_dir
+    with pytest.raises(UsageError, match="no piece for the tag <x>"):
+        append_text(recipe("b", test=()), folder)
+    learn_bpe(folder, SubwordConfig(vocab_size=360, symbols="<x>"))
+    binarize(folder, BinarizeConfig())
+    assert append_text(recipe("b", test=()), folder).is_new
+
+
 @pytest.mark.parametrize("tag", [None, "<x>"])
 @pytest.mark.parametrize("way", ["one pass", "shares", "append"])
 def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
@@ -169,7 +220,7 @@ def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change,
     if "source" in change:
         other = Recipe(name="x", source="fr", target="de", train=other.train)
     with pytest.raises((UsageError, DataError), match=message):
-        append_text(other, folder)
+        append_text(other, folder, text_only=True)
     assert Manifest.load(folder).text_parts("train") == ["train"]
 
 

@@ -23,6 +23,8 @@ from tfm.storage.checkpoint.run_folder import (
     newest_run,
     prune_checkpoints,
     record_dataset,
+    record_run,
+    recorded_runs,
     trained_on,
 )
 
@@ -70,6 +72,26 @@ def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
     name = "a folder/\udcff"  # a name that is not UTF-8
     record_dataset(run_dir, Path(name))
     assert trained_on(run_dir) == Path(name)
+
+
+def test_a_dataset_records_its_runs_but_not_those_of_another_that_it_is_a_copy_of(tmp_path):
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    for name, needed in (("a", "1"), ("b", "1"), ("a", "2")):
+        record_run(first, tmp_path / name, needed)
+    assert recorded_runs(first) == {str(tmp_path / "a"): "2", str(tmp_path / "b"): "1"}
+    shutil.copytree(first, copy)
+    assert recorded_runs(copy) == {}
+    record_run(copy, tmp_path / "a", "1")
+    assert recorded_runs(copy) == {str(tmp_path / "a"): "1"}
+    first.rename(tmp_path / "moved")
+    assert len(recorded_runs(tmp_path / "moved")) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "data_dir": "/", "runs": 3}', "[]"])
+def test_a_damaged_record_of_runs_names_none(tmp_path, content):
+    (tmp_path / "runs.json").write_text(content)
+    assert recorded_runs(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def prepare(
         append: Add the training text to the dataset in `out`, whose subword model stays.
         part: Only clean a share of the training text, such as "3/8", for a call without it.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo all steps, and replace another dataset in the folder.
+        force: Redo all steps, and replace another dataset in the folder, or that of runs.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
     Raises:

@@ -20,7 +20,11 @@ DATA = typer.Argument(
     callback=existing_folder,
     help="Dataset folder (default: the newest in data/).",
 )
-FORCE = typer.Option(False, "--force", help="Redo this step even if its inputs did not change.")
+FORCE = typer.Option(
+    False,
+    "--force",
+    help="Redo this step even if its inputs did not change, or runs need its older output.",
+)
 CONFIG = typer.Option(
     None, callback=existing_file, help="TOML file of settings; flags take precedence over it."
 )

@@ -12,6 +12,7 @@ from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
+from tfm.config.schema import merged
 from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError
 from tfm.stages.defaults import dataset
@@ -229,7 +230,8 @@ def binarize(
     from tfm.stages.binarize import binarize_share
 
     folder = dataset(data)
-    table = {**Manifest.load(folder).settings("binarize"), **overrides.get("binarize", {})}
+    defaults = Manifest.load(folder).settings("binarize")
+    table = merged(BinarizeConfig, defaults, overrides.get("binarize", {}))
     config = settings_from(BinarizeConfig, table)
     if part is None:
         run_stage(folder, config, force=force)

@@ -222,6 +222,14 @@ def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
     return settings
 
 
+def merged(kind: type[Settings], defaults: Table, given: Table) -> dict[str, Any]:
+    """Merge given settings over defaults, without defaults that have no effect beside them."""
+    table = {**defaults, **given}
+    _, problems = settings_and_problems(kind, table)
+    idle = {each.split()[0] for each in problems if "has no effect" in each} - given.keys()
+    return {name: value for name, value in table.items() if name not in idle}
+
+
 def settings_to(settings: Settings) -> dict[str, Any]:
     """Return the table from which `settings_from` builds the same settings, without unset ones."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
@@ -304,6 +312,15 @@ def check_table(
         except ValueError as error:
             problems.append(f"{places.get(name, '')}{error}")
     return values, problems
+
+
+def differences(before: Table, after: Table) -> list[str]:
+    """Describe each value that differs between two tables, by its name."""
+    return [
+        f"{name} was {before.get(name, 'unset')}, not {after.get(name, 'unset')}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
 
 
 def did_you_mean(

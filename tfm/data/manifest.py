@@ -8,7 +8,7 @@ from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tfm.config import FIRST_NORMALIZATION, Normalization, Table, Task
+from tfm.config import FIRST_NORMALIZATION, Normalization, Settings, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
@@ -148,10 +148,26 @@ class Manifest:
         """Return the settings of the recipe in a section such as "subword"."""
         return dict(getattr(self._content.settings, section))
 
+    def keep_settings(self, settings: Settings) -> None:
+        """Record the settings of a step, apart from `threads`, so that later calls repeat it."""
+        older = self.settings(settings.section)
+        table: dict[str, Any] = {
+            item.name: list(value) if isinstance(value, tuple) else value
+            for item in fields(settings)
+            if (value := getattr(settings, item.name)) != item.default and item.name != "threads"
+        }
+        table |= {"threads": older["threads"]} if "threads" in older else {}
+        sections: dict[str, Any] = {settings.section: table}
+        self._content = replace(self._content, settings=replace(self._content.settings, **sections))
+
     @property
     def symbols(self) -> list[str]:
         """The tags for which the vocabulary reserves a piece."""
         return str(self.settings("subword").get("symbols") or "").split()
+
+    def text_tags(self) -> list[str]:
+        """Return the tags of the texts of all splits."""
+        return [text.tag for split in SPLITS for text in self.texts(split) if text.tag]
 
     @property
     def normalization(self) -> Normalization:

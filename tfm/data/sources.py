@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -77,8 +78,9 @@ class TextSources:
         """The paths that `unpack` writes."""
         return list(self._unpacked.values())
 
+    @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that change whenever the text may change."""
+        """JSON values that change whenever the text may change."""
         contents = {str(path): sha256_of(path) for path in self.recipe.local_paths()}
         if self._mirror is not None and not is_url(self._mirror):
             for file in self.recipe.downloads():

@@ -19,6 +19,7 @@ from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
 from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
+from tfm.data.text_inputs import of_first_rules, of_training_text
 from tfm.data.text_parts import (
     FORMAT,
     SHARE_RECORD,
@@ -76,6 +77,14 @@ class TextWriter:
         """Write the text of all splits; return False if it was up to date."""
         return self._update("clean", ["clean"], self._write_text)
 
+    def changes_training_text(self) -> bool:
+        """Return whether the training text of the dataset is other text than `update` writes."""
+        before = self.manifest.inputs("clean")
+        after = self._clean_inputs(self.sources.fingerprint)
+        if before is None or before == of_first_rules(after):  # which is up to date
+            return False
+        return of_training_text(before) != of_training_text(after)
+
     def append(self) -> bool:
         """Write training text after that of the dataset; return False if it was appended before."""
         appended = self.manifest.appended()
@@ -92,7 +101,7 @@ class TextWriter:
         Raises:
             UsageError: The text is not unpacked, or a model scores it.
         """
-        inputs = self.sources.fingerprint()
+        inputs = self.sources.fingerprint
         if self.sources.unpacked_paths and not self.manifest.is_current("extract", inputs):
             raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
         if self.scorers:
@@ -100,7 +109,8 @@ class TextWriter:
         clean_inputs = self._clean_inputs(inputs)
         folder = share.folder(self.manifest.data_dir)
         record = folder / SHARE_RECORD
-        if self.manifest.is_current("clean", clean_inputs):
+        inputs_of_done = (clean_inputs, of_first_rules(clean_inputs))
+        if any(self.manifest.is_current("clean", each) for each in inputs_of_done):
             say(f"clean: {self.manifest.data_dir} unchanged")
             return
         if record.is_file() and read_share(record).is_current(folder, clean_inputs):
@@ -167,9 +177,9 @@ class TextWriter:
         """Unpack and write text, unless one of the steps that are done had the same inputs."""
         out_dir = self.manifest.data_dir
         raw_dir = out_dir / "raw"
-        inputs = self.sources.fingerprint()
+        inputs = self.sources.fingerprint
         clean_inputs = self._clean_inputs(inputs)
-        older_inputs = _of_first_rules(clean_inputs)
+        older_inputs = of_first_rules(clean_inputs)
         is_older = any(self.manifest.is_current(each, older_inputs) for each in done)
         is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.sources.downloads_dir):
@@ -487,12 +497,6 @@ class TextWriter:
 def _tagged(source: bytes, tag: str | None) -> bytes:
     """Return a source sentence after its tag; an empty one stays empty."""
     return source if tag is None or not source.strip() else f"{tag} ".encode() + source
-
-
-def _of_first_rules(inputs: Table) -> dict[str, Any]:
-    """Return inputs as they were recorded before the rules of normalization had versions."""
-    cleaning = {k: v for k, v in inputs["cleaning"].items() if k != "normalize_unicode"}
-    return {k: v for k, v in inputs.items() if k != "normalization"} | {"cleaning": cleaning}
 
 
 def _summary(counts: PairCounts, unit: str = "pairs") -> str:

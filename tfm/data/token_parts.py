@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfm.config import BinarizeConfig, Table
-from tfm.config.schema import from_table
+from tfm.config.schema import differences, from_table
 from tfm.data.bpe_dropout import TokenIds
 from tfm.data.copies import Copier
 from tfm.data.dataset import FORMAT, MAX_PART_TOKENS, ArrayWriter, Part, Rows, id_dtype
@@ -73,6 +73,24 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
     if any(config.copies.values()):
         settings |= {"copies": config.copies, "seed": config.seed}
     return settings
+
+
+def encoding_changes(
+    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig
+) -> list[str]:
+    """Describe how an encoding differs from that of the token ids of a dataset, if it has any."""
+    before = dict(manifest.inputs(BINARIZE) or {})
+    after = encoding_settings(vocabulary, config)
+    for name in ("text", "texts"):
+        before.pop(name, None)
+    return differences(*map(_in_words, (before, after))) if before else []
+
+
+def _in_words(encoding: Table) -> Table:
+    """Return the result of `encoding_settings` for messages."""
+    words = {**encoding, "subword": str(encoding.get("subword"))[:8]}
+    variants = words.pop("variants", [0])
+    return words | dict(zip(("bpe_dropout", "bpe_variants", "seed"), variants, strict=False))
 
 
 def binarize_split(

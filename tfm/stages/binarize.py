@@ -19,9 +19,15 @@ from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.text_parts import Share, lock_dataset, lock_share
-from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_settings
+from tfm.data.token_parts import (
+    BinarizedPart,
+    binarize_split,
+    encoding_changes,
+    encoding_settings,
+)
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
+from tfm.stages.dataset_runs import check_runs
 from tfm.stages.learn_bpe import STEP as LEARNING
 
 _UNKNOWN_WARNING_RATE = 0.001
@@ -51,7 +57,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
         LockedFolderError: Another process writes to the dataset.
     """
     with lock_dataset(data_dir):
-        return update_token_ids(data_dir, config, force=force)
+        return update_token_ids(Manifest.load(data_dir), config, force=force)
 
 
 def binarize_share(
@@ -81,11 +87,13 @@ def binarize_share(
     say(f"binarize: part {share} with {sum(each.read for each in done):,} pairs")
 
 
-def update_token_ids(data_dir: Path, config: BinarizeConfig, *, force: bool) -> bool:
+def update_token_ids(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> bool:
     """Do the work of `binarize` for a caller that holds the lock of the folder."""
-    manifest = Manifest.load(data_dir)
+    data_dir = manifest.data_dir
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     is_new = _update_splits(manifest, vocabulary, config, force=force)
+    manifest.keep_settings(config)
+    manifest.save()
     if config.shortlist:
         return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
     if is_new and (shortlist := data_dir / SHORTLIST).exists():
@@ -112,6 +120,9 @@ def _update_splits(
         say(f"binarize: {bin_dir} unchanged")
         return False
     _check(manifest, vocabulary, config)
+    if changes := encoding_changes(manifest, vocabulary, config):
+        check_runs(manifest.data_dir, changes, force=force)
+        say(f"binarize: {bin_dir} again: {'; '.join(changes)}")
     parts, result = {}, {}
     for split in splits:
         names = manifest.text_parts(split)

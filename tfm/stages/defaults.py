@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
 from tfm.errors import DataError, UsageError, install_command, tfm_command
+from tfm.storage import paths
 from tfm.storage.paths import kind_of, where_instead
 
 DATA_ROOT = Path("data")
-RUNS_ROOT = Path("runs")
+RUNS_ROOT = paths.RUNS_ROOT
 MODELS_ROOT = Path("models")
 
 

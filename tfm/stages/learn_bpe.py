@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import SubwordConfig, Table
+from tfm.config.schema import differences
 from tfm.data import subword
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import Manifest
@@ -14,6 +15,7 @@ from tfm.data.text import read_lines
 from tfm.data.text_parts import lock_dataset
 from tfm.errors import DataError
 from tfm.reporting import say
+from tfm.stages.dataset_runs import check_runs
 from tfm.storage.files import atomic_write, write_text
 
 STEP = "learn-bpe"
@@ -45,12 +47,14 @@ def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> 
         LockedFolderError: Another process writes to the dataset.
     """
     with lock_dataset(data_dir):
-        return update_subword_models(data_dir, config, force=force)
+        return update_subword_models(Manifest.load(data_dir), config, force=force)
 
 
-def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool) -> bool:
+def update_subword_models(manifest: Manifest, config: SubwordConfig, *, force: bool) -> bool:
     """Do the work of `learn_bpe` for a caller that holds the lock of the folder."""
-    manifest = Manifest.load(data_dir)
+    data_dir = manifest.data_dir
+    symbols = dict.fromkeys([*(config.symbols or "").split(), *manifest.text_tags()])
+    config = replace(config, symbols=" ".join(symbols) or None)
     parts = list(manifest.part_sizes(appended=False)) or manifest.text_parts("train") or ["train"]
     texts = [
         [manifest.text_path(part, language) for part in parts]
@@ -70,6 +74,9 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     if not force and manifest.is_current(STEP, inputs):
         say(f"learn-bpe: {data_dir} unchanged")
         return False
+    if changes := _changes(manifest.inputs(STEP), inputs):
+        check_runs(data_dir, changes, force=force)
+        say(f"learn-bpe: {data_dir} again: {'; '.join(changes)}")
     models = models or _learn_models(texts, config, manifest.normalization.version)
     paths = subword.model_paths(data_dir, separate=len(models) > 1)
     outputs = []
@@ -85,11 +92,23 @@ def update_subword_models(data_dir: Path, config: SubwordConfig, *, force: bool)
     sizes = [len(model) for model in models]
     result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
     manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
+    manifest.keep_settings(config)
     manifest.save()
     origin = f" of {' and '.join(config.subwords)}" if config.subwords else ""
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces{origin}")
     return True
+
+
+def _changes(before: Table | None, after: Table) -> list[str]:
+    """Describe how inputs of this step differ from those before, if there are any."""
+    if before is None:
+        return []
+    changes = differences(before.get("settings", {}), after.get("settings", {}))
+    if before.get("subwords") != after.get("subwords"):
+        changes = ["another subword model is used"]
+    is_other_text = "text" in before and "text" in after and before["text"] != after["text"]
+    return [*changes, "the training text has changed"] if is_other_text else changes
 
 
 def _learn_models(

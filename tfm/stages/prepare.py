@@ -20,12 +20,14 @@ from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import TextSources
-from tfm.data.subword import model_paths
+from tfm.data.subword import Vocabulary, model_paths
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.text_writer import TextWriter, cleaning_of
-from tfm.errors import DataError, UsageError
+from tfm.data.token_parts import encoding_changes
+from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.binarize import check_models, check_task, update_token_ids
+from tfm.stages.dataset_runs import check_runs, runs_on
 from tfm.stages.learn_bpe import merged_table, update_subword_models
 
 
@@ -153,6 +155,8 @@ def prepare(
             keep_steps=not force,
         )
         writer = TextWriter(sources, cleaning, cleaning.normalization, *scorers, manifest, force)
+        if force or (writer.changes_training_text() and not fetch_only):
+            check_runs(out_dir, ["its training text would be other text"], force=force)
         if share is not None:
             writer.write_share(share)
             return PrepareResult(data_dir=out_dir, is_new=False)
@@ -160,12 +164,13 @@ def prepare(
             writer.fetch()
             return PrepareResult(data_dir=out_dir, is_new=False)
         is_new = writer.update()
-        manifest.save()
+        if is_new or text_only:
+            manifest.save()
         if not recipe.valid:
             say("warning: there is no validation text, so training cannot tell when to stop")
-        if not text_only:
-            update_subword_models(out_dir, subword, force=force)
-            update_token_ids(out_dir, binarization, force=force)
+        if not text_only:  # refused before the manifest is saved, if runs need the older ones
+            update_subword_models(manifest, subword, force=force)
+            update_token_ids(manifest, binarization, force=force)
     if is_new and sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
     return PrepareResult(data_dir=out_dir, is_new=is_new)
@@ -201,6 +206,8 @@ def append_text(
         cleaning = settings_from(CleaningConfig, table)
         _check_appended(recipe, manifest, cleaning, overrides)
         binarization = settings_from(BinarizeConfig, manifest.settings("binarize"))
+        if not text_only:
+            _check_encoded(manifest, binarization)
         # An identical call finds the text that it has unpacked.
         step = f"append-{len(manifest.appended()) + 1}"
         sources = TextSources(
@@ -215,10 +222,16 @@ def append_text(
         scorers = _scorers(recipe, cleaning)
         rules = manifest.normalization
         writer = TextWriter(sources, cleaning, rules, *scorers, manifest, step_prefix=f"{step}.")
+        runs = runs_on(out_dir)
         is_new = writer.append()
         manifest.save()
         if not text_only:
-            update_token_ids(out_dir, binarization, force=False)
+            update_token_ids(manifest, binarization, force=False)
+        if is_new and runs:
+            say(
+                f"warning: {', '.join(map(str, runs))} cannot be resumed on a dataset that has "
+                "grown: start another run from it with tfm train --from"
+            )
     return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
@@ -267,6 +280,18 @@ def _check_appended(
     else:
         return
     raise UsageError(problem)
+
+
+def _check_encoded(manifest: Manifest, config: BinarizeConfig) -> None:
+    """Raise UsageError unless the token ids of a dataset are those of its settings."""
+    data_dir = manifest.data_dir
+    vocabulary = Vocabulary.load(data_dir, manifest.normalization)
+    if changes := encoding_changes(manifest, vocabulary, config):
+        summary = (
+            f"{data_dir} is not encoded as its settings say: run "
+            f"{tfm_command('binarize', data_dir)} with the settings that you want, then append"
+        )
+        raise UsageError(DETAIL.join([summary, *changes]))
 
 
 def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool) -> None:

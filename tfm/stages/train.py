@@ -11,6 +11,7 @@ import torch
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
+from tfm.config.schema import differences
 from tfm.device.threads import oversubscription
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
@@ -25,10 +26,11 @@ from tfm.storage.checkpoint.run_folder import (
     has_current_average,
     newest_intact_checkpoint,
     record_dataset,
+    record_run,
 )
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
-from tfm.training.data import check_effects, check_start, open_data
+from tfm.training.data import TrainingData, check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.world import World
 
@@ -111,7 +113,7 @@ def train(
             checkpoint=checkpoint,
         )
         if world.is_first:
-            record_dataset(run_dir, data_dir)
+            _record_datasets(run_dir, data)
             write_text(run_dir / "config.toml", run_toml(run))
         position = training.trainer.position
         if training.is_finished():
@@ -164,6 +166,14 @@ def _with_history(info: ModelInfo, checkpoint: Path | None) -> ModelInfo:
     return replace(info, ancestors=(*load_info(start).ancestors, as_ancestor(start)))
 
 
+def _record_datasets(run_dir: Path, data: TrainingData) -> None:
+    """Record the dataset in the run, and the run in the datasets that it needs to be resumed."""
+    record_dataset(run_dir, data.data_dir)
+    record_run(data.data_dir, run_dir, data.checksum)
+    for each in data.info.run.training.also_valid:
+        record_run(Path(each.partition("=")[2]), run_dir, data.info.fingerprint)
+
+
 def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:
     """Return the newest intact checkpoint, chosen by rank 0 for all; None starts a new run.
 
@@ -180,13 +190,7 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
             "folder on a disk that all machines share"
         )
     info = load_info(checkpoint)
-    before, after = _fixed_values(info), _fixed_values(requested)
-    changes = [
-        f"{name} was {before.get(name, 'unset')}, not {after.get(name, 'unset')}"
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    ]
-    if changes:
+    if changes := differences(_fixed_values(info), _fixed_values(requested)):
         summary = (
             f"{run_dir} was started with other settings: use the same, or choose another folder "
             "with --run"

@@ -18,13 +18,14 @@ from tfm.storage.files import existing_parent, intact_directory, output_target
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
 STANDARD_STREAM = Path("-")
+RUNS_ROOT = Path("runs")  # of runs that are not placed elsewhere
 
 # The paths of the files that belong to a folder, by a file that shows the kind of the folder.
 _OWN_FILES = {
     "manifest.json": (
         "dataset",
         (
-            r"manifest\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
+            r"(manifest|runs)\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
             r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
         ),
     ),

@@ -22,6 +22,7 @@ from tfm.storage.checkpoint.model_folder import (
 from tfm.storage.files import (
     finish_replacement,
     intact_directory,
+    is_same_file,
     read_json,
     remove_path,
     write_json,
@@ -30,6 +31,7 @@ from tfm.storage.metrics_log import METRICS
 from tfm.storage.paths import existing_folder, where_instead
 
 DATA, DATA_FORMAT = "data.json", 1
+RUNS, RUNS_FORMAT = "runs.json", 1  # in a dataset
 SETTINGS = "config.toml"
 NUM_STATES_KEPT = 2
 _PREFIX, _NUM_DIGITS = "step-", 8  # at least
@@ -123,6 +125,30 @@ def check_new_run(run_dir: Path) -> None:
 def record_dataset(run_dir: Path, data_dir: Path) -> None:
     """Write the dataset of a run, as the user gave it, so that the run resumes on it."""
     write_json(run_dir / DATA, {"format": DATA_FORMAT, "data_dir": str(data_dir)})
+
+
+def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
+    """Write to a dataset, if that is possible, which content of it a run needs to be resumed."""
+    runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
+    record = {"format": RUNS_FORMAT, "data_dir": str(data_dir.absolute()), "runs": runs}
+    with suppress(OSError, UsageError):
+        write_json(data_dir / RUNS, record)
+
+
+def recorded_runs(data_dir: Path) -> dict[str, str]:
+    """Return the paths of the runs that a dataset records, and what they need.
+
+    There are none if it is a copy of the dataset that did.
+    """
+    try:
+        record = read_json(data_dir / RUNS)
+    except (DataError, OSError):
+        return {}
+    original, runs = Path(str(record.get("data_dir"))), record.get("runs")
+    is_copy = original.exists() and not is_same_file(original, data_dir)
+    if is_copy or record.get("format") != RUNS_FORMAT or not isinstance(runs, dict):
+        return {}
+    return {run: str(needed) for run, needed in runs.items()}
 
 
 def trained_on(run_dir: Path) -> Path | None:

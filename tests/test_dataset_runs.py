@@ -1,0 +1,106 @@
+"""A dataset on which runs can be resumed is not changed unless the user insists."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data.corpus.recipe import GeneratedText, Recipe
+from tfm.data.dataset import DatasetIndex
+from tfm.data.subword import Vocabulary
+from tfm.errors import UsageError
+from tfm.stages.binarize import binarize
+from tfm.stages.dataset_runs import runs_on
+from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.prepare import append_text, prepare
+from tfm.storage.checkpoint.run_folder import record_dataset, record_run, recorded_runs
+
+FOLDER, RUN = Path("data/x"), Path("runs/tiny")
+RECIPE = Recipe(
+    name="x",
+    source="en",
+    target="de",
+    train=(GeneratedText(generator="numbers", num_pairs=80),),
+    subword={"subwords": ("of-the-run.model",)},
+)
+LARGER = replace(RECIPE, train=(GeneratedText(generator="numbers", num_pairs=90),))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch, data_dir, trained_run):
+    """A dataset and a run on it in the working directory, and their files and contents."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained_run, RUN)
+    shutil.copy(data_dir / "bpe.model", "of-the-run.model")
+    prepare(RECIPE, FOLDER)
+    record_dataset(RUN, FOLDER)
+    return {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+
+
+def test_runs_are_found_in_the_working_directory_or_by_the_record_of_the_dataset(files, tmp_path):
+    assert runs_on(FOLDER) == [
+        RUN
+    ]  # as runs of earlier versions, which the dataset does not record
+    elsewhere, needed = tmp_path / "elsewhere", DatasetIndex.load(FOLDER / "bin").checksum("train")
+    shutil.copytree(RUN, elsewhere)
+    for run in (RUN, elsewhere):
+        record_run(FOLDER, run, needed)
+    assert runs_on(FOLDER) == [RUN, elsewhere]
+    shutil.rmtree(RUN / "checkpoints")  # such a run starts again
+    shutil.copytree(FOLDER, "data/y")
+    assert runs_on(FOLDER) == [elsewhere]
+    assert runs_on(Path("data/y")) == []
+
+
+def test_training_records_its_run_in_the_dataset(data_dir, trained_run):
+    checksum = DatasetIndex.load(data_dir / "bin").checksum("train")
+    assert recorded_runs(data_dir)[str(trained_run)] == checksum
+
+
+def test_runs_that_cannot_be_resumed_anyway_are_not_named(files):
+    assert runs_on(FOLDER) == [RUN]
+    for needed, runs in (("other pairs", []), (Vocabulary.load(FOLDER).fingerprint, [RUN])):
+        record_run(FOLDER, RUN, needed)
+        assert runs_on(FOLDER) == runs
+    learn_bpe(FOLDER, SubwordConfig(vocab_size=340), force=True)
+    assert runs_on(FOLDER) == []
+
+
+CHANGES = {
+    "vocabulary": lambda force: prepare(
+        RECIPE, FOLDER, overrides={"subword": {"vocab_size": 340}}, force=force
+    ),
+    "encoding": lambda force: prepare(
+        RECIPE, FOLDER, overrides={"binarize": {"max_length": 9}}, force=force
+    ),
+    "cleaning": lambda force: prepare(
+        RECIPE, FOLDER, overrides={"cleaning": {"drop_copies": False}}, force=force
+    ),
+    "text": lambda force: prepare(LARGER, FOLDER, text_only=True, force=force),
+    "learn-bpe": lambda force: learn_bpe(FOLDER, SubwordConfig(vocab_size=340), force=force),
+    "binarize": lambda force: binarize(FOLDER, BinarizeConfig(bpe_dropout=0.1), force=force),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_dataset_of_runs_is_changed_only_by_force(files, capsys, change):
+    with pytest.raises(UsageError, match=r"^runs/tiny could not be resumed .*--out.*--force\n"):
+        change(False)
+    assert {path: path.read_bytes() for path in files} == files
+    change(True)
+    assert "warning: runs/tiny can be resumed only" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in files} != files
+
+
+def test_what_does_not_change_the_training_pairs_is_not_refused(files):
+    held_out = (GeneratedText(generator="numbers", num_pairs=9),)
+    for recipe in (RECIPE, replace(RECIPE, valid=held_out, test=held_out)):
+        assert prepare(recipe, FOLDER, text_only=True).is_new == bool(recipe.test)
+        assert runs_on(FOLDER) == [RUN]
+
+
+def test_appending_says_which_runs_need_the_dataset_as_it_was(files, capsys):
+    append_text(replace(LARGER, subword={}), FOLDER)
+    assert "warning: runs/tiny cannot be resumed" in capsys.readouterr().err
