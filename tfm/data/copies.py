@@ -83,22 +83,20 @@ class Copier:
         match = self._tag.match(source)
         tag = match[0] if match else ""
         text = source.removeprefix(tag)
-        languages = self._languages[0], target_language(self._languages[1], tag.strip() or None)
-        changed, target = change(text, target, languages, random)
-        return (tag + changed, target) if changed.strip() not in ("", text.strip()) else None
+        changed = change(text, self._languages[0], random)
+        if changed.strip() in ("", text.strip()):
+            return None
+        if change is not _with_typos:
+            language = target_language(self._languages[1], tag.strip() or None)
+            target = change(target, language, random) or target
+        return tag + changed, target
 
 
-# Returns a changed source and target in these languages.
-Change = Callable[[str, str, tuple[str, str], np.random.Generator], tuple[str, str]]
+# Returns a changed text in a language.
+Change = Callable[[str, str, np.random.Generator], str]
 
 
-def _upper(
-    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
-) -> tuple[str, str]:
-    return upper(source, languages[0]), upper(target, languages[1])
-
-
-def upper(text: str, language: str) -> str:
+def _upper(text: str, language: str, _: np.random.Generator) -> str:
     """Return a text in capitals as its language writes them: İ for i in Turkish."""
     base = base_language(language)
     text = text.translate(_CAPITALS.get(base, {})).upper()
@@ -108,13 +106,7 @@ def upper(text: str, language: str) -> str:
     return text
 
 
-def _title(
-    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
-) -> tuple[str, str]:
-    return titled(source, languages[0]), titled(target, languages[1])
-
-
-def titled(text: str, language: str) -> str:
+def _title(text: str, language: str, _: np.random.Generator) -> str:
     """Return a text in title case: only the first letter of each word changes, in don't, too."""
     base = base_language(language)
     capitals = _CAPITALS.get(base, {})
@@ -126,23 +118,19 @@ def titled(text: str, language: str) -> str:
     return (_DUTCH_WORD if base == "nl" else _WORD).sub(capitalized, text)
 
 
-def _unpunctuated(
-    source: str, target: str, languages: tuple[str, str], _: np.random.Generator
-) -> tuple[str, str]:
-    ends = [f"{SENTENCE_MARKS} {';' * (base_language(code) == 'el')}" for code in languages]
-    return source.rstrip(ends[0]), target.rstrip(ends[1]) or target
+def _unpunctuated(text: str, language: str, _: np.random.Generator) -> str:
+    question_mark = ";" if base_language(language) == "el" else ""
+    return text.rstrip(f"{SENTENCE_MARKS}{question_mark} ")
 
 
-def _typos(
-    source: str, target: str, _: tuple[str, str], random: np.random.Generator
-) -> tuple[str, str]:
-    words = [*_TYPO_WORD.finditer(source)]
+def _with_typos(text: str, _: str, random: np.random.Generator) -> str:
+    words = [*_TYPO_WORD.finditer(text)]
     num_typos = -(-len(words) // _WORDS_PER_TYPO)
     chosen = random.permutation(len(words))[:num_typos]
     for index in sorted(chosen, reverse=True):
         start, end = words[index].span()
-        source = source[:start] + _typo(source[start:end], random) + source[end:]
-    return source, target
+        text = text[:start] + _typo(text[start:end], random) + text[end:]
+    return text
 
 
 def _typo(word: str, random: np.random.Generator) -> str:
@@ -157,5 +145,5 @@ COPIES: Mapping[str, Change] = {
     "upper": _upper,
     "title": _title,
     "unpunctuated": _unpunctuated,
-    "typo": _typos,
+    "typo": _with_typos,
 }
