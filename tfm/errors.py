@@ -9,31 +9,28 @@ DISTRIBUTION = "tfm-mt"  # the name that pip installs
 DETAIL = "\n  "
 
 
-# What to do about failures of the operating system.
+# What to do about failures of the operating system, by the names of their errno.
 _REMEDIES = {
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.EROFS: "choose a folder on another disk",
-    errno.ENOSPC: "free space, or choose a folder on another disk",
-    errno.EDQUOT: "free space, or choose a folder on another disk",
-    errno.EMFILE: "raise the limit with ulimit -n, and run the same command again",
-    errno.ENFILE: "end other programs, and run the same command again",
-    errno.ENOMEM: "end other programs, and run the same command again",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EISDIR: "name a file",
-    errno.ENOTDIR: "a folder of this path is a file: check the path",
-    errno.ENOENT: "check its name",
-    errno.ELOOP: "its links lead to themselves: check them",
-    errno.ESTALE: "another machine has replaced it: run the same command again",
-    errno.EIO: "the disk or its connection fails: check it before you write more to it",
+    "EACCES EPERM": "change its permissions, or choose another path",
+    "ENOSPC EDQUOT": "free space, or choose a folder on another disk",
+    "EROFS": "choose a folder on another disk",
+    "EMFILE": "raise the limit with ulimit -n, and run the same command again",
+    "ENFILE ENOMEM": "end other programs, and run the same command again",
+    "ENAMETOOLONG": "choose a shorter name",
+    "EISDIR": "name a file",
+    "ENOTDIR": "a folder of this path is a file: check the path",
+    "ENOENT": "check its name",
+    "ELOOP": "its links lead to themselves: check them",
+    "ESTALE": "another machine has replaced it: run the same command again",
+    "EIO": "the disk or its connection fails: check it before you write more to it",
 }
 
 
 def explain_os_error(error: OSError) -> str:
     """Return why the operating system refused something, and what to do."""
-    reason = error.strerror or str(error)
-    remedy = _REMEDIES.get(error.errno or 0)
-    return reason if remedy is None else f"{reason}: {remedy}"
+    reason, name = error.strerror or str(error), errno.errorcode.get(error.errno or 0)
+    remedies = (remedy for names, remedy in _REMEDIES.items() if name in names.split())
+    return ": ".join([reason, *remedies])
 
 
 def tfm_command(*words: object) -> str:
