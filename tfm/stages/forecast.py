@@ -34,18 +34,18 @@ class Estimate:
     num_steps: int  # at most: patience may end the run
     epochs: float
     flops_per_step: float  # mean over an epoch
-    seconds_per_step: float | None  # None if there is no device to measure
+    seconds_per_step: float  # NaN if there is no device to measure
     checkpoint_bytes: float
 
     @property
-    def seconds(self) -> float | None:
+    def seconds(self) -> float:
         """The seconds of all steps."""
-        return None if self.seconds_per_step is None else self.num_steps * self.seconds_per_step
+        return self.num_steps * self.seconds_per_step
 
     @property
     def shown_time(self) -> str:
         """The time of a step and of all, in words."""
-        if self.seconds is None or self.seconds_per_step is None:
+        if math.isnan(self.seconds_per_step):
             return "unknown: run the same command on the machine with the GPUs, to measure one"
         per_step, in_all = format_duration(self.seconds_per_step), format_duration(self.seconds)
         return f"{per_step} per step, {in_all} for {self.num_steps:,} steps"
@@ -54,7 +54,7 @@ class Estimate:
     def warning(self) -> str | None:
         """One line that says why the run is too long, and what to set; None if it is not."""
         problems = []
-        if self.seconds is not None and self.seconds > _MAX_SECONDS:
+        if self.seconds > _MAX_SECONDS:
             problems.append(f"take about {format_duration(self.seconds)}")
         if self.epochs > _MAX_EPOCHS:
             problems.append(f"pass over the data about {self.epochs:,.0f} times")
@@ -84,18 +84,16 @@ def estimate_run(
     sample = batcher.sample()
     flops = cost.training_flops(*batcher.lengths(sample)) * len(data.train) / len(sample)
     flops /= steps_per_epoch
-    num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
-    interval, seconds = limits.checkpoint_steps or 1.0, None
+    width, rate = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH), math.nan
     if _is_here(compute.device):
-        width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
-        rate = measure_product_flops(compute, d_in=width, d_out=4 * width)
-        num_parallel = float(num_processes)
-        if compute.device.type == "cpu":
-            num_parallel *= min(1, num_cores() / torch.get_num_threads() / num_local)
-        seconds = _TIME_PER_PRODUCT_TIME * flops / (num_parallel * rate)
-        num_steps = min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds)
-        interval = limits.checkpoint_steps or 60 * limits.checkpoint_minutes / seconds
-    num_steps = int(num_steps)
+        rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
+    if compute.device.type == "cpu":
+        rate *= min(1, num_cores() / torch.get_num_threads() / num_local)
+    seconds = _TIME_PER_PRODUCT_TIME * flops / rate
+    num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
+    # A NaN in second place is neither smaller nor larger.
+    num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
+    interval = limits.checkpoint_steps or max(1.0, 60 * limits.checkpoint_minutes / seconds)
     num_saved = math.ceil(num_steps / interval)
     # One more is written before an old one is removed.
     num_weights = min(num_saved, limits.keep_last + limits.keep_best + 1)
@@ -219,16 +217,15 @@ def forecast(
 
 def _planned_compute(run: RunConfig, num_local: int) -> tuple[Compute, str, list[str]]:
     """Return device and arithmetic, the device in words if this machine lacks it, and warnings."""
-    training, warnings = run.training, list[str]()
+    training, device, warnings = run.training, "", list[str]()
     num_gpus = torch.cuda.device_count() if training.device == "cuda" else num_local
-    device = ""
     if num_gpus < num_local:
         device = f"{num_local} GPU{'s' * (num_local > 1)}, of which this machine has {num_gpus}"
         warnings.append(f"warning: this is an estimate for {device}")
-    if training.device == "cuda" and not num_gpus:
+    if not num_gpus:
         precision = "bf16" if training.precision == "auto" else training.precision
-        device += f"; in {precision}"
-        return Compute(torch.device("cuda"), DTYPES[precision]), device, warnings
+        compute = Compute(torch.device("cuda"), DTYPES[precision])
+        return compute, f"{device}; in {precision}", warnings
     compute = verified_compute(
         training.device, training.precision, trains=True, notify=warnings.append
     )
