@@ -28,7 +28,7 @@ def serve(
     *,
     overrides: Overrides,
 ) -> None:
-    """Answer requests for translations over HTTP (pip install "tfm-mt[serve]").
+    """Translate over HTTP (pip install "tfm-mt[serve]").
 
     The protocol is that of LibreTranslate, so its clients work. Requests that arrive together are
     translated together. SIGTERM stops the server after it has answered all of them.
