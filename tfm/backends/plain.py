@@ -10,24 +10,6 @@ from tfm.device.compute import Compute
 from tfm.model.build import Model, evaluation_copy
 
 
-class Replacements:
-    """The submodules that a backend replaced in a model, which can be put back."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[nn.Module, str, nn.Module]] = []
-
-    def replace(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Replace a submodule by one with the same parameters under the same names."""
-        self._originals.append((parent, name, getattr(parent, name)))
-        setattr(parent, name, module)
-
-    def undo(self) -> None:
-        """Put the replaced submodules back."""
-        while self._originals:
-            parent, name, module = self._originals.pop()
-            setattr(parent, name, module)
-
-
 class Cast(nn.Dropout):
     """Casts activations to a dtype, and drops none."""
 
@@ -45,9 +27,8 @@ class TrainingBackend:
 
     compiles = False  # whether code is compiled for each size of a batch
 
-    def install(self, model: Model) -> Replacements:
-        """Replace submodules of a model by faster ones."""
-        return Replacements()
+    def install(self, model: Model) -> None:
+        """Replace submodules of a model by faster ones with the same parameters and names."""
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers of dropout."""

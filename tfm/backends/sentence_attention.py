@@ -23,13 +23,7 @@ class PackedHeads(Heads):
     """Computes the usual heads of packed batches; others as the module that it replaces."""
 
     def __init__(self, heads: Heads, masks: RandomMasks) -> None:
-        super().__init__(
-            heads.num_heads,
-            heads.widths,
-            dropout=heads.dropout,
-            causal=heads.causal,
-            window=heads.window,
-        )
+        super().__init__(**heads.arguments())
         self._masks = masks
 
     @override

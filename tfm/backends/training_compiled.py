@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.plain import Replacements, TrainingBackend
+from tfm.backends.plain import TrainingBackend
 from tfm.data.packing import Layout, Packing
 from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention
 from tfm.model.build import Model
@@ -49,20 +49,17 @@ class CompiledTraining(TrainingBackend):
     compiles = True
 
     @override
-    def install(self, model: Model) -> Replacements:
-        replacements = Replacements()
+    def install(self, model: Model) -> None:
         if not isinstance(model, Transformer):  # torch has fused recurrent layers
-            return replacements
+            return
         parts = _CompiledParts()
         for module in list(model.modules()):
             if isinstance(module, MultiHeadAttention):
-                replacements.replace(module, "heads", PackedHeads(module.heads))
+                module.heads = PackedHeads(**module.heads.arguments())
         for index, encoder_layer in enumerate(model.encoder.layers()):
-            compiled = CompiledEncoderLayer(encoder_layer, parts)
-            replacements.replace(model.encoder, str(index), compiled)
+            model.encoder[index] = CompiledEncoderLayer(encoder_layer, parts)
         for index, layer in enumerate(model.decoder.layers()):
-            replacements.replace(model.decoder, str(index), CompiledDecoderLayer(layer, parts))
-        return replacements
+            model.decoder[index] = CompiledDecoderLayer(layer, parts)
 
 
 def _before_attention(residual: Residual, attention: MultiHeadAttention, x: Tensor) -> Tensor:
@@ -167,15 +164,6 @@ class PackedHeads(Heads):
 
     `varlen_attn` has no dropout. In a part, sentences have similar lengths, so padding is short.
     """
-
-    def __init__(self, heads: Heads) -> None:
-        super().__init__(
-            heads.num_heads,
-            heads.widths,
-            dropout=heads.dropout,
-            causal=heads.causal,
-            window=heads.window,
-        )
 
     @override
     def forward(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.plain import Replacements, TrainingBackend
+from tfm.backends.plain import TrainingBackend
 from tfm.backends.sentence_attention import PackedHeads
 from tfm.model.attention import InputProjection, MultiHeadAttention
 from tfm.model.build import Model
@@ -34,33 +34,27 @@ class CpuTraining(TrainingBackend):
         self._masks.seed(seed)
 
     @override
-    def install(self, model: Model) -> Replacements:
-        replacements, masks = Replacements(), self._masks
+    def install(self, model: Model) -> None:
         if not isinstance(model, Transformer):  # torch computes the layers of others
-            return replacements
+            return
         for embedding in (model.source_embedding, model.target_embedding):
-            dropout = CastDropout(embedding.dropout, self._dtype, masks)
-            replacements.replace(embedding, "dropout", dropout)
+            embedding.dropout = CastDropout(embedding.dropout, self._dtype, self._masks)
         for layer in (*model.encoder, *model.decoder):
-            _install_layer(layer, masks, replacements)
-        return replacements
+            _install_layer(layer, self._masks)
 
 
-def _install_layer(
-    layer: EncoderLayer | DecoderLayer, masks: RandomMasks, replacements: Replacements
-) -> None:
-    replace = replacements.replace
+def _install_layer(layer: EncoderLayer | DecoderLayer, masks: RandomMasks) -> None:
     for name, sublayer in list(layer.named_children()):
         if isinstance(sublayer, Residual):
-            replace(layer, name, MaskedResidual(sublayer, masks))
+            setattr(layer, name, MaskedResidual(sublayer, masks))
             continue
         dropout = getattr(layer, f"{name}_residual").dropout.p
         if isinstance(sublayer, MultiHeadAttention):
-            replace(sublayer, "input", FusedProjection(sublayer.input))
-            replace(sublayer, "heads", PackedHeads(sublayer.heads, masks))
-            replace(sublayer, "output", FusedLinear(sublayer.output, dropout=dropout))
+            sublayer.input = FusedProjection(sublayer.input)
+            sublayer.heads = PackedHeads(sublayer.heads, masks)
+            sublayer.output = FusedLinear(sublayer.output, dropout=dropout)
         elif isinstance(sublayer, FeedForward):
-            replace(layer, name, FusedFeedForward(sublayer, masks, dropout=dropout))
+            setattr(layer, name, FusedFeedForward(sublayer, masks, dropout=dropout))
 
 
 class CastDropout(nn.Dropout):

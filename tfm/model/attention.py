@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -222,6 +223,11 @@ class Heads(nn.Module):
         self.dropout = dropout
         self.causal = causal
         self.window = window
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments from which a subclass builds the same heads."""
+        names = ("num_heads", "widths", "dropout", "causal", "window")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def active_dropout(self) -> float:

@@ -68,9 +68,7 @@ class _RecordingHeads(Heads):
     """Computes the weights [B, h, T, S], which fused kernels never hold, once more."""
 
     def __init__(self, heads: Heads, recorded: list[Tensor]) -> None:
-        super().__init__(
-            heads.num_heads, heads.widths, dropout=0.0, causal=heads.causal, window=heads.window
-        )
+        super().__init__(**heads.arguments() | {"dropout": 0.0})
         self._recorded = recorded
 
     @override
