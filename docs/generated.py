@@ -97,7 +97,7 @@ def settings() -> str:
 def presets() -> str:
     """Return a section for each preset: the settings in which it differs from base, as TOML."""
     sections = []
-    for arch, tables in config.PRESETS.items():
+    for arch, tables in config.presets().items():
         lines = [f'arch = "{arch}"']
         for name, values in tables.items():
             lines += ["", f"[{name}]", *(f"{key} = {json.dumps(values[key])}" for key in values)]
@@ -213,7 +213,7 @@ def _group(kind: type[config.Settings]) -> str:
 def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
     changes = (
         f"{arch} `{json.dumps(tables[section][item.name])}`"
-        for arch, tables in config.PRESETS.items()
+        for arch, tables in config.presets().items()
         if item.name in tables.get(section, {})
     )
     name = f"`{item.name}`" + (f" (`{item.metadata['flag']}`)" if item.metadata["flag"] else "")

@@ -17,13 +17,13 @@ import typer.main
 import tfm
 from tfm.cli.main import app
 from tfm.config import (
-    PRESETS,
     BatchingConfig,
     OptimizerConfig,
     RunConfig,
     TrainingConfig,
     TransformerConfig,
     flag_of,
+    presets,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.device.compute import torch_and_device
@@ -183,7 +183,7 @@ def test_a_shell_completes_commands_flags_and_values(run, monkeypatch, words, co
 # --- settings
 
 
-@pytest.mark.parametrize("arch", PRESETS)
+@pytest.mark.parametrize("arch", presets())
 def test_printed_settings_can_be_read_again(run, elsewhere, arch):
     code, printed, err = run("train", "--arch", arch, "--print-config")
     assert (code, err) == (0, "")

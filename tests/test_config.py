@@ -9,7 +9,6 @@ import typing
 import pytest
 
 from tfm.config import (
-    PRESETS,
     AverageConfig,
     BatchingConfig,
     BinarizeConfig,
@@ -24,6 +23,7 @@ from tfm.config import (
     TrainingConfig,
     TransformerConfig,
     by_section,
+    presets,
     read_toml,
     run_config,
     run_table,
@@ -143,7 +143,7 @@ def test_the_preset_follows_from_dataset_and_device(num_pairs, on_gpu, task, exp
 
 @pytest.mark.parametrize("arch", ["huge", ["base"]])
 def test_an_unknown_preset_is_refused_with_a_list_of_presets(arch):
-    assert problem(None, {"arch": arch}).endswith(f"choose one of {', '.join(PRESETS)}")
+    assert problem(None, {"arch": arch}).endswith(f"choose one of {', '.join(presets())}")
 
 
 def test_all_problems_are_in_one_message():
@@ -334,7 +334,7 @@ def test_an_unknown_setting_of_a_call_gets_a_suggestion(name, advice):
     assert str(caught.value).startswith(f"unknown setting '{name}': {advice}")
 
 
-@pytest.mark.parametrize("arch", PRESETS)
+@pytest.mark.parametrize("arch", presets())
 def test_a_run_is_restored_from_its_toml_and_its_table(arch):
     run = run_config(arch)
     assert run_config(None, tomllib.loads(run_toml(run))) == run

@@ -4,7 +4,7 @@ import typer
 
 from tfm.cli import main as cli
 from tfm.cli.unknown_names import _COMMAND_WORDS, _NEEDLESS
-from tfm.config.suggestions import WORDS
+from tfm.config.suggestions import words_of_toolkits
 
 COMMANDS = typer.main.get_command(cli.app).commands
 
@@ -19,7 +19,7 @@ def names(command):
 
 
 def test_every_word_leads_to_a_flag_that_a_command_has_under_no_such_name():
-    for flag, words in WORDS.items():
+    for flag, words in words_of_toolkits().items():
         for word in words.split():
             assert any(
                 flag in names(command) and word not in names(command)

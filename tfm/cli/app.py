@@ -6,7 +6,7 @@ import typer
 
 from tfm import __version__
 from tfm.cli.unknown_names import Commands
-from tfm.config import PRESETS
+from tfm.config import presets
 from tfm.errors import UsageError
 from tfm.storage.paths import existing_file, existing_folder
 
@@ -51,8 +51,10 @@ def arch_option(default: str) -> Any:
     """Declare --arch, with its default in words."""
     return typer.Option(
         None,
-        help=f"Preset: {', '.join(PRESETS)} (default: {default}).",
-        autocompletion=lambda incomplete: [name for name in PRESETS if name.startswith(incomplete)],
+        help=f"Preset: {', '.join(presets())} (default: {default}).",
+        autocompletion=lambda incomplete: [
+            name for name in presets() if name.startswith(incomplete)
+        ],
     )
 
 

@@ -17,8 +17,8 @@ from tfm.config.normalization import (
     Normalization,
 )
 from tfm.config.presets import (
-    PRESETS,
     adapting_table,
+    presets,
     run_config,
     run_table,
     suitable_arch,

@@ -1,8 +1,11 @@
 """Presets of a whole run, and merging the user's settings over them."""
 
+import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from tfm.config.model import RecurrentConfig, TransformerConfig
@@ -19,93 +22,18 @@ from tfm.config.schema import (
 from tfm.config.training import RunConfig
 from tfm.errors import UsageError, list_problems
 
-_NARROW = {"d_model": 128, "d_ff": 512, "num_heads": 4, "attention_dropout": 0.0, "norm": "pre"}
-
-PRESETS: Mapping[str, Mapping[str, Table]] = {
-    "base": {},
-    "big": {
-        "model": {
-            "d_model": 1024,
-            "d_ff": 4096,
-            "num_heads": 16,
-            "dropout": 0.3,
-            "embedding_dropout": 0.3,
-        },
-        "training": {"max_steps": 300_000, "average_last": 20},
-    },
-    # Constituency parsing (§6.3); all other settings are those of base.
-    "parser": {
-        "model": {
-            "num_encoder_layers": 4,
-            "num_decoder_layers": 4,
-            "d_model": 1024,
-            "tied_embeddings": "two-way",
-        }
-    },
-    # For tens of thousands of pairs, in hours on a CPU: "Transformer-Tiny" of Wu et al. (2021),
-    # but with pre-norm, which converges in the fewest steps, and smaller batches.
-    "small": {
-        "model": {
-            **_NARROW,
-            "num_encoder_layers": 4,
-            "num_decoder_layers": 4,
-            "d_ff": 256,
-            "dropout": 0.3,
-            "embedding_dropout": 0.3,
-        },
-        "optimizer": {"learning_rate": 4e-3, "warmup_steps": 800},
-        "batching": {"batch_tokens": 2_048, "bucket_tokens": 1_024},
-        "training": {
-            "max_steps": 12_000,
-            "checkpoint_steps": 200,
-            "keep_last": 40,
-            "average_last": 10,
-        },
-    },
-    # For the same data in a quarter of an hour.
-    "tiny": {
-        "model": {**_NARROW, "num_encoder_layers": 3, "num_decoder_layers": 3},
-        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
-        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
-        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
-    },
-    # A student of the same width: a deep encoder with a shallow decoder (Kasai et al. 2021), for
-    # sequence-level distillation (Kim and Rush 2016).
-    "student": {
-        "model": {**_NARROW, "num_encoder_layers": 6, "num_decoder_layers": 1},
-        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
-        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
-        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
-    },
-    # The recurrent baseline on the same data and CPU: one layer per side learns fastest.
-    "rnn": {
-        "model": {
-            "num_encoder_layers": 1,
-            "num_decoder_layers": 1,
-            "d_model": 256,
-            "dropout": 0.3,
-            "embedding_dropout": 0.2,
-            "attention_dropout": 0.0,
-            "attention": "additive",
-        },
-        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 200, "clip_norm": 1.0},
-        "batching": {"batch_tokens": 1_024, "bucket_tokens": 1_024},
-        "training": {"max_steps": 4_500, "checkpoint_steps": 500},
-    },
-    # For the generated corpus.
-    "quickstart": {
-        "model": {**_NARROW, "num_encoder_layers": 2, "num_decoder_layers": 2},
-        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 400},
-        "batching": {"batch_tokens": 1_000, "bucket_tokens": 1_000},
-        "training": {"max_steps": 1_800, "checkpoint_steps": 300},
-    },
-}
-
 # A table that sets one of these in [training] replaces the other.
 _ALTERNATIVES = {
     "checkpoint_minutes": "checkpoint_steps",
     "checkpoint_steps": "checkpoint_minutes",
 }
+
+
+@cache
+def presets() -> Mapping[str, Mapping[str, Table]]:
+    """Return the settings by name and section in which each preset differs from the defaults."""
+    file = resources.files("tfm.config") / "presets.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]:
@@ -152,9 +80,10 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
             f"--arch {arch} contradicts arch {named['arch']} in the file: leave one out"
         )
     arch = named["arch"]
-    if arch not in list(PRESETS):
+    if arch not in list(presets()):
+        names = ", ".join(presets())
         raise UsageError(
-            f"{_place(named, 'arch')}unknown arch {shown(arch)}: choose one of {', '.join(PRESETS)}"
+            f"{_place(named, 'arch')}unknown arch {shown(arch)}: choose one of {names}"
         )
     kinds = typing.get_type_hints(RunConfig)
     del kinds["arch"], kinds["from_model"]
@@ -166,7 +95,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
             "folder of a model"
         )
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
-    merged, places, problems = _merge(kinds, (PRESETS[arch], *tables))
+    merged, places, problems = _merge(kinds, (presets()[arch], *tables))
     for name in sorted(_settings_of_other_models(kinds["model"]) & merged["model"].keys()):
         del merged["model"][name]
         advice = "leave it out" if arch == "rnn" else "leave it out, or use arch rnn"
