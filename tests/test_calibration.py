@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tfm.config.schema import from_table
 from tfm.storage.checkpoint.calibration import Calibration
 
 
@@ -32,6 +33,23 @@ def test_quality_that_falls_with_probability_is_constant():
     log_probs = np.linspace(-4, 0, 200)
     calibration = Calibration.fit(log_probs, np.linspace(1, 0, 200))
     assert calibration.qualities == pytest.approx([0.5] * 20)
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "qualities"),
+    [
+        ([], []),
+        ([-2.0, -1.0], [0.5]),
+        ([-1.0, -2.0], [0.5, 0.6]),
+        ([-2.0, -1.0], [0.5, 1.1]),
+        ([-2.0, -1.0], [-0.1, 0.5]),
+        ([-2.0, float("nan")], [0.4, 0.5]),
+        ([-2.0, -1.0], [0.4, float("inf")]),
+    ],
+)
+def test_a_record_of_another_curve_is_refused(log_probs, qualities):
+    with pytest.raises(ValueError, match=r"log_probs|qualities"):
+        from_table(Calibration, {"num_lines": 9, "log_probs": log_probs, "qualities": qualities})
 
 
 def test_the_order_of_translations_does_not_matter():

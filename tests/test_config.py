@@ -1,6 +1,7 @@
 """Settings: precedence, limits, and conversion to TOML and back."""
 
 import dataclasses
+import math
 import os
 import re
 import tomllib
@@ -31,7 +32,7 @@ from tfm.config import (
     settings_from,
     suitable_arch,
 )
-from tfm.config.schema import from_table
+from tfm.config.schema import Measured, from_table
 from tfm.errors import DETAIL, UsageError
 
 GROUPS = [
@@ -417,12 +418,14 @@ class Record:
     steps: tuple[int, ...] = ()
     figures: typing.Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: float | None = None
+    loss: Measured = 0.0
     inner: "Record | None" = None
 
 
 def test_a_record_is_built_from_the_types_of_json():
     inner = {"name": "b", "size": 2**63 - 1, "best": None}
     values = {"name": "a", "size": 0, "sizes": [1, 2], "steps": [3], "figures": {"x": 1}}
+    assert math.isnan(from_table(Record, {**values, "loss": math.nan}).loss)
     assert from_table(Record, {**values, "inner": inner}) == Record(
         name="a",
         size=0,
@@ -447,6 +450,10 @@ def test_a_record_is_built_from_the_types_of_json():
         ({"steps": 3}, "steps is 3, but must be a list"),
         ({"figures": []}, "figures is [], but must be a table"),
         ({"figures": {"x": "high"}}, "figures['x'] is 'high', but must be a number"),
+        ({"figures": {"x": math.nan}}, "figures['x'] is nan, but must be a finite number"),
+        ({"best": -math.inf}, "best is -inf, but must be a finite number"),
+        ({"best": 10**400}, "best is 1000"),
+        ({"loss": "nan"}, "loss is 'nan', but must be a number"),
         ({"inner": {"name": "b"}}, "inner: size is missing"),
         ({"inner": 3}, "inner is 3, but must be a table"),
         ({"sise": 3, "best": "no"}, "unknown key 'sise': did you mean size?; best is 'no', but"),

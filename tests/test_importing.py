@@ -1,6 +1,8 @@
 """tfm import: the imported model computes what the original program does."""
 
+import argparse
 import json
+import math
 import pickle
 import shutil
 import sys
@@ -17,6 +19,7 @@ from tfm.stages.importing.folder import import_model
 from tfm.stages.importing.pickles import load_pickle
 from tfm.stages.train import train
 from tfm.storage.checkpoint.model_folder import load_info
+from tfm.storage.checkpoint.model_tensors import load_weights
 from tfm.storage.checkpoint.run_folder import checkpoints
 
 pytest.importorskip("transformers")
@@ -186,8 +189,6 @@ def test_names_of_older_versions_are_read(tmp_path):
         parts = [renamed.pop(name.replace("q_proj", f"{each}_proj")) for each in "qkv"]
         renamed[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
     shutil.copytree(tmp_path / "new", tmp_path / "old")
-    import argparse
-
     args = argparse.Namespace(**vars(state["args"]))
     torch.save({"args": args, "model": renamed}, tmp_path / "old" / "checkpoint.pt")
     folders = [import_model(tmp_path / name).out_dir for name in ("new", "old")]
@@ -234,6 +235,90 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
         import_model(tmp_path / "checkpoint.pt", out_dir=tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def fairseq(tmp_path_factory):
+    """A folder of fairseq, whose checkpoint a test replaces, and the content of it."""
+    folder = tmp_path_factory.mktemp("fairseq") / "model"
+    new_fairseq(folder)
+    return folder, torch.load(folder / "checkpoint.pt", weights_only=False)
+
+
+@pytest.fixture
+def import_changed(fairseq, tmp_path):
+    """Import a checkpoint with other settings, weights or keys."""
+    folder, state = fairseq
+
+    def run(settings=None, weights=None, **changes):
+        args = argparse.Namespace(**(vars(state["args"]) | (settings or {})))
+        model = state["model"] | (weights or {})
+        torch.save({**state, "args": args, "model": model, **changes}, folder / "checkpoint.pt")
+        return import_model(folder / "checkpoint.pt", out_dir=tmp_path / "ours")
+
+    return run
+
+
+WEIGHT, BIAS = "encoder.layers.0.fc2.weight", "decoder.layers.0.fc1.bias"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(torch.full((16, 24), number) for number in (math.nan, math.inf, -math.inf)),
+        torch.full((16, 24), 1e300, dtype=torch.float64),
+        torch.ones(16, 24).to_sparse(),
+        torch.ones(16, 24, dtype=torch.int64),
+        torch.ones(16, 24, dtype=torch.complex64),
+        torch.ones(16, 24, device="meta"),
+        torch.ones(1).expand(1 << 40, 24),
+        *(torch.ones(shape) for shape in ((), (16,), (24, 16), (0, 24), (16, 24, 1), (17, 24))),
+        *(None, 1.5, "x", [1.0], {"a": 1}),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{getattr(value, 'shape', value)}",
+)
+@pytest.mark.parametrize("name", [WEIGHT, BIAS, "decoder.output_projection.weight"])
+def test_weights_that_are_no_finite_numbers_of_the_right_shape_are_refused(
+    import_changed, tmp_path, name, value
+):
+    with pytest.raises((CheckpointError, DataError)):
+        import_changed(weights={name: value})
+    assert not (tmp_path / "ours").exists()
+
+
+def test_weights_in_other_precisions_are_imported(import_changed, fairseq):
+    weights = {name: each.to(torch.bfloat16) for name, each in fairseq[1]["model"].items()}
+    found = load_weights(import_changed(weights=weights).out_dir)
+    assert {each.dtype for each in found.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"settings": {"source_lang": each}} for each in (["en"], "../en", "a\0", 7, "")),
+        *(
+            {"settings": {f"{side}_embed_dim": each for side in ("encoder", "decoder")}}
+            for each in (-16, 0, 17, 1 << 62, 1 << 70, math.inf, math.nan, "16", True, [16], None)
+        ),
+        *({"settings": {"encoder_layers": each}} for each in (-1, 1 << 40, "2", 2.0, math.nan)),
+        *(
+            {"settings": {"max_source_positions": each}}
+            for each in (-5, 1 << 40, 1 << 63, (1, 2), "x", math.inf, {"a": 1})
+        ),
+        *({"settings": {"dropout": each}} for each in (-1.0, 2.0, math.nan, "x", [0.1])),
+        *({"settings": {"activation_fn": each}} for each in ({}, [], None, 7)),
+        {"settings": {"dropout": torch.ones(3)}},
+        *({"weights": {each: torch.ones(3)}} for each in (7, None, ("a", "b"), b"x")),
+        *({"model": each} for each in ({}, None, [], torch.ones(3), {"x": {}})),
+        *({"args": None, "cfg": each} for each in (None, 7, [], {"model": 7}, {"task": {}})),
+    ],
+    ids=str,
+)
+def test_settings_and_names_of_other_kinds_are_refused(import_changed, tmp_path, change):
+    with pytest.raises(TfmError) as refused:
+        import_changed(**change)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "ours").exists()
 
 
 # --- refusals

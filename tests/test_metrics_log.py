@@ -54,6 +54,27 @@ def test_the_line_of_fewer_steps_at_the_end_of_a_stopped_run_is_removed(tmp_path
     assert path.read_text().count("train") == 1
 
 
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_figures_that_are_read_are_numbers_within_limits(path, tmp_path, kind):
+    path.write_text(
+        "".join(
+            f'{{"kind": "{kind}", "step": {step}, "bleu": {value}}}\n'
+            for step, value in [
+                *[(1, "1e400"), (2, "NaN"), (3, "-Infinity"), (4, "9" * 5_000), (5, "null")],
+                *[(6, "2.5"), (7, "3")],
+                *[(8, '"x"'), (9, "[]"), (10, "{}"), (11, "true")],
+                *[(-1, "1"), ("true", "1"), ("1.5", "1"), ("1e5", "1"), ("9" * 400, "1")],
+            ]
+        )
+    )
+    records = getattr(read_metrics(tmp_path), {"train": "training"}.get(kind, kind))
+    assert [(each["step"], each["bleu"]) for each in records] == [
+        *[(step, None) for step in (1, 2, 3, 4, 5)],
+        *[(6, 2.5), (7, 3)],
+        *[(step, None) for step in (8, 9, 10, 11)],
+    ]
+
+
 def test_numbers_that_are_not_finite_are_null(tmp_path, path):
     figures = {"step": 1, "loss": float("nan"), "norm": float("-inf"), "pairs": [1], "kind": "x"}
     MetricsLog(tmp_path, step=0).append(figures)

@@ -109,6 +109,39 @@ def test_other_files_named_metrics_do_no_harm(make_run):
     assert summarize_run(run_dir).step == 0
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *(f"max_steps = {value}" for value in ("inf", "-inf", "nan", "1e400", "-5", "true", "'x'")),
+        *("max_steps = 99999999999999999999999999", "max_steps = [1]", "stall_minutes = inf"),
+        *("max_steps = 5.5", "stall_minutes = {}", "max_steps = ["),
+    ],
+)
+def test_a_run_with_a_wrong_setting_is_listed_with_one_warning(make_run, run, tmp_path, setting):
+    good, bad = make_run("good", validation(50, 10.0)), make_run("bad")
+    (bad / "config.toml").write_text(f"[training]\n{setting}\n")
+    code, out, err = run("runs", tmp_path / "runs")
+    assert (code, err.count("\n")) == (0, 1)
+    assert str(bad / "config.toml") in err
+    assert {line.split()[0] for line in out.splitlines()[1:]} == {str(good), str(bad)}
+    code, _, err = run("runs", good, bad, "--out", tmp_path / "page.html")
+    assert (code, err.count("warning")) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml"])
+def test_a_file_that_cannot_be_read_is_one_warning(make_run, monkeypatch, name):
+    run_dir = make_run("a")
+
+    def refuse(path, *arguments, **options):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_(path, *arguments, **options)
+
+    open_ = type(run_dir).open
+    monkeypatch.setattr(type(run_dir), "open", refuse)
+    assert name in summarize_run(run_dir).problem
+
+
 # --- states
 
 

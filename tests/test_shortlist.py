@@ -16,7 +16,7 @@ from tfm.backends.inference_cpu import PREPACK, CpuInference
 from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_from
 from tfm.data import shortlist as learning
 from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
-from tfm.data.shortlist import FILE, Shortlist, learn_shortlist
+from tfm.data.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
 from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
 from tfm.inference.translator import Translator
@@ -287,10 +287,33 @@ def test_a_model_without_shortlist_says_how_to_get_one(trained_run, dataset, tmp
 
 def test_a_shortlist_of_another_vocabulary_or_a_damaged_one_is_refused(dataset, tmp_path):
     with pytest.raises(DataError, match="--shortlist"):
-        Shortlist.load(dataset, "of another model")
+        Shortlist.load(dataset, "of another model", (1, 1))
     (dataset / FILE).write_bytes((dataset / FILE).read_bytes()[:-1])
     with pytest.raises(DataError, match="damaged"):
-        Shortlist.load(dataset, Vocabulary.load(dataset).fingerprint)
+        shortlist_files(dataset, Vocabulary.load(dataset))
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("candidates", [[0, 1, 2]]),
+        ("candidates", [0, 1, 2]),
+        ("candidates", [[0.0], [1.0], [2.0]]),
+        ("candidates", [[0], [1], [4]]),
+        ("frequent", [[0, 1]]),
+        ("frequent", [True]),
+        ("frequent", [-1]),
+        ("frequent", [1 << 40]),
+        ("frequent", 1),
+    ],
+)
+def test_a_shortlist_of_anything_but_ids_of_pieces_is_refused(tmp_path, name, ids):
+    good = {"candidates": np.array([[0], [1], [3]]), "frequent": np.array([0])}
+    Shortlist(**good, fingerprint="a").save(tmp_path)
+    assert Shortlist.load(tmp_path, "a", (3, 4)) is not None
+    Shortlist(**(good | {name: np.array(ids)}), fingerprint="a").save(tmp_path)
+    with pytest.raises(DataError, match="ids of pieces"):
+        Shortlist.load(tmp_path, "a", (3, 4))
 
 
 def test_settings_without_a_shortlist_are_refused():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from tfm.config.suggestions import suggest
 from tfm.errors import UsageError, list_problems
@@ -18,6 +18,9 @@ T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Table = Mapping[str, Any]
+
+# A float in a record that is NaN or infinite if training diverged; others must be finite.
+Measured = Annotated[float, "may be NaN"]
 
 # Limits that groups share. Every number has limits far beyond its useful values, so that a mistyped
 # one is refused at once instead of exhausting memory or overflowing.
@@ -277,8 +280,8 @@ def check_table(
 
     Fields may be text, numbers, flags, a Literal, a tuple of any length or a pair, a mapping, or a
     dataclass. Text may have a pattern, and words for it in messages:
-    `Annotated[str, re.compile("[a-z]+"), "lower-case letters"]`. Integers are counts from 0 on,
-    except in settings, which have limits of their own.
+    `Annotated[str, re.compile("[a-z]+"), "lower-case letters"]`. Integers are counts from 0 on and
+    floats finite unless they are `Measured`, except in settings, which have limits of their own.
 
     Args:
         kind: The dataclass.
@@ -339,9 +342,14 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
         return value
     match typing.get_origin(hint):
         case None:
-            return _convert_plain(value, hint, label, is_count=is_count)
+            value = _convert_plain(value, hint, label, is_count=is_count)
+            if is_count and hint is float and not math.isfinite(value):
+                raise _wrong(label, value, "a finite number")
+            return value
         case types.UnionType | typing.Union:
             return None if value is None else _convert(value, kinds[0], label, is_count=is_count)
+        case typing.Annotated if kinds[0] is float:
+            return _convert_plain(value, float, label, is_count=is_count)
         case typing.Annotated:
             is_valid = isinstance(value, str) and kinds[1].fullmatch(value)
             expected = kinds[2] if len(kinds) > 2 else f"of the form {kinds[1].pattern}"

@@ -49,7 +49,9 @@ class Shortlist:
     fingerprint: str
 
     @classmethod
-    def load(cls, folder: Path, fingerprint: str) -> "Shortlist | None":
+    def load(
+        cls, folder: Path, fingerprint: str, vocab_sizes: tuple[int, int]
+    ) -> "Shortlist | None":
         """Read the shortlist of a dataset or model folder with this vocabulary; None without one.
 
         Raises:
@@ -75,6 +77,13 @@ class Shortlist:
                 f"{path} is for subword model {shortlist.fingerprint[:8]}, not "
                 f"{fingerprint[:8]}: {_REMEDY}"
             )
+        for ids, shape in ((shortlist.candidates, (vocab_sizes[0],)), (shortlist.frequent, ())):
+            if (
+                (ids.ndim, ids.shape[:-1]) != (len(shape) + 1, shape)
+                or ids.dtype.kind not in "iu"
+                or (ids.size and not 0 <= ids.min() <= ids.max() < vocab_sizes[1])
+            ):
+                raise DataError(f"{path} has other numbers than ids of pieces: {_REMEDY}")
         return shortlist
 
     def save(self, folder: Path) -> None:
@@ -102,7 +111,8 @@ def shortlist_files(folder: Path, vocabulary: Vocabulary) -> dict[str, bytes]:
     Raises:
         DataError: As `Shortlist.load` does.
     """
-    shortlist = Shortlist.load(folder, vocabulary.fingerprint)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    shortlist = Shortlist.load(folder, vocabulary.fingerprint, sizes)
     return {} if shortlist is None else {FILE: (folder / FILE).read_bytes()}
 
 

@@ -194,14 +194,15 @@ def load_engine(
     warning = oversubscription(compute.device, inference.threads, num_processes=num_processes)
     if warning is not None:
         notify(warning)
+    info = load_info(folders[0])
     return Engine(
         load_models(folders, compute),
         compute,
         backend=inference_backend(compute, inference.kernels, notify=notify),
-        shortlist=Shortlist.load(folders[0], load_info(folders[0]).fingerprint),
+        shortlist=Shortlist.load(folders[0], info.fingerprint, info.vocab_sizes),
         threads=threads if compute.device.type == "cpu" else None,
         notify=notify,
-        vocabulary=lambda: load_vocabulary(folders[0], load_info(folders[0])),
+        vocabulary=lambda: load_vocabulary(folders[0], info),
     )
 
 

@@ -95,7 +95,7 @@ class Translator:
             default_search=SearchConfig.for_model(info.search, {}),
             backend=backend,
             calibration=info.calibration if len(folders) == 1 else None,
-            shortlist=Shortlist.load(folders[0], info.fingerprint),
+            shortlist=Shortlist.load(folders[0], info.fingerprint, info.vocab_sizes),
             target=info.target,
         )
 

@@ -134,7 +134,8 @@ def exported_files(folder: Path, kind: str) -> frozenset[str] | None:
         return None
     if (record.get("format"), record.get("kind")) != (EXPORTED_FORMAT, kind):
         return None
-    return frozenset([EXPORTED, *map(str, record.get("files", _EXPORTED_FILES[kind]))])
+    files = record.get("files", _EXPORTED_FILES[kind])
+    return frozenset([EXPORTED, *map(str, files)]) if isinstance(files, list | tuple) else None
 
 
 def _exported(folder: Path, summary: ModelSummary) -> ModelSummary:

@@ -7,8 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from tfm.config import Table, TrainingConfig, read_toml
-from tfm.errors import TfmError, UsageError
+from tfm.config import TrainingConfig, read_toml
+from tfm.config.schema import settings_and_problems
+from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.storage.checkpoint.model_folder import DamagedCheckpointError
 from tfm.storage.checkpoint.run_folder import (
     SETTINGS,
@@ -86,21 +87,24 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
 
 def summarize_run(run_dir: Path) -> RunSummary:
     """Read the state of a run, whatever its process is doing."""
-    metrics = read_metrics(run_dir, max_training=1)
-    training: Table = {}
+    metrics = Metrics([], [], [], None)
+    max_steps: int | None = None
+    stall_minutes: float = _STALL_MINUTES
     problem: TfmError | None = None
     try:
-        training = _training_settings(run_dir)
+        metrics = read_metrics(run_dir, max_training=1)
+        max_steps, stall_minutes = _max_steps_and_stall_minutes(run_dir)
+        trained_on(run_dir)
         check_newest(run_dir)
     except TfmError as error:
         problem = error
+    except OSError as error:
+        problem = TfmError(f"{error.filename}: {explain_os_error(error)}")
     newest = [*metrics.training[-1:], *metrics.validation[-1:]]
     step = max([each["step"] for each in newest] + [newest_step(run_dir) or 0])
-    max_steps = _number(training, "max_steps")
     updated = _updated(run_dir)
     age = max(0.0, time.time() - updated)
-    stall_seconds = 60 * (_number(training, "stall_minutes") or _STALL_MINUTES)
-    if _is_running(run_dir, metrics, age, stall_seconds):
+    if _is_running(run_dir, metrics, age, 60 * stall_minutes):
         state: State = "running"
     elif isinstance(problem, UsageError | DamagedCheckpointError):
         state = "damaged"
@@ -143,23 +147,31 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
     write_comparison(out, {Path(run.run): _all_settings(Path(run.run)) for run in runs}, table)
 
 
-def _training_settings(run_dir: Path) -> Table:
-    """Return the section [training] of a run's settings; empty if it has none."""
+def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:
+    """Return two settings of a run, of which the others may be those of another version.
+
+    Raises:
+        UsageError: One of them is wrong, or the file is not TOML.
+    """
     path = run_dir / SETTINGS
     table = read_toml(path).get("training", {}) if path.is_file() else {}
-    return table if isinstance(table, Mapping) else {}
-
-
-def _number(training: Table, name: str) -> int | None:
-    value = training.get(name)
-    return int(value) if isinstance(value, int | float) else None
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: training is {table!r:.40}, but must be a table")
+    given = {name: table[name] for name in ("max_steps", "stall_minutes") if name in table}
+    settings, problems = settings_and_problems(TrainingConfig, given)
+    if problems:
+        raise UsageError(f"{path}: {problems[0]}")
+    return (settings.max_steps if "max_steps" in given else None), settings.stall_minutes
 
 
 def _all_settings(run_dir: Path) -> dict[str, object]:
-    """Return the settings of a run by section and name, and its dataset."""
+    """Return the settings of a run by section and name, and its dataset; {} if it is damaged."""
     path = run_dir / SETTINGS
-    sections = read_toml(path) if path.is_file() else {}
-    settings: dict[str, object] = {"dataset": trained_on(run_dir)}
+    try:
+        sections = read_toml(path) if path.is_file() else {}
+        settings: dict[str, object] = {"dataset": trained_on(run_dir)}
+    except (TfmError, OSError):  # its summary has the reason
+        return {}
     for name, values in sections.items():
         if isinstance(values, Mapping):
             settings |= {f"{name}.{key}": value for key, value in values.items()}

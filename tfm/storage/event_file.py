@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 from tfm.reporting import say
-from tfm.storage.metrics_log import Record, parse_records, read_lines
+from tfm.storage.metrics_log import FIGURES, Record, parse_records, read_lines
 
-_KINDS = ("train", "validation")
 _NO_CURVES = ("step", "epoch", "minutes")
 
 
@@ -44,7 +43,7 @@ class EventFile:
             return
         try:
             for record in records:
-                if record["kind"] in _KINDS:
+                if record.get("kind") in FIGURES:
                     self._write(record)
             self._writer.flush()
         except OSError as error:
@@ -72,7 +71,7 @@ class EventFile:
         ]
         event = Event(
             step=record["step"],
-            wall_time=self._started + 60 * record["minutes"],
+            wall_time=self._started + 60 * (record.get("minutes") or 0.0),
             summary=Summary(value=values),
         )
         self._writer.write(event.SerializeToString())

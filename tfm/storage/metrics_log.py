@@ -14,6 +14,10 @@ from tfm.storage.files import atomic_write
 
 METRICS = "metrics.jsonl"
 
+FIGURES = ("train", "validation")  # the kinds of lines with figures
+_NO_FIGURES = ("kind", "signature", "text_pairs", "text_losses")
+_MAX_NUMBER = 1e300
+
 Record = dict[str, Any]
 EndState = Literal["finished", "stopped", "diverged"]
 
@@ -113,7 +117,7 @@ def read_metrics(run_dir: Path, *, max_training: int | None = None) -> Metrics:
     return Metrics(
         training=[*parse_records(training)],
         validation=[*parse_records(line for line in lines if b'"validation"' in line)],
-        texts=texts[-1]["texts"] if texts else [],
+        texts=texts[-1].get("texts", []) if texts else [],
         end=ends[0] if ends and ends[0] in get_args(EndState) else None,
     )
 
@@ -125,12 +129,36 @@ def read_lines(run_dir: Path) -> list[bytes]:
 
 
 def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
-    """Yield the records of all lines that are complete."""
+    """Yield the records of all lines that are complete.
+
+    Figures of training and validation that are not finite numbers are None.
+    """
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield _with_current_names(record)
+            record = json.loads(
+                line, parse_float=_number, parse_int=_number, parse_constant=lambda _: None
+            )
+            step = record.get("step") if isinstance(record, dict) else None
+            if type(step) is int and step >= 0:
+                yield _with_current_names(_with_figures(record))
+
+
+def _number(text: str) -> int | float | None:
+    """Return a number of JSON; None if it is out of range."""
+    value = float(text)
+    if not abs(value) < _MAX_NUMBER:
+        return None
+    return int(text) if text.lstrip("-").isdecimal() else value
+
+
+def _with_figures(record: Record) -> Record:
+    """Return a record of which all figures are numbers or None."""
+    if record.get("kind") not in FIGURES:
+        return record
+    return {
+        name: value if name in _NO_FIGURES or type(value) in (int, float) else None
+        for name, value in record.items()
+    }
 
 
 def _with_current_names(record: Record) -> Record:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 
+from tfm.config.schema import Measured
 from tfm.data.background import run_in_thread
 from tfm.device.compute import Compute, measure_fp32_flops
 from tfm.device.threads import ComputeThreads
@@ -49,11 +50,11 @@ _MAX_REASON = 100  # characters
 class RunState:
     """The state of a run besides its trainer's, saved in every checkpoint."""
 
-    best: float | None = None  # quality at the best validation so far
+    best: Measured | None = None  # quality at the best validation so far
     validations_since_best: int = 0
     skipped_in_a_row: int = 0  # steps, without overflows of fp16
     skipped_steps: int = 0  # in total
-    nll: float | None = None  # in the newest full line of training, in nats per target token
+    nll: Measured | None = None  # in the newest full line of training, in nats per target token
     is_validation_due: bool = False  # a signal interrupted the last validation
     minutes: float = 0.0  # wall time before the run was last resumed
     capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm.config.schema import Measured
 from tfm.data.dataset import Rows
 from tfm.reporting import format_figure
 from tfm.training.loss import perplexity
@@ -21,11 +22,11 @@ class StepReport:
 
     step: int  # counted from 1
     epoch: int  # counted from 1
-    loss: float  # smoothed cross-entropy
-    nll: float  # plain negative log-likelihood
+    loss: Measured  # smoothed cross-entropy
+    nll: Measured  # plain negative log-likelihood
     num_tokens: int  # of the target
     flops: int  # forward and backward, without padding
-    gradient_norm: float  # before clipping
+    gradient_norm: Measured  # before clipping
     learning_rate: float
     seconds: float  # wall time, waiting for data included
     waiting_seconds: float = 0.0  # in which the device waited for the batch

@@ -43,6 +43,10 @@ _COLORS = {
 Points = Sequence[tuple[int, float]]
 
 
+def _nats(perplexity: float) -> float:
+    return math.log(perplexity) if perplexity > 0 else math.nan
+
+
 class _Chart(NamedTuple):
     """A metric over training steps, in training and in validation."""
 
@@ -57,7 +61,7 @@ _MAIN_CHARTS = (
     _Chart("bleu", "BLEU", "points", best=max),
     _Chart("f1", "Bracket F1", "percent", best=max),
     # The logarithm of the perplexity is the loss without label smoothing, also in training.
-    _Chart("perplexity", "Loss", "nats/token, no label smoothing", best=min, transform=math.log),
+    _Chart("perplexity", "Loss", "nats/token, no label smoothing", best=min, transform=_nats),
 )
 _OTHER_CHARTS = (
     _Chart("learning_rate", "Learning rate", "× 10⁻³", transform=lambda rate: 1000 * rate),
@@ -146,11 +150,8 @@ def _fold(summary: str, content: str) -> str:
 def _points(records: Iterable[Record], chart: _Chart) -> Points:
     """Return (step, value) of all records with a finite value."""
     pairs = ((record["step"], record.get(chart.name)) for record in records)
-    return [
-        (step, chart.transform(value))
-        for step, value in pairs
-        if value is not None and math.isfinite(value)
-    ]
+    points = ((step, chart.transform(value)) for step, value in pairs if value is not None)
+    return [(step, value) for step, value in points if math.isfinite(value)]
 
 
 def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:

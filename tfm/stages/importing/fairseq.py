@@ -17,6 +17,8 @@ from tfm.stages.importing.foreign import (
     ForeignModel,
     Tokens,
     check_supported,
+    checked_settings,
+    checked_weights,
     chosen_languages,
     joint_or_separate,
     renumber,
@@ -79,11 +81,12 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
     state = load_pickle(path)
     arguments = _arguments(state, path)
     settings = _settings(arguments, path)
-    weights = {_current_name(name): each for name, each in state["model"].items()}
+    weights = {_current_name(str(name)): each for name, each in state["model"].items()}
     weights = {name: each for name, each in weights.items() if not _NO_WEIGHT.fullmatch(name)}
+    weights = checked_weights(weights, path)
     embeddings = _take_embeddings(weights, path)
     positions = {
-        f"{side}_embedding": _positions(weights, arguments, stack, side)
+        f"{side}_embedding": _positions(weights, arguments, stack, side, path)
         for stack, side in (("encoder", "source"), ("decoder", "target"))
     }
     source, target = chosen_languages(languages, arguments, path)
@@ -106,32 +109,44 @@ def _arguments(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return fairseq's settings of task and model by name."""
     if not isinstance(state.get("model"), Mapping):
         raise CheckpointError(f"{path} is no checkpoint of fairseq: name another file")
-    if isinstance(state.get("args"), Record):
-        return dict(vars(state["args"]))
     config = state.get("cfg")
+    sections: list[Any] = [state.get("args")]
+    if not isinstance(sections[0], Record):
+        sections = (
+            [config.get(name) for name in ("task", "model")] if isinstance(config, Mapping) else []
+        )
     found: dict[str, Any] = {}
-    for section in ("task", "model"):
-        values = config.get(section) if isinstance(config, Mapping) else None
-        found |= vars(values) if isinstance(values, Record) else values or {}
+    for values in sections:
+        found |= (
+            vars(values)
+            if isinstance(values, Record)
+            else values
+            if isinstance(values, Mapping)
+            else {}
+        )
     for side in ("encoder", "decoder"):
         if isinstance(found.get(side), Mapping):
             found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
+    if odd := [name for name, value in found.items() if isinstance(value, Tensor)]:
+        raise CheckpointError(
+            f"{path} is damaged (its setting {odd[0]} is a tensor): import another"
+        )
     return found
 
 
-def _settings(arguments: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return the settings of the model; UsageError names those that tfm has not."""
     unsupported = [name for name in _UNSUPPORTED if arguments.get(name)]
     for name in _SIZES:
         encoder, decoder = (arguments.get(f"{side}_{name}") for side in ("encoder", "decoder"))
         if encoder != decoder:
             unsupported.append(f"encoder_{name} {encoder} with decoder_{name} {decoder}")
-    activation = arguments.get("activation_fn", "relu")
+    activation = str(arguments.get("activation_fn", "relu"))
     if activation not in ACTIVATIONS:
         unsupported.append(f"activation_fn {activation}")
     check_supported(unsupported, path)
     try:
-        return {
+        settings = {
             "num_encoder_layers": arguments["encoder_layers"],
             "num_decoder_layers": arguments["decoder_layers"],
             "d_model": arguments["encoder_embed_dim"],
@@ -148,6 +163,7 @@ def _settings(arguments: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is no Transformer of fairseq (no {error.args[0]}): name another file"
         ) from error
+    return checked_settings(settings, path)
 
 
 def _current_name(name: str) -> str:
@@ -162,20 +178,22 @@ def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Te
     names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
     source, target, output = (weights.pop(f"{name}.weight", None) for name in names)
     output = weights.pop("decoder.embed_out", output)  # the name of older versions
-    if source is None or target is None:
+    if source is None or target is None or not source.ndim == target.ndim == 2:
         raise CheckpointError(f"{path} has no embeddings: name another file")
     return source, target, target if output is None else output
 
 
 def _positions(
-    weights: dict[str, Tensor], arguments: Mapping[str, Any], stack: str, side: str
+    weights: dict[str, Tensor], arguments: Mapping[str, Any], stack: str, side: str, path: Path
 ) -> Tensor:
     """Return the table of positions [N, d_model], which is removed if it was learned."""
     learned = weights.pop(f"{stack}.embed_positions.weight", None)
     if learned is not None:
         return learned[_FIRST_POSITION:]
     num_positions = arguments.get(f"max_{side}_positions") or arguments.get("max_positions")
-    numbers = torch.arange(_FIRST_POSITION, _FIRST_POSITION + (num_positions or _MAX_POSITIONS))
+    num_positions = num_positions or _MAX_POSITIONS
+    checked_settings({"learned_positions": num_positions}, path)
+    numbers = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_positions)
     return _sinusoids(numbers, arguments[f"{stack}_embed_dim"])
 
 
@@ -185,7 +203,7 @@ def _sinusoids(positions: Tensor, d_model: int) -> Tensor:
     It computes in float32, which the table repeats.
     """
     half = d_model // 2
-    exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / (half - 1))
+    exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / max(1, half - 1))
     angles = positions[:, None].float() * exponents.exp()
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.config import RunConfig, run_config
+from tfm.config import RunConfig, TransformerConfig, run_config
+from tfm.config.schema import check_table, shown
+from tfm.data.manifest import LANGUAGE
 from tfm.data.subword import BOS, SubwordModel, Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
@@ -117,6 +119,46 @@ def renumber(
     )
 
 
+def checked_settings(settings: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return settings of the model; raise UsageError if one is of another type or out of range."""
+    values, problems = check_table(TransformerConfig, settings)
+    if not problems:
+        problems = list(TransformerConfig(**values).problems())
+    if problems:
+        raise UsageError(f"{path} cannot be imported: {'; '.join(problems)}")
+    return settings
+
+
+def checked_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    """Return weights of any shape by name, in fp32.
+
+    Raises:
+        CheckpointError: One has another name than text, or is something else than a dense tensor of
+            finite numbers.
+    """
+    checked = {}
+    for name, each in weights.items():
+        if (
+            not isinstance(name, str)
+            or not isinstance(each, Tensor)
+            or (each.layout, each.device.type) != (torch.strided, "cpu")
+            or not each.is_floating_point()
+            # A tensor of few numbers that are repeated might exceed the memory.
+            or each.numel() * each.element_size() > each.untyped_storage().nbytes()
+        ):
+            raise CheckpointError(
+                f"{path} is damaged ({name!r:.80} is no dense tensor of numbers by name): download "
+                "it again, or import another model"
+            )
+        checked[name] = each.detach().float()
+        if not checked[name].isfinite().all():
+            raise CheckpointError(
+                f"{path} has weights that are not finite, such as in {name}: it is damaged, or its "
+                "training diverged: import another model"
+            )
+    return checked
+
+
 def check_supported(unsupported: Sequence[str], path: Path) -> None:
     """Raise UsageError if a model has something that tfm has not."""
     if unsupported:
@@ -127,10 +169,12 @@ def chosen_languages(
     given: tuple[str | None, str | None], named: Mapping[str, Any], path: Path
 ) -> tuple[str, str]:
     """Return the given languages, or those that the model's files name."""
-    source, target = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
-    if not isinstance(source, str) or not isinstance(target, str):
-        raise UsageError(f"{path} names no languages: give --source and --target")
-    return source, target
+    codes = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
+    for code in codes:
+        if not LANGUAGE.fullmatch(str(code or "")):
+            found = "no languages" if code is None else f"the language {shown(code)}"
+            raise UsageError(f"{path} names {found}: give --source and --target, such as en and de")
+    return str(codes[0]), str(codes[1])
 
 
 def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
@@ -154,24 +198,28 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
         settings["learned_positions"] = min(map(len, model.positions.values()))
     run = run_config("base", {"model": settings})
     order = _order(run.model.d_model, has_sinusoids=not model.positions)
-    weights = _embeddings(model, order, tied)
-    if has_bias:
-        weights["output_bias"] = _output_bias(model)
-    for name, table in model.positions.items():
-        weights[f"{name}.positions"] = table[: settings["learned_positions"]]
     try:
+        weights = _embeddings(model, order, tied)
+        if has_bias:
+            weights["output_bias"] = _output_bias(model)
+        for name, table in model.positions.items():
+            weights[f"{name}.positions"] = table[: settings["learned_positions"]]
         for stack in ("encoder", "decoder"):
             weights |= _stack(model, stack, settings, order)
     except KeyError as error:
         raise CheckpointError(
             f"{model.path} has no weight {error.args[0]}: import another model"
         ) from error
+    except (IndexError, RuntimeError) as error:  # of torch, about shapes
+        raise CheckpointError(
+            f"{model.path} has weights of other shapes than its settings say: import another model"
+        ) from error
     if model.weights:
         raise UsageError(
             f"{model.path} has weights without a counterpart in tfm, such as "
             f"{', '.join(list(model.weights)[:3])}: it cannot be imported"
         )
-    weights = {name: each.float().contiguous() for name, each in weights.items()}
+    weights = {name: each.contiguous() for name, each in weights.items()}
     _check_shapes(model, run, weights)
     return run, weights
 
@@ -198,8 +246,11 @@ def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tens
     names = ("source_embedding.weight", "target_embedding.weight", "output_weight")
     kept = {"none": names, "two-way": names[::2], "three-way": names[2:]}[tied]
     rows = [torch.tensor(side.rows) for side in (*model.tokens, model.tokens[1])]
+    _, target, output = model.embeddings
+    if target.shape != output.shape:
+        raise IndexError("the output embedding has another shape")
     return {
-        name: weight[row][:, order]
+        name: _reordered(weight[row], order, 1)
         for name, weight, row in zip(names, model.embeddings, rows, strict=True)
         if name in kept
     }
@@ -210,7 +261,9 @@ def _output_bias(model: ForeignModel) -> Tensor:
     tokens = model.tokens[1]
     bias = torch.zeros(len(tokens.rows))
     if model.output_bias is not None:
-        bias = model.output_bias.float()[torch.tensor(tokens.rows)]
+        if len(model.output_bias) != len(model.embeddings[1]):
+            raise IndexError("the output bias has another shape")
+        bias = model.output_bias[torch.tensor(tokens.rows)]
     bias[torch.tensor(tokens.copies, dtype=torch.long)] += _COPY_BIAS
     return bias
 
@@ -231,10 +284,18 @@ def _stack(
     for old, new in names.items():
         weight, bias = (_take(model.weights, old, part) for part in ("weight", "bias"))
         if old.endswith(tuple(_READS)):
-            found |= {f"{new}.weight": weight[:, order], f"{new}.bias": bias}
+            found |= {f"{new}.weight": _reordered(weight, order, 1), f"{new}.bias": bias}
         else:
-            found |= {f"{new}.weight": weight[order], f"{new}.bias": bias[order]}
+            weight, bias = (_reordered(each, order, 0) for each in (weight, bias))
+            found |= {f"{new}.weight": weight, f"{new}.bias": bias}
     return found
+
+
+def _reordered(weight: Tensor, order: Tensor, dim: int) -> Tensor:
+    """Return a weight of any shape with the components of hidden states in another order."""
+    if weight.size(dim) != len(order):
+        raise IndexError("a weight has another shape")
+    return weight.index_select(dim, order)
 
 
 def _take(weights: dict[str, Tensor], name: str, part: str) -> Tensor:

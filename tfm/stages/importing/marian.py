@@ -17,6 +17,8 @@ from tfm.stages.importing.foreign import (
     ForeignModel,
     Tokens,
     check_supported,
+    checked_settings,
+    checked_weights,
     chosen_languages,
     joint_or_separate,
     renumber,
@@ -69,21 +71,21 @@ def _load_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     if path is None:
         raise CheckpointError(f"{folder} has no {' or '.join(_WEIGHTS)}: download the whole model")
     if path.suffix == ".bin":
-        return path, dict(load_pickle(path))
+        return path, checked_weights(load_pickle(path), path)
     try:
-        return path, safetensors.torch.load_file(path)
+        return path, checked_weights(safetensors.torch.load_file(path), path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged: download it again") from error
 
 
-def _settings(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """Return the settings of the model; UsageError names one that tfm has not."""
     try:
         pairs = {
             name: (config[f"encoder_{name}"], config[f"decoder_{name}"])
             for name in ("ffn_dim", "attention_heads")
         }
-        activation = config["activation_function"]
+        activation = str(config["activation_function"])
         settings = {
             "num_encoder_layers": config["encoder_layers"],
             "num_decoder_layers": config["decoder_layers"],
@@ -101,12 +103,13 @@ def _settings(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if not config.get("scale_embedding"):
         unsupported.append("embeddings that are not scaled")
     check_supported(unsupported, folder)
-    return settings | {
+    others = {
         "d_ff": pairs["ffn_dim"][0],
         "num_heads": pairs["attention_heads"][0],
         "activation": ACTIVATIONS[activation],
         "norm": "post",
     }
+    return checked_settings(settings | others, folder)
 
 
 def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +119,7 @@ def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Te
     source, target, shared, output = (*found, weights.pop("lm_head.weight", None))
     anything = next((each for each in (shared, target, output) if each is not None), None)
     source, target = (anything if each is None else each for each in (source, target))
-    if source is None or target is None:
+    if source is None or target is None or not source.ndim == target.ndim == 2:
         raise CheckpointError(f"{path} has no embeddings: download it again")
     return source, target, target if output is None else output
 
@@ -127,9 +130,11 @@ def _check_positions(weights: dict[str, Tensor], d_model: int, path: Path) -> No
         table = weights.pop(f"model.{stack}.embed_positions.weight", None)
         if table is None:
             continue
-        expected = sinusoidal_encoding(torch.arange(len(table)), d_model)
+        expected = sinusoidal_encoding(torch.arange(len(table) if table.ndim else 0), d_model)
         expected = torch.cat([expected[:, ::2], expected[:, 1::2]], dim=1)
-        if table.shape != expected.shape or (table - expected).abs().max() > _MAX_POSITION_ERROR:
+        if table.shape != expected.shape or not torch.allclose(
+            table, expected, rtol=0, atol=_MAX_POSITION_ERROR
+        ):
             raise UsageError(f"{path} has positions other than Marian's: it cannot be imported")
 
 
@@ -170,11 +175,13 @@ def _tokens(
 ) -> Tokens:
     pieces = [f"<unnamed {number}>" for number in range(num_rows)]
     try:
+        start = config["decoder_start_token_id"]
+        if any(type(number) is not int or number < 0 for number in (start, *ids.values())):
+            raise TypeError
         for piece, number in ids.items():
             pieces[number] = piece
         pad, eos, unk = (ids[piece] for piece in ("<pad>", "</s>", "<unk>"))
-        start = config["decoder_start_token_id"]
-        if not 0 <= start < num_rows:
+        if start >= num_rows:
             raise IndexError
     except (KeyError, IndexError, TypeError) as error:
         raise DataError(

@@ -23,6 +23,13 @@ class Calibration:
     log_probs: tuple[float, ...]
     qualities: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 < len(self.log_probs) == len(self.qualities):
+            raise ValueError("log_probs and qualities must be as many numbers")
+        is_ascending = sorted(self.log_probs) == [*self.log_probs]
+        if not is_ascending or not 0 <= min(self.qualities) <= max(self.qualities) <= 1:
+            raise ValueError("log_probs must be ascending, and qualities from 0 to 1")
+
     def confidence(self, log_prob: float, num_tokens: int) -> float:
         """Return the expected chrF, from 0 to 1, of a translation with N tokens, EOS included.
 

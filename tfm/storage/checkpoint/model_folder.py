@@ -24,7 +24,7 @@ from tfm.config import (
     run_config,
     run_table,
 )
-from tfm.config.schema import from_table
+from tfm.config.schema import Measured, from_table
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.checkpoint.calibration import Calibration
 from tfm.storage.files import read_json, sha256_of, write_json
@@ -90,7 +90,7 @@ class ModelInfo:
     fingerprint: str
     data_dir: str
     step: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
     averaged: tuple[int, ...] = ()
     task: Task = "translation"
     search: Mapping[str, Any] = field(default_factory=dict)
