@@ -224,6 +224,16 @@ def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change,
     assert Manifest.load(folder).text_parts("train") == ["train"]
 
 
+def test_appended_text_may_have_other_codes_of_the_languages(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", text_only=True).data_dir
+    train = recipe("b", test=()).train
+    other = Recipe(name="x", source="eng", target="deu_Latn", train=train)
+    assert append_text(other, folder, text_only=True).is_new
+    manifest = Manifest.load(folder)
+    assert all(manifest.text_path(part, "de").is_file() for part in manifest.text_parts("train"))
+    assert len(manifest.text_parts("train")) == 2
+
+
 def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
     folder = prepare(
         recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS, text_only=True

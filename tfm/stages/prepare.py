@@ -17,6 +17,7 @@ from tfm.data.corpus.loading import (
 )
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.foreign_subword import load_subword_models
+from tfm.data.languages import are_same
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import TextSources
@@ -257,7 +258,7 @@ def _check_appended(
     weights = [text.weight for text in (*manifest.training_texts(), *recipe.train)]
     if not manifest.part_sizes():
         problem = f"an older tfm prepared {folder}: prepare it again, then append"
-    elif (recipe.source, recipe.target) != (manifest.source, manifest.target):
+    elif not all(map(are_same, (recipe.source, recipe.target), (manifest.source, manifest.target))):
         problem = (
             f"{folder} is {manifest.source}-{manifest.target}, but the text to append is "
             f"{recipe.source}-{recipe.target}"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
 from tfm.config import Table, Task, tag_problem
+from tfm.data.languages import closest
 from tfm.data.manifest import LANGUAGE, SPLITS
 
 _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
@@ -406,7 +407,7 @@ class Recipe:
     def _mono_problems(self) -> Iterator[str]:
         languages = f"{self.source}+{self.target}".split("+")
         for number, text in enumerate(self.mono, 1):
-            if self.task == "parsing" or text.language not in languages:
+            if self.task == "parsing" or closest(text.language, languages) is None:
                 yield f"[[mono]] {number} is in {text.language!r}, no language to translate here"
 
     def _mixture_problems(self) -> Iterator[str]:
