@@ -12,40 +12,14 @@ import typer
 
 from tfm.cli.help import Group
 from tfm.config.schema import expected_value, shown
-from tfm.config.suggestions import suggest
+from tfm.config.suggestions import suggest, words_of_toolkits
 from tfm.errors import UsageError, explain_os_error, tfm_command
 from tfm.storage.paths import existing_folder, existing_path, where_instead
 
-# A command, and the words for it in other toolkits.
-_COMMAND_WORDS = {
-    "attend": "attention plot visualize",
-    "average": "average-checkpoints avg",
-    "binarize": "preprocess tokenize encode",
-    "export": "convert",
-    "generate": "translate interactive inference infer decode predict",
-    "learn-bpe": "bpe spm sentencepiece vocab build-vocab learn-joint-bpe",
-    "models": "list ls",
-    "prepare": "preprocess data download",
-    "quickstart": "demo start init tutorial",
-    "runs": "list ls status curves compare",
-    "score": "eval evaluate bleu sacrebleu",
-    "train": "fit finetune fine-tune resume",
-}
 # Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
 _HUB_NAME = re.compile(
     r"(?:https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?:/(?:tree|blob)/.*)?"
 )
-# Words for what tfm does without a flag.
-_NEEDLESS = {
-    "remove-bpe post-process detokenize": "translations are plain text without it",
-    "criterion loss": "the loss is always label-smoothed cross-entropy (--label-smoothing)",
-    "wandb-project wandb mlflow": "a few lines of Python send metrics.jsonl of a run there",
-}
-# Words for commands that tfm does without.
-_NEEDLESS_COMMANDS = {
-    "report tensorboard": "each run has report.html in its folder, runs/NAME/report.html; tfm runs "
-    "RUN RUN draws the curves of several, tfm train --tensorboard writes event files",
-}
 
 
 class Commands(Group):
@@ -57,11 +31,11 @@ class Commands(Group):
             words = " ".join([ctx.command_path, *args[1:]])
             raise UsageError(f"no such command help: see {words} --help")
         if self.get_command(ctx, args[0]) is None:
-            for words, reason in _NEEDLESS_COMMANDS.items():
+            for words, reason in words_of_toolkits("needless_commands").items():
                 if args[0] in words.split():
                     raise UsageError(f"no such command {args[0]}: {reason}")
             known = self.list_commands(ctx)
-            found = suggest(args[0], known, _COMMAND_WORDS)
+            found = suggest(args[0], known, "commands")
             advice = _advice(ctx, [f"{ctx.command_path} {name}" for name in found])
             raise UsageError(f"no such command {args[0]}{advice}")
         return super().resolve_command(ctx, args)
@@ -134,7 +108,7 @@ def _explain_value(
 
 def _explain_unknown_option(name: str, context: typer.Context) -> str:
     """Return the message about an option that a command does not have, with those it may mean."""
-    for words, reason in _NEEDLESS.items():
+    for words, reason in words_of_toolkits("needless_flags").items():
         if name.lstrip("-") in words.split():
             return f"no such option {name}: leave it out, {reason}"
     parameters = [*context.command.params]

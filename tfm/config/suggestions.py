@@ -5,26 +5,30 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from typing import Literal
+
+WordKind = Literal["flags", "commands", "needless_flags", "needless_commands"]
 
 _MAX_LENGTH = 100  # longer names are no typo, and comparing them takes time
 
 
 @cache
-def words_of_toolkits() -> Mapping[str, str]:
-    """Return {flag, argument or setting: words for it in other toolkits, separated by spaces}."""
+def words_of_toolkits(kind: WordKind) -> Mapping[str, str]:
+    """Return a table of words of other toolkits, separated by spaces, and of what they mean."""
     file = resources.files("tfm.config") / "words.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    words: Mapping[str, str] = tomllib.loads(file.read_text(encoding="utf-8"))[kind]
+    return words
 
 
-def suggest(word: str, known: Iterable[str], words: Mapping[str, str] | None = None) -> list[str]:
+def suggest(word: str, known: Iterable[str], kind: WordKind = "flags") -> list[str]:
     """Return the known names that a word stands for, abbreviates, or is close to.
 
     Args:
         word: A flag, argument, setting or command that does not exist.
         known: The names that exist; case, leading dashes and underscores do not matter.
-        words: Other words for some names, separated by spaces; those of other toolkits if None.
+        kind: Where to look for words that stand for a name.
     """
-    words = words_of_toolkits() if words is None else words
+    words = words_of_toolkits(kind)
     names = {_bare(name): name for name in known}
     bare = _bare(word)
     return (

@@ -1,5 +1,6 @@
 """The model card of an exported model: what its run says about data, settings and quality."""
 
+from importlib import resources
 from pathlib import Path
 
 from tfm import __version__
@@ -9,55 +10,12 @@ from tfm.data.manifest import Manifest
 from tfm.storage.checkpoint.model_folder import ModelInfo
 from tfm.storage.metrics_log import read_metrics
 
-_CARD = """\
----
-language:
-{languages}
-library_name: transformers
-pipeline_tag: translation
-tags:
-- translation
-# Choose a licence that the training data allows, and add it here as "license: …".
----
-
-# Translation from {source} to {target}
-
-A Transformer with {num_parameters:,} parameters and {num_pieces:,} joint BPE pieces, trained with
-tfm {version}.
-
-```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-folder = "."  # this folder, or its name on the hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-batch = tokenizer(["…"], return_tensors="pt", padding=True, truncation=True)
-print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
-```
-
-One sentence is one input. The tokenizer normalizes text as the training text was: {normalization}.
-
-## Training data
-
-{data}
-
-## Quality
-
-{quality}
-
-## Settings
-
-{model}
-
-```toml
-{settings}```
-"""
-
 
 def model_card(model_dir: Path, info: ModelInfo, *, num_parameters: int) -> str:
     """Return a README.md in Markdown, with the licence left to the user."""
     languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
-    return _CARD.format(
+    card = (resources.files("tfm.stages.export") / "model_card.md").read_text(encoding="utf-8")
+    return card.format(
         languages="\n".join(f"- {language}" for language in languages),
         source=info.source,
         target=info.target,
