@@ -185,7 +185,7 @@ def print_scored_targets(
             print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
         elif per_token:
             for piece, value in tokens:
-                print(f"{index}\t{value:.4f}\t{piece}", flush=True)  # noqa: T201
+                print(f"{index}\t{value:.4f}\t{printable(piece)}", flush=True)  # noqa: T201
         else:
             figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
             text = f"{figures}\t{target.text}{_column(target.alignment)}"
