@@ -260,6 +260,8 @@ def test_py3langid_identifies_sentences():
     assert not broken(english, german, drop_other_language=True)
     assert broken(english, french, drop_other_language=True)
     assert broken(german, english, drop_other_language=True)
+    digits = "२०१० में ९१७ लोगों ने शहर में २४,८५,७१७ किताबें खरीदीं।"
+    assert not broken(english, digits, ("eng", "hin_Deva"), drop_other_language=True)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ SENTENCE_MARKS = ".!?…‽\u037e؟۔।॥։።፧။\u17d4\u17d5" + WIDE_SENTE
 CHINESE_SCRIPTS = ("Hani", "Hans", "Hant")
 # Others in which words are not separated: Unicode's class SA of line breaks, and two more.
 _UNSPACED_SCRIPTS = ("Jpan", "Khmr", "Lana", "Laoo", "Mymr", "Tale", "Talu", "Tavt", "Thai", "Tibt")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SAME = {"fil": "tl"}  # the standard form of Tagalog, whose two-letter code is the usual one
 _MACROLANGUAGES = {"nb": "no"}  # as the identifier calls it
 _LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
@@ -143,6 +144,11 @@ def identified_as(code: str) -> str:
     """Return the language for which the identifier takes text in a language."""
     base = base_language(code)
     return _MACROLANGUAGES.get(base, base)
+
+
+def with_ascii_digits(text: str) -> str:
+    """Return a text with the digits of all scripts as 0 to 9, which the identifier knows."""
+    return text if text.isascii() else _OTHER_DIGIT.sub(lambda digit: str(int(digit[0])), text)
 
 
 def can_identify() -> bool:

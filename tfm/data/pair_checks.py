@@ -19,6 +19,7 @@ from tfm.data.languages import (
     language_identifier,
     names_script,
     script_of,
+    with_ascii_digits,
 )
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
@@ -167,8 +168,7 @@ def numbers(text: str) -> Counter[str]:
         return Counter()
     whole = _GROUPED_NUMBER.sub(lambda number: "".join(_DIGITS.findall(number[0])), text)
     found = _DIGITS.findall(whole)
-    # Decimal digits of all scripts are equal.
-    return Counter("".join(str(int(digit)) for digit in number).lstrip("0") for number in found)
+    return Counter(with_ascii_digits(number).lstrip("0") for number in found)
 
 
 def _of_any_side(
@@ -210,7 +210,7 @@ def _is_in_other_language(
 ) -> bool:
     if len(text) < min_characters:
         return False
-    label, confidence = identifier.classify(text)
+    label, confidence = identifier.classify(with_ascii_digits(text))
     return base_language(label) not in codes and confidence > _MIN_CONFIDENCE
 
 

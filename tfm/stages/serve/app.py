@@ -227,7 +227,7 @@ class Service:
 
 def _probabilities(text: str) -> dict[str, float]:
     """Return the probability of each language that the identifier knows, by its common code."""
-    ranked = languages.language_identifier('source "auto"').rank(text)
+    ranked = languages.language_identifier('source "auto"').rank(languages.with_ascii_digits(text))
     return {languages.base_language(label): share for label, share in ranked}
 
 
