@@ -190,7 +190,7 @@ class SingleSentenceCache:
         return x[:num_used]
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by some of them [1, K']: see `tfm.search.model.DecoderState`."""
+        """Replace the hypotheses by some of them [1, K']: see `DecodingState`."""
         [parents] = rows
         num_before, self._num_hypotheses = self._num_hypotheses, len(parents)
         if self._bias is not None:

@@ -28,12 +28,18 @@ _DROP_THRESHOLD_IF_FULL = 0.9
 
 
 class DecodingState(Protocol):
-    """The state of hypotheses: a `DecoderCache`, or that of another decoder."""
+    """The decoding state of K hypotheses for each of B sentences, opaque to the search.
 
-    position: int  # number of tokens so far
+    Deep copies continue independently; so a state must not hold the model's weights.
+    """
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
+        """Replace the hypotheses by a selection of them.
+
+        Args:
+            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
+                sentence, and sentences keep their order.
+        """
 
 
 class LayerCache(Protocol):
@@ -179,7 +185,7 @@ class DecoderCache:
         return out
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
+        """Replace the hypotheses by some of them [B', K']: see `DecodingState`."""
         if len(rows) < self.num_sentences:
             self._keep_sentences(rows[:, 0] // self.num_hypotheses)
             sentences = torch.arange(len(rows), device=rows.device)[:, None]

@@ -232,7 +232,7 @@ class RecurrentState:
     output: Tensor
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by some of them [B', K']: see `tfm.search.model.DecoderState`."""
+        """Replace the hypotheses by some of them [B', K']: see `DecodingState`."""
         num_sentences = len(self.memory.lengths)
         if len(rows) < num_sentences:
             sentences = rows[:, 0] // (len(self.output) // num_sentences)

@@ -8,21 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-
-class DecoderState(Protocol):
-    """The decoding state of K hypotheses for each of B sentences, opaque to the search.
-
-    Deep copies continue independently; so a state must not hold the model's weights.
-    """
-
-    def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by a selection of them.
-
-        Args:
-            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
-                sentence, and sentences keep their order.
-        """
-
+from tfm.model.cache import DecodingState
 
 # Projects a slice of R hypotheses to their logits [R', V].
 Projection: TypeAlias = Callable[[slice], Tensor]
@@ -35,7 +21,7 @@ class SearchableModel(Protocol):
     # About how many hypotheses a thread should project to logits at a time; None for all.
     part_rows: int | None = None
 
-    def start(self, source: Tensor, lengths: Tensor) -> DecoderState:
+    def start(self, source: Tensor, lengths: Tensor) -> DecodingState:
         """Encode sources [B, S] of [B] lengths; return the state of one hypothesis for each."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
@@ -82,10 +68,10 @@ class Ensemble(SearchableModel):
         return project
 
 
-class EnsembleState(DecoderState):
+class EnsembleState(DecodingState):
     """The decoding states of the models of an ensemble."""
 
-    def __init__(self, states: Sequence[DecoderState]) -> None:
+    def __init__(self, states: Sequence[DecodingState]) -> None:
         self.states = states
 
     @override

@@ -19,10 +19,11 @@ from tfm.config import SearchConfig
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.build import Model
+from tfm.model.cache import DecodingState
 from tfm.search import search
 from tfm.search.active import Array, Prefixes
 from tfm.search.constraints import Constraints
-from tfm.search.model import DecoderState, Ensemble, Projection, SearchableModel
+from tfm.search.model import Ensemble, Projection, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.search.spelling import OpenEnd, renumbered
 
@@ -140,7 +141,7 @@ class ShortlistedModel(SearchableModel):
         return project
 
 
-class ShortlistedState(DecoderState):
+class ShortlistedState(DecodingState):
     """The state of a model, and the pieces that each of its sentences must not use [B, V']."""
 
     def __init__(self, state: Any, excluded: Tensor) -> None:
