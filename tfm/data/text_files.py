@@ -47,9 +47,9 @@ _SAMPLE_BYTES = 1 << 12
 _LATIN_NUL_RATE = 0.4  # at least, of bytes in UTF-16
 # Up to this rate, text has odd characters; in UTF-8, a sample has two more where it is cut.
 _MAX_ODD, _MAX_CUT = 0.01, 2
-# In text, NUL is an accident, and so is CR within a line: up to these numbers.
+# In text, NULs are accidents, up to this number and rate.
 _MAX_NULS, _MAX_NUL_RATE = 16, 0.001
-_MAX_RETURNS = 10
+_MAX_RETURNS = 10  # in the part of a line that has arrived
 _INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
 # Text compresses to between a third and a fifth of its size; small files may be very repetitive.
 MAX_EXPANSION = 100
@@ -97,9 +97,6 @@ class TextFile:
     Args:
         file: A binary file or pipe, at its start.
         path: Its path; None for standard input.
-
-    Attributes:
-        is_packed: Whether it is compressed, as far as it has been read.
     """
 
     def __init__(self, file: Any, path: Path | None) -> None:
@@ -119,7 +116,7 @@ class TextFile:
         """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block.
 
         Raises:
-            DataError: The file is damaged, or not a text in UTF-8 whose lines end with line feeds.
+            DataError: It is damaged, or not a text in UTF-8 whose lines end with line feeds.
         """
         data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
         if data and not self._num_bytes and not self.is_packed:
@@ -158,9 +155,12 @@ class TextFile:
         if b"\0" in data:
             self._check_nuls(data)
         self._num_feeds += data.count(b"\n")
-        if b"\r" in data or self._last == b"\r" or not data:
-            is_end = not data or data.endswith(b"\n")
-            self._check_returns(self._last + data, is_end=is_end)
+        if b"\r" in data or self._last == b"\r":
+            self._num_returns += len(_INNER_RETURN.findall(self._last + data))
+        # Within a line, a carriage return is white space. A block may end before a line feed.
+        tolerance = 0 if not data or data.endswith(b"\n") else _MAX_RETURNS
+        if self._num_returns > self._num_feeds + tolerance:
+            raise self._mistake("has lines that end with CR, not LF", r"tr '\r' '\n'")
         self._num_bytes += len(data)
         self._last = data[-1:]
 
@@ -185,17 +185,6 @@ class TextFile:
             number = self._num_feeds + data[: data.index(0)].count(b"\n") + 1
             mistake = f"has {self._num_nuls:,} NUL bytes, as in line {number:,}"
             raise self._mistake(f"{mistake}, so it is damaged or no text", r"tr -d '\0'")
-
-    def _check_returns(self, data: bytes, *, is_end: bool) -> None:
-        """Raise an error if carriage returns end lines: within a line they are white space."""
-        num_returns = len(_INNER_RETURN.findall(data))
-        self._num_returns += num_returns
-        in_line = 0
-        if num_returns > _MAX_RETURNS:
-            in_line = max(len(_INNER_RETURN.findall(line)) for line in data.split(b"\n"))
-        is_too_much = is_end and self._num_returns > self._num_feeds
-        if in_line > _MAX_RETURNS or is_too_much:
-            raise self._mistake("has lines that end with CR, not LF", r"tr '\r' '\n'")
 
     def _mistake(self, mistake: str, command: str) -> DataError:
         unpacked = "unpack it, and " if self.is_packed else ""

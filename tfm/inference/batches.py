@@ -205,11 +205,9 @@ class SentenceEncoder:
         given = chunk.paired_lines or []
         lines = self._vocabulary.clean(given)
         if keeps_last_space:  # which ends a word
-            ends = [
-                line and before[-1:].isspace() for line, before in zip(lines, given, strict=True)
-            ]
             lines = [
-                f"{x.rstrip()} " if is_end else x for x, is_end in zip(lines, ends, strict=True)
+                f"{line.rstrip()} " if line and before[-1:].isspace() else line
+                for line, before in zip(lines, given, strict=True)
             ]
         if len(lines) != len(chunk.lines):
             raise DataError(
