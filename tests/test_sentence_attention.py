@@ -4,18 +4,19 @@ import pytest
 import torch
 
 from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.sentence_attention import sentence_attention
+from tfm.backends.sentence_attention import PackedHeads
 from tfm.data.packing import Packing
-from tfm.model.attention import AttentionMask, attention
+from tfm.model.attention import AttentionMask, Heads, attention
 
 H, D = 2, 3
 LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]
 
 
-def attend(*arguments, seed=0, **settings):
+def attend(projections, queries, keys, *, seed=0, **settings):
     masks = RandomMasks()
     masks.seed(seed)
-    return sentence_attention(*arguments, **settings, num_heads=H, masks=masks)
+    heads = PackedHeads(Heads(H, [H * D] * 3, **settings), masks)
+    return heads(projections, queries, keys, None)
 
 
 def new_packing(lengths):

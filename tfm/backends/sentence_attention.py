@@ -7,7 +7,7 @@ a few passes runs over all queries of all heads and sentences at once.
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,50 +37,18 @@ class PackedHeads(Heads):
         has_usual_heads = additive_weight is None and len(set(self.widths)) == 1
         if not has_usual_heads or self.window is not None or not isinstance(queries, Packing):
             return super().forward(projections, queries, keys, additive_weight)
-        return sentence_attention(
-            projections,
-            queries,
-            cast("Packing", keys),
-            num_heads=self.num_heads,
-            causal=self.causal,
-            dropout=self.active_dropout,
-            masks=self._masks,
+        settings = (self.num_heads, self.causal, self.active_dropout, self._masks)
+        attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+            queries, keys, *settings, *projections
         )
-
-
-def sentence_attention(
-    projections: Sequence[Tensor],
-    queries: Packing,
-    keys: Packing,
-    *,
-    num_heads: int,
-    causal: bool,
-    dropout: float,
-    masks: RandomMasks,
-) -> Tensor:
-    """Let each token attend to its sentence, or each target token to the source of its pair.
-
-    Args:
-        projections: Joint queries, keys and values [num_rows, 3 · h · d_k]; or queries
-            [num_rows, h · d_k] and joint keys and values [num_rows of the keys, 2 · h · d_k].
-        queries: The sentences of the queries.
-        keys: The sentences of the keys, one for each of `queries`.
-        num_heads: h.
-        causal: Whether later tokens of the same sentence are hidden.
-        dropout: Probability of dropping an attention weight.
-        masks: Draws the masks of dropout.
-
-    Returns:
-        [num_rows, h · d_k].
-    """
-    attended: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        queries, keys, num_heads, causal, dropout, masks, *projections
-    )
-    return attended
+        return attended
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of all heads at once; projections are joint, or the query and joint key, value.
+    """Attention of all heads at once, from each token to its sentence or the source of its pair.
+
+    Projections are joint queries, keys and values [num_rows, 3 · h · d]; or queries
+    [num_rows, h · d] and joint keys and values [num_rows of the keys, 2 · h · d].
 
     Shapes: query and result are [B · h, T, d], key and value [B · h, S, d], weights [S, B · h, T],
     where B, S and T are rounded up.
