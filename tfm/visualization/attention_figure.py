@@ -20,6 +20,7 @@ from tfm.visualization.plotting import (
     findfont,
     fontManager,
     get_font,
+    without_messages,
 )
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
@@ -96,6 +97,7 @@ def write_figure(
         )
 
 
+@without_messages()
 def _font_families(text: str) -> tuple[list[str], set[str]]:
     """Return the installed fonts to draw a text with, and its characters that none of them has.
 

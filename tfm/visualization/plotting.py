@@ -12,7 +12,7 @@ from tfm.errors import TfmError
 
 
 @contextlib.contextmanager
-def _without_messages() -> Iterator[None]:
+def without_messages() -> Iterator[None]:
     """Drop what matplotlib logs in this block, such as that its cache folder is not writable."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
@@ -42,7 +42,7 @@ def _tolerated_backend() -> Iterator[None]:
 
 
 try:
-    with _without_messages(), _tolerated_backend():
+    with without_messages(), _tolerated_backend():
         import matplotlib as mpl
         from matplotlib.axes import Axes
         from matplotlib.cm import ScalarMappable
@@ -67,6 +67,7 @@ __all__ = (
     "findfont",
     "fontManager",
     "get_font",
+    "without_messages",
 )
 
 
@@ -80,7 +81,7 @@ def drawing(settings: Mapping[str, object]) -> Iterator[None]:
     style: dict[Any, Any] = {**mpl.rcParamsDefault, **settings}
     del style["backend"]
     try:
-        with _without_messages(), warnings.catch_warnings(), mpl.rc_context(style):
+        with without_messages(), warnings.catch_warnings(), mpl.rc_context(style):
             # Text in an SVG is drawn with the fonts of its viewer.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             yield
