@@ -59,6 +59,16 @@ def test_training_records_its_run_in_the_dataset(data_dir, trained_run):
     assert recorded_runs(data_dir)[str(trained_run)] == checksum
 
 
+def test_a_run_whose_record_or_checkpoint_is_damaged_is_not_named(files):
+    config = next(RUN.glob("checkpoints/step-*12/config.json"))
+    for path in (config, RUN / "data.json"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-9])
+        assert runs_on(FOLDER) == []
+        path.write_bytes(content)
+    assert runs_on(FOLDER) == [RUN]
+
+
 def test_runs_that_cannot_be_resumed_anyway_are_not_named(files):
     assert runs_on(FOLDER) == [RUN]
     for needed, runs in (("other pairs", []), (Vocabulary.load(FOLDER).fingerprint, [RUN])):

@@ -13,15 +13,15 @@ def of_first_rules(inputs: Table) -> dict[str, Any]:
 
 def of_training_text(inputs: Table) -> list[Any]:
     """Return those inputs of the step "clean" that determine the training text."""
-    texts = inputs["texts"]["train"]
+    texts = inputs.get("texts", {}).get("train", [])
     sides = [str(value) for text in texts for value in text.values()]
     no_options: list[Table] = [{}] * len(texts)
     return [
         texts,
-        {side: inputs["contents"].get(side) for side in sides},
-        [file for file in inputs["downloads"] if file["url"].endswith(tuple(sides))],
+        {side: inputs.get("contents", {}).get(side) for side in sides},
+        [file for file in inputs.get("downloads", []) if file["url"].endswith(tuple(sides))],
         (inputs.get("options") or no_options)[: len(texts)],
-        inputs["cleaning"],
+        inputs.get("cleaning"),
         inputs.get("normalization"),
         inputs.get("score_models"),
     ]

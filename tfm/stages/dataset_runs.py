@@ -60,6 +60,6 @@ def _vocabulary_of(run: str) -> str | None:
 def _is_run_on(data_dir: Path, run: Path) -> bool:
     try:
         folder = trained_on(run)
-    except DataError:
+        return folder is not None and is_same_file(folder, data_dir)
+    except (DataError, OSError):  # damaged, or of another user
         return False
-    return folder is not None and is_same_file(folder, data_dir)
