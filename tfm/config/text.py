@@ -37,7 +37,8 @@ class CleaningConfig(Settings, section="cleaning"):
 
     normalize_space: bool = setting(
         True,
-        "Make runs of white space one space, drop control characters; also in text to translate.",
+        "Make white space one space, drop invisible characters, decode Windows-1252; "
+        "also in text to translate.",
     )
     normalize_unicode: bool = setting(
         True, "Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate."
