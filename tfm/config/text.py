@@ -37,8 +37,7 @@ class CleaningConfig(Settings, section="cleaning"):
 
     normalize_space: bool = setting(
         True,
-        "Make white space one space, drop invisible characters, decode Windows-1252; "
-        "also in text to translate.",
+        "Normalize white space, invisible characters and Windows-1252; also in text to translate.",
     )
     normalize_unicode: bool = setting(
         True, "Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate."
