@@ -648,6 +648,7 @@ def test_sigterm_ends_the_server_without_an_error_of_a_request(fork_python, trai
                 answer.read()
                 statuses.append(answer.status)
             except OSError as error:
+                connection.close()
                 return [*statuses, type(error)]
             if not keeps_connection:
                 connection.close()
