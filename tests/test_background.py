@@ -2,10 +2,11 @@
 
 import itertools
 import threading
+from concurrent.futures import thread as futures_thread
 
 import pytest
 
-from tfm.data.background import read_ahead, run_in_thread
+from tfm.data.background import joined_at_exit, read_ahead, run_in_thread
 
 WAIT = 30  # seconds
 
@@ -14,6 +15,14 @@ def test_a_thread_returns_its_result_or_error():
     assert run_in_thread(lambda: threading.current_thread().daemon).result()
     with pytest.raises(ValueError, match="invalid literal"):
         run_in_thread(lambda: int("x")).result()
+
+
+def test_work_that_the_exit_awaits_is_done_in_one_thread_of_its_own():
+    seen = joined_at_exit(lambda _: threading.current_thread())
+    assert run_in_thread(lambda: seen(1)).result() is seen(2) is not threading.current_thread()
+    assert seen(3) in futures_thread._threads_queues  # which the interpreter awaits
+    with pytest.raises(ValueError, match="invalid literal"):
+        joined_at_exit(int)("x")
 
 
 def test_items_and_errors_keep_their_order():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import thread as futures_thread
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
-from tfm.inference.batches import Chunk, SentenceBatch
+from tfm.inference.batches import Chunk, SentenceBatch, SentenceEncoder
 from tfm.inference.engine import Engine, load_engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
@@ -146,6 +147,21 @@ def test_only_a_few_chunks_are_read_ahead(workers):
     results = search_with(workers, endless(), max_extra_length=1)
     assert list(itertools.islice(results, 50)) == list(range(1, 51))
     assert len(read) <= 50 + 2 * 2 + 2
+
+
+def test_the_interpreter_awaits_the_thread_that_encodes(workers, vocabulary, monkeypatch):
+    threads, to_search = [], SentenceEncoder.to_search
+
+    def record(self, chunk):
+        threads.append(threading.current_thread())
+        return to_search(self, chunk)
+
+    monkeypatch.setattr(SentenceEncoder, "to_search", record)
+    results = translate_lines(workers, vocabulary, CHUNKS, SearchConfig(max_extra_length=1))
+    next(results)
+    results.close()
+    assert threads
+    assert all(thread in futures_thread._threads_queues for thread in threads)
 
 
 def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocabulary):

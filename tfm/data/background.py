@@ -1,12 +1,13 @@
-"""Work in a daemon thread."""
+"""Work in other threads."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
+ArgumentT = TypeVar("ArgumentT")
 
 
 def run_in_thread(work: Callable[[], T]) -> "Future[T]":
@@ -30,3 +31,13 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
     while (item := upcoming.result()) is not None:
         upcoming = run_in_thread(take)
         yield item
+
+
+def joined_at_exit(work: Callable[[ArgumentT], T]) -> Callable[[ArgumentT], T]:
+    """Return a function that does work in a thread of its own, whose end the interpreter awaits.
+
+    Called in a daemon thread, it keeps that thread out of C++ libraries: one that is in them when
+    the interpreter ends aborts the process.
+    """
+    executor = ThreadPoolExecutor(1)
+    return lambda argument: executor.submit(work, argument).result()

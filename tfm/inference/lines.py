@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 from tfm.config import BleuTokenizer, SearchConfig
+from tfm.data.background import joined_at_exit
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
 from tfm.inference.batches import (
     BatchLimits,
@@ -109,7 +110,7 @@ def translate_lines(
         the one that `mbr` chooses among them.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config, notify)
-    batched = _batched(encoder.to_search, chunks, valid_first=valid_first)
+    batched = _batched(encoder.to_search, chunks, engine.limits, valid_first=valid_first)
     search = partial(engine.search, config=config)
     if config.search == "sample" or config.shortlist:
         calibration = None
@@ -138,7 +139,7 @@ def score_lines(
         Each chunk, in order, and the scored target of each of its lines.
     """
     encoder = SentenceEncoder(vocabulary, engine.limits, config)
-    batched = _batched(encoder.to_score, chunks, valid_first=valid_first)
+    batched = _batched(encoder.to_score, chunks, engine.limits, valid_first=valid_first)
     score = partial(engine.score, config=config)
     for chunk, batches, outputs in _compute(score, batched, engine.limits):
         found = by_line(batches, outputs)
@@ -164,16 +165,22 @@ def decode(
 
 
 def _batched(
-    encode: Callable[[ChunkT], list[SentenceBatch]], chunks: Iterable[ChunkT], *, valid_first: bool
+    encode: Callable[[ChunkT], list[SentenceBatch]],
+    chunks: Iterable[ChunkT],
+    limits: BatchLimits,
+    *,
+    valid_first: bool,
 ) -> Iterator[tuple[ChunkT, list[SentenceBatch]]]:
     """Yield chunks with their batches; if `valid_first`, the lines before an error come first."""
+    if limits.num_workers > 1:  # a daemon thread reads ahead, and SentencePiece is in C++
+        encode = joined_at_exit(encode)
     for chunk in chunks:
         try:
             batches = encode(chunk)
         except LineError as error:
             before = chunk.before(error.number)
             if valid_first and before.columns[0]:
-                yield from _batched(encode, [before], valid_first=True)
+                yield from _batched(encode, [before], limits, valid_first=True)
             raise
         yield chunk, batches
 
