@@ -11,17 +11,7 @@ import numpy as np
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 from tfm.visualization.attention_maps import GENERATOR, LABELS, SYMBOLS, AttentionMaps
-from tfm.visualization.plotting import (
-    Axes,
-    Figure,
-    Normalize,
-    ScalarMappable,
-    drawing,
-    findfont,
-    fontManager,
-    get_font,
-    without_messages,
-)
+from tfm.visualization.plotting import Axes, cm, colors, drawing, figure, font_manager
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0
@@ -85,9 +75,9 @@ def write_figure(
         )
     settings = {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
     with drawing(settings), atomic_write(path) as file:
-        figure = _draw(maps, layers, heads, cell, label_points)
-        _add_header(figure, maps, [source, target, note])
-        figure.savefig(
+        picture = _draw(maps, layers, heads, cell, label_points)
+        _add_header(picture, maps, [source, target, note])
+        picture.savefig(
             file,
             format="svg" if is_svg else "png",
             dpi=_DPI,
@@ -97,7 +87,6 @@ def write_figure(
         )
 
 
-@without_messages()
 def _font_families(text: str) -> tuple[list[str], set[str]]:
     """Return the installed fonts to draw a text with, and its characters that none of them has.
 
@@ -105,7 +94,8 @@ def _font_families(text: str) -> tuple[list[str], set[str]]:
     """
     missing, families = set(text), [_DEFAULT_FAMILY]
     missing -= _characters_of(_DEFAULT_FAMILY, missing)
-    installed = {name for name in fontManager.get_font_names() if not name.startswith(_BOXES)}
+    names = font_manager.fontManager.get_font_names()
+    installed = {name for name in names if not name.startswith(_BOXES)}
     preferred = [name for name in _FALLBACK_FAMILIES if name in installed]
     for family in dict.fromkeys([*preferred, *sorted(installed)]):
         if missing and (found := _characters_of(family, missing)):
@@ -115,7 +105,7 @@ def _font_families(text: str) -> tuple[list[str], set[str]]:
 
 
 def _characters_of(family: str, characters: set[str]) -> set[str]:
-    font = get_font(findfont(family))
+    font = font_manager.get_font(font_manager.findfont(family))
     return {character for character in characters if font.get_char_index(ord(character))}
 
 
@@ -125,14 +115,14 @@ def _draw(
     heads: Sequence[int],
     cell: float,
     label_points: float,
-) -> Figure:
+) -> figure.Figure:
     """Return a figure of the size of its maps; labels enlarge it when it is saved."""
     height, width = cell * len(maps.queries), cell * len(maps.keys)
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
-    figure = Figure(figsize=(total_width, total_height), facecolor="white")
-    grid = figure.subplots(len(layers), len(heads), squeeze=False)
-    figure.subplots_adjust(0, 0, 1, 1, _GAP_INCHES / width, _GAP_INCHES / height)
+    picture = figure.Figure(figsize=(total_width, total_height), facecolor="white")
+    grid = picture.subplots(len(layers), len(heads), squeeze=False)
+    picture.subplots_adjust(0, 0, 1, 1, _GAP_INCHES / width, _GAP_INCHES / height)
     is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MAX_SQUARES
     for (row, column), axes in np.ndenumerate(grid):
         layer, head = layers[row], heads[column]
@@ -149,21 +139,21 @@ def _draw(
             axes.set_ylabel(f"layer {layer}", fontsize=_FONT_POINTS, color=_MUTED, labelpad=8)
     bar_width, bar_height = _BAR_INCHES[0] / total_width, min(_BAR_INCHES[1] / total_height, 1)
     _draw_scale(
-        figure.add_axes((1 + _GAP_INCHES / total_width, 1 - bar_height, bar_width, bar_height))
+        picture.add_axes((1 + _GAP_INCHES / total_width, 1 - bar_height, bar_width, bar_height))
     )
-    return figure
+    return picture
 
 
-def _add_header(figure: Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
+def _add_header(picture: figure.Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
     """Write title, texts and an explanation above the maps, in lines as long as the maps."""
     title, query_name, key_name = LABELS[maps.kind]
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to; {SYMBOLS}"
-    width, height = figure.get_size_inches()
+    width, height = picture.get_size_inches()
     num_characters = max(_MIN_HEADER_CHARACTERS, round(_CHARACTERS_PER_INCH * width))
     text = _NOT_IN_XML.sub("\ufffd", "\n".join([*texts, explanation]))
     lines = [line for part in text.splitlines() for line in textwrap.wrap(part, num_characters)]
     for number, line in enumerate([title, *lines]):
-        figure.text(
+        picture.text(
             0,
             1 + (0.29 + 0.15 * (len(lines) - number)) / height,
             line,
@@ -175,14 +165,14 @@ def _add_header(figure: Figure, maps: AttentionMaps, texts: Sequence[str]) -> No
 
 
 def _draw_map(axes: Axes, weights: np.ndarray, *, is_image: bool) -> None:
-    colors: dict[str, Any] = {"cmap": _COLOR_SCALE, "vmin": 0, "vmax": 1}
+    scale: dict[str, Any] = {"cmap": _COLOR_SCALE, "vmin": 0, "vmax": 1}
     if is_image:
         num_queries, num_keys = weights.shape
         extent = (0, num_keys, num_queries, 0)
-        axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **colors)
+        axes.imshow(weights, interpolation="none", aspect="auto", extent=extent, **scale)
     else:
         # Edges of the same color hide seams between the squares.
-        axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **colors)
+        axes.pcolormesh(weights, edgecolors="face", linewidth=0.1, **scale)
         axes.invert_yaxis()
     axes.spines[:].set(linewidth=0.5, color=_MUTED)
 
@@ -206,8 +196,8 @@ def _label_pieces(
 
 def _draw_scale(axes: Axes) -> None:
     """Draw the color scale."""
-    colors = ScalarMappable(Normalize(0, 1), cmap=_COLOR_SCALE)
-    bar = axes.figure.colorbar(colors, cax=axes, ticks=[0, 0.5, 1])
+    scale = cm.ScalarMappable(colors.Normalize(0, 1), cmap=_COLOR_SCALE)
+    bar = axes.figure.colorbar(scale, cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set(linewidth=0.5, color=_MUTED)
     axes.tick_params(length=2, width=0.5, labelsize=7.5, colors=_MUTED)
     axes.set_title("weight", fontsize=7.5, color=_MUTED, pad=8, loc="left")

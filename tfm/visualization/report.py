@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tfm.reporting import format_duration, format_figure
 from tfm.storage.files import write_text
 from tfm.storage.metrics_log import Record, read_metrics
-from tfm.visualization.plotting import Axes, EngFormatter, Figure, MaxNLocator, drawing
+from tfm.visualization.plotting import Axes, drawing, figure, ticker
 from tfm.visualization.tables import render_table, texts_table
 
 _MAX_POINTS = 1000
@@ -188,12 +188,12 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
     with drawing({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
-        figure = Figure(figsize=_FIGURE_INCHES)
-        figure.patch.set_visible(False)
-        axes = figure.add_axes(_AXES_BOX)
+        picture = figure.Figure(figsize=_FIGURE_INCHES)
+        picture.patch.set_visible(False)
+        axes = picture.add_axes(_AXES_BOX)
         _draw_curves(axes, chart, curves)
         _label(axes, chart, last_step)
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg ") :]
     # Ids of all charts share the page's namespace.
@@ -250,12 +250,12 @@ def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
     # The unit is written horizontally above the y axis.
     axes.set_title(chart.unit, loc="left", color=muted, fontsize=_FONT_POINTS)
     axes.set_xlim(0, 1.03 * max(last_step, 1))  # with room for the ring
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if not chart.best:
         axes.set_ylim(bottom=0)
     is_large = axes.get_ylim()[1] >= 1000
-    axes.yaxis.set_major_formatter(EngFormatter(sep="") if is_large else "{x:g}")
+    axes.yaxis.set_major_formatter(ticker.EngFormatter(sep="") if is_large else "{x:g}")
     axes.tick_params(colors=muted, labelsize=_FONT_POINTS, length=0, pad=5)
     axes.grid(color=_COLORS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
@@ -306,7 +306,7 @@ def _render_figures(training: Sequence[Record], validation: Sequence[Record]) ->
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
     format_perplexity = partial(format_figure, decimals=2)
-    flop, flop_per_second = EngFormatter("FLOP", places=1), EngFormatter("FLOP/s", places=1)
+    flop, flop_per_second = (ticker.EngFormatter(unit, places=1) for unit in ("FLOP", "FLOP/s"))
     return _render_list(
         ("Target tokens", newest.get("tokens"), "{:,}".format),
         ("Training loss", newest.get("loss"), "{:.3f}".format),
