@@ -201,6 +201,6 @@ def test_last_cells_are_folded_between_words_only_beside_others_or_below_them():
         "device   cpu",
     ]
     assert format_table(rows, 20, folds=True) == [
-        "dataset", "    /a/folder/with-a/very/long/name,", "    400 pairs",
-        "device", "    cpu",
+        "dataset", "  /a/folder/with-a/very/long/name,", "  400 pairs",
+        "device", "  cpu",
     ]  # fmt: skip

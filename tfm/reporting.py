@@ -94,30 +94,21 @@ def format_table(
     lines = [*map(str.rstrip, _padded(rows))]
     if columns is None or max(map(_width, lines), default=0) <= columns:
         return lines
-    if folds:
-        return _folded(rows, columns)
-    kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    lines = [*map(str.rstrip, _padded([*zip(*kept, strict=True)]))]
-    if max(map(_width, lines)) <= columns:
-        return lines
-    names, *others = kept
-    details = _padded([*zip(*others, strict=True)])
-    pairs = zip(names, details, strict=True)
-    return [line for name, rest in pairs for line in (name, f"  {rest.rstrip()}")]
-
-
-def _folded(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
-    """Return the lines of a table whose last cells are folded beside the others, or below them."""
+    if not folds:
+        kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        if len(kept) < len(rows[0]):
+            return format_table([*zip(*kept, strict=True)], columns)
+        details = _padded([row[1:] for row in rows])
+        rows = [(row[0], detail) for row, detail in zip(rows, details, strict=True)]
     heads = _padded([row[:-1] for row in rows])
     indent = _width(heads[0]) + 2
-    is_below = columns - indent < _MIN_TEXT_COLUMNS
-    if is_below:
-        indent = 4
-    lines: list[str] = []
+    is_below = not folds or columns - indent < _MIN_TEXT_COLUMNS
+    indent = 2 if is_below else indent
+    lines = []
     for head, row in zip(heads, rows, strict=True):
-        first, *others = [""] * is_below + _fold(row[-1], columns - indent)
-        lines.append(f"{head}  {first}".rstrip())
-        lines += [" " * indent + line for line in others]
+        texts = _fold(row[-1], columns - indent) if folds else [row[-1].rstrip()]
+        first = "" if is_below else texts.pop(0)
+        lines += [f"{head}  {first}".rstrip(), *(" " * indent + text for text in texts)]
     return lines
 
 
@@ -135,13 +126,10 @@ def _fold(text: str, columns: int) -> list[str]:
 
 def _padded(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines, in columns of equal width."""
+    from rich.cells import set_cell_size  # would delay tfm --help
+
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)
-        )
-        for row in rows
-    ]
+    return ["  ".join(map(set_cell_size, row, widths)) for row in rows]
 
 
 def _width(text: str) -> int:
