@@ -150,8 +150,8 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
         ),
         ("prepare(train='in.en', out='x')", "in.en is given as source and target: give two files,"),
         ("prepare(train=b'in.en')", "train is b'in.en', but must be a path"),
-        ("prepare(train=[('in.en', 5)])", "train[1] is 5, but must be a path"),
-        ("prepare('x', languages='ende')", "languages is 'ende', but must be two codes"),
+        ("prepare(train=[('in.en', 5)])", "train is 5, but must be a path"),
+        ("prepare('x', languages='ende')", "languages is 'ende', but must be a list of 2"),
         ("prepare('x', force='no')", "force is 'no', but must be true or false"),
         ("train(5)", "data is 5, but must be a path"),
         ("train('.', run=['x'])", "run is ['x'], but must be a path"),
@@ -163,7 +163,7 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
             "reference[1] is 5, but must be a path, or a list of texts",
         ),
         ("score(['one', b'two'], ['one', 'two'])", "hypotheses[1] is b'two', but must be text"),
-        ("score('in.en', 'in.en', metric=5)", "metric is 5, but must be a list of texts"),
+        ("score('in.en', 'in.en', metric=5)", "metric[0] is 5, but must be text"),
     ],
 )
 def test_a_mistake_in_a_call_is_one_line(elsewhere, call, message):

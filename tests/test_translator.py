@@ -43,11 +43,11 @@ def test_a_string_is_one_sentence(translator):
 
 
 def test_a_string_in_place_of_a_list_is_refused_where_results_are_lists(translator):
-    with pytest.raises(UsageError, match="but must be a list of texts"):
+    with pytest.raises(UsageError, match="but must be a list"):
         translator.search("seven", SHORT)
-    with pytest.raises(UsageError, match="but must be a list of texts"):
+    with pytest.raises(UsageError, match="but must be a list"):
         translator.search(["seven"], SHORT, prefixes="S")
-    with pytest.raises(UsageError, match="but must be a list of texts"):
+    with pytest.raises(UsageError, match="but must be a list"):
         translator.score_targets("seven", ["sieben"], SHORT)
 
 

@@ -22,13 +22,8 @@ from tfm.config import (
     by_section,
     settings_from,
 )
-from tfm.config.arguments import (
-    check_arguments,
-    lines_from,
-    path_from,
-    paths_from,
-    wrong_argument,
-)
+from tfm.config.arguments import Line, argument, one_or_several
+from tfm.config.schema import shown
 from tfm.errors import UsageError
 from tfm.stages.defaults import (
     DATA_ROOT,
@@ -57,7 +52,6 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 Text = StrPath | Iterable[str]  # a file, or its lines
-_FILE = (str, bytes, os.PathLike)
 Paths = StrPath | Sequence[StrPath]
 PathPairs = Paths | Sequence[Sequence[StrPath]]
 
@@ -110,9 +104,10 @@ def prepare(
         UsageError: Arguments are wrong or contradict each other, or a file does not exist.
         DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small.
     """
-    check_arguments(str, part=part)
-    check_arguments(bool, verify=verify, text_only=text_only, append=append, force=force)
-    check_arguments(bool, fetch_only=fetch_only)
+    flags = {"verify": verify, "text_only": text_only, "append": append, "force": force}
+    for name, flag in {**flags, "fetch_only": fetch_only}.items():
+        argument(name, flag, bool | None)
+    part = argument("part", part, str | None)
     verify = verify is not False  # None is the default, too
     from tfm.data.text_parts import Share
     from tfm.stages.prepare import append_text, requested_recipe
@@ -135,17 +130,17 @@ def prepare(
             "--text-only, too: give one"
         )
     selected_recipe = requested_recipe(
-        None if recipe is None else str(path_from("recipe", recipe)),
+        argument("recipe", recipe, str | None),
         text={
             "train": _pairs("train", train),
             "valid": _pairs("valid", valid),
             "test": _pairs("test", test),
         },
-        languages=_languages(languages),
+        languages=argument("languages", languages, tuple[str, str] | None),
         trees={
-            "train": existing_path(paths_from("train_trees", train_trees)),
-            "valid": existing_path(paths_from("valid_trees", valid_trees)),
-            "test": existing_path(paths_from("test_trees", test_trees)),
+            "train": existing_path(_paths("train_trees", train_trees)),
+            "valid": existing_path(_paths("valid_trees", valid_trees)),
+            "test": existing_path(_paths("test_trees", test_trees)),
         },
         out_dir=out_dir,
     )
@@ -199,12 +194,11 @@ def train(
     overrides = _by_section(
         train, RUN_SETTINGS, settings, gpus="tfm train --gpus on the command line"
     )
-    check_arguments(str, arch=arch)
     run_dir = new_folder(_path("run", run))
     settings_for = partial(
         run_settings,
         run=run_dir,
-        arch=arch,
+        arch=argument("arch", arch, str | None),
         config=existing_file(_path("config", config)),
         overrides=overrides,
         from_model=existing_folder(_path("from_model", from_model)),
@@ -268,17 +262,15 @@ def score(
         UsageError: Arguments are wrong or without effect, or there is no reference.
         DataError: A text is missing, empty or not UTF-8, or the files differ in length.
     """
-    check_arguments(bool, paper=paper)
-    check_arguments(str, language=language)
     from tfm.stages.score import requested_metrics
     from tfm.stages.score import score as run_stage
 
     given = _by_section(score, [ScoreConfig], settings).get("score", {})
-    names = [] if metric is None else [metric] if isinstance(metric, str) else metric
+    language = argument("language", language, str | None)
     metrics = requested_metrics(
-        cast("list[MetricName]", lines_from("metric", names)),
+        argument("metric", one_or_several(metric), tuple[str, ...]),
         [*given, *(["language"] if language else [])],
-        paper=paper,
+        paper=argument("paper", paper, bool | None) or False,
         has_baseline=baseline is not None,
     )
     text = _text("hypotheses", hypotheses, existing_file_or_stream)
@@ -294,22 +286,21 @@ def score(
 
 
 def _path(name: str, path: StrPath | None) -> Path | None:
-    return None if path is None else path_from(name, path)
+    return cast("Path | None", argument(name, path, Path | None))
+
+
+def _paths(name: str, paths: object) -> list[Path]:
+    return [argument(name, path, Path) for path in one_or_several(paths)]
 
 
 def _pairs(name: str, texts: PathPairs | None) -> list[tuple[Path, Path]]:
     """Return source and target file of one text or of each in a list; the same for a .tsv file."""
-    if texts is None or isinstance(texts, str | bytes | os.PathLike):
-        several: list[Any] = [] if texts is None else [texts]
-    elif not isinstance(texts, Iterable):
-        raise wrong_argument(name, texts, "files, or a list of pairs of files")
-    else:
-        several = list(texts)
-        if all(isinstance(each, str | os.PathLike) for each in several):
-            several = [several] if several else []
+    several = one_or_several(texts)
+    if several and all(isinstance(each, str | os.PathLike) for each in several):
+        several = [several]
     pairs = []
     for text in several:
-        paths = existing_file(paths_from(name, text))
+        paths = existing_file(_paths(name, text))
         if len(paths) not in (1, 2):
             raise UsageError(
                 f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
@@ -323,33 +314,22 @@ def _text(
     name: str, text: object, check: Callable[[Path], Path | None] = existing_file
 ) -> Path | list[str]:
     """Return a file that exists, or the lines of a list."""
-    if isinstance(text, Iterable) and not isinstance(text, _FILE):
-        return lines_from(name, text)
+    if not isinstance(text, str | os.PathLike | Iterable):
+        raise UsageError(f"{name} is {shown(text)}, but must be a path, or a list of texts")
     if not isinstance(text, str | os.PathLike):
-        raise wrong_argument(name, text, "a path, or a list of texts")
-    path = path_from(name, text)
+        return list(argument(name, text, tuple[Line, ...]))
+    path: Path = argument(name, text, Path)
     check(path)
     return path
 
 
 def _texts(name: str, texts: object, *, are_lines: bool) -> list[Path | list[str]]:
     """Return one or more texts; a list of strings is one text if `are_lines`, or else files."""
-    if texts is None:
-        return []
-    if isinstance(texts, _FILE) or not isinstance(texts, Iterable):
-        return [_text(name, texts)]
-    several = list(texts)
-    if several and are_lines and all(isinstance(each, str) for each in several):
+    several = one_or_several(texts)
+    is_list = not isinstance(texts, str) and all(isinstance(each, str) for each in several)
+    if are_lines and several and is_list:
         return [several]
     return [_text(f"{name}[{number}]", each) for number, each in enumerate(several)]
-
-
-def _languages(languages: object) -> tuple[str, str] | None:
-    if languages is None:
-        return None
-    if isinstance(languages, str) or len(codes := lines_from("languages", languages)) != 2:
-        raise wrong_argument("languages", languages, 'two codes, such as ("en", "de")')
-    return codes[0], codes[1]
 
 
 def _by_section(

@@ -1,53 +1,34 @@
 """Checks of the arguments of Python functions, which may be of any type."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tfm.config.schema import expected_value, shown
+from tfm.config.schema import convert
 from tfm.errors import UsageError
 
-
-def wrong_argument(name: str, value: Any, expected: str) -> UsageError:
-    """Return the error that names an argument, its value and what it must be."""
-    return UsageError(f"{name} is {shown(value)}, but must be {expected}")
+# Text of any length.
+Line = Annotated[str, re.compile(".*", re.DOTALL), "text"]
 
 
-def check_arguments(kind: type[Any], **values: Any) -> None:
-    """Raise UsageError unless each value is of a type, or None."""
-    for name, value in values.items():
-        if value is not None and not isinstance(value, kind):
-            raise wrong_argument(name, value, expected_value(kind))
+def argument(name: str, value: Any, hint: Any) -> Any:
+    """Return the value of an argument as the type of its hint, as `convert` does.
 
-
-def path_from(name: str, value: Any) -> Path:
-    """Return a path that was given as text or as a path."""
+    Raises:
+        UsageError: It is of another type.
+    """
+    # Numbers and arrays of NumPy and torch become those of Python.
+    value = value.tolist() if hasattr(value, "tolist") else value
     try:
-        path = os.fspath(value)
-        is_valid = isinstance(path, str) and b"\0" not in os.fsencode(path)
-    except (TypeError, UnicodeError):
-        is_valid = False
-    if not is_valid:
-        raise wrong_argument(name, value, expected_value(Path))
-    return Path(value)
+        return convert(value, hint, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
-def paths_from(name: str, values: Any) -> list[Path]:
-    """Return the paths of one or of several; none for None."""
-    if values is None:
+def one_or_several(value: Any) -> list[Any]:
+    """Return the items of a list and the like; one of a path or text, and none of None."""
+    if value is None:
         return []
-    if isinstance(values, str | bytes | os.PathLike) or not isinstance(values, Iterable):
-        return [path_from(name, values)]
-    return [path_from(f"{name}[{number}]", each) for number, each in enumerate(values)]
-
-
-def lines_from(name: str, values: Any) -> list[str]:
-    """Return the texts of a list, a tuple, a generator and the like, but not of a single text."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise wrong_argument(name, values, "a list of texts")
-    lines = list(values)
-    for number, line in enumerate(lines):
-        if not isinstance(line, str):
-            raise wrong_argument(f"{name}[{number}]", line, "text")
-    return lines
+    is_one = isinstance(value, str | bytes | os.PathLike | Mapping)
+    return [value] if is_one or not isinstance(value, Iterable) else list(value)

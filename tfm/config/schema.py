@@ -6,6 +6,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -309,7 +310,7 @@ def check_table(
         try:
             if name in table:
                 label = f"{name}{inside}"
-                values[name] = _convert(table[name], hints[name], label, is_count=not is_settings)
+                values[name] = convert(table[name], hints[name], label, is_count=not is_settings)
             elif item.default is item.default_factory is MISSING:
                 raise ValueError(f"{name} is missing{inside}")
         except ValueError as error:
@@ -335,19 +336,23 @@ def did_you_mean(
     return f"{introduction} {', '.join(known)}"
 
 
-def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
-    """Convert a value to the type of its field; `label` is its name in the ValueError."""
+def convert(value: Any, hint: Any, label: str, *, is_count: bool = False) -> Any:
+    """Convert a value to a type, as `check_table` does.
+
+    Raises:
+        ValueError: It is of another type; the message starts with its name, `label`.
+    """
     kinds = typing.get_args(hint)
     if hint is Any or is_dataclass(value):
         return value
     match typing.get_origin(hint):
         case None:
-            value = _convert_plain(value, hint, label, is_count=is_count)
+            value = _convert_plain(_as_path(value, hint), hint, label, is_count=is_count)
             if is_count and hint is float and not math.isfinite(value):
                 raise _wrong(label, value, "a finite number")
             return value
         case types.UnionType | typing.Union:
-            return None if value is None else _convert(value, kinds[0], label, is_count=is_count)
+            return None if value is None else convert(value, kinds[0], label, is_count=is_count)
         case typing.Annotated if kinds[0] is float:
             return _convert_plain(value, float, label, is_count=is_count)
         case typing.Annotated:
@@ -363,19 +368,31 @@ def _convert(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
     return value
 
 
+def _as_path(value: Any, hint: type[Any]) -> Any:
+    """Return text as a path, or a path as text, where it has that type and there is such a path."""
+    if isinstance(value, os.PathLike) and hint in (str, Path):
+        value = os.fspath(value)
+    with suppress(UnicodeError):
+        if hint is Path and isinstance(value, str) and b"\0" not in os.fsencode(value):
+            return Path(value)
+    return value
+
+
 def _convert_items(value: Any, hint: Any, label: str, *, is_count: bool) -> Any:
     """Convert a list to a tuple, or the values of a table."""
     first, last = typing.get_args(hint)
 
-    def convert(key: object, item: Any, kind: Any) -> Any:
-        return _convert(item, kind, f"{label}[{shown(key)}]", is_count=is_count)
+    def converted(key: object, item: Any, kind: Any) -> Any:
+        return convert(item, kind, f"{label}[{shown(key)}]", is_count=is_count)
 
     if typing.get_origin(hint) is not tuple:
         if isinstance(value, Mapping):
-            return {key: convert(key, item, last) for key, item in value.items()}
+            return {key: converted(key, item, last) for key, item in value.items()}
         raise _wrong(label, value, "a table")
-    if isinstance(value, list | tuple) and (last is ... or len(value) == 2):
-        return tuple(convert(number, item, first) for number, item in enumerate(value))
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    items = list(value) if is_list else []
+    if is_list and (last is ... or len(items) == 2):
+        return tuple(converted(number, item, first) for number, item in enumerate(items))
     raise _wrong(label, value, "a list" if last is ... else "a list of 2")
 
 
@@ -388,8 +405,6 @@ def _convert_plain(value: Any, hint: type[Any], label: str, *, is_count: bool) -
             return from_table(hint, value)
         except ValueError as error:
             raise ValueError(f"{label}: {error}") from error
-    if hint is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
     if hint is float and type(value) is int:
         if abs(value) > _MAX_INTEGER:
             raise _wrong(label, value, f"from {-_MAX_INTEGER} to {_MAX_INTEGER}")

@@ -1,6 +1,5 @@
 """Translating plain text with trained models: the library's interface."""
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -8,7 +7,8 @@ from typing import Any, overload
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
-from tfm.config.arguments import check_arguments, lines_from, path_from, wrong_argument
+from tfm.config.arguments import Line, argument
+from tfm.config.schema import shown
 from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import Vocabulary
@@ -81,7 +81,7 @@ class Translator:
         """
         given = by_section([InferenceConfig], settings)
         inference = settings_from(InferenceConfig, given.get("inference", {}))
-        folders = [find_model(path_from("path", folder)) for folder in (path, *more_paths)]
+        folders = [find_model(argument("path", folder, Path)) for folder in (path, *more_paths)]
         if inference.threads is not None:
             set_num_threads(inference.threads)
         compute = verified_compute(inference.device, inference.precision)
@@ -212,25 +212,23 @@ class Translator:
         merged: Callable[[Table, Table], SearchConfig],
     ) -> SearchConfig:
         """Return the config, or the settings merged over the model's defaults; check both."""
-        check_arguments(SearchConfig, config=config)
+        if not isinstance(config, SearchConfig | None):
+            raise UsageError(f"config is {shown(config)}, but must be a SearchConfig")
         given = by_section([SearchConfig], settings, {"prefixes": "prefixes"})
         if config is not None and given:
             raise UsageError("a SearchConfig and settings by name exclude each other: give one")
         if config is None:
             config = merged(settings_to(self._default_search), given.get("search", {}))
         if config.ban is not None:
-            existing_file(path_from("ban", config.ban))
+            existing_file(argument("ban", config.ban, Path))
         return settings_from(SearchConfig, settings_to(config))
 
 
 def _chunk(lines: Iterable[str], first_line: int, **paired: Iterable[str] | None) -> Chunk:
     """Return the lines as a chunk, with those of the only other argument by name, if given."""
-    try:
-        first_line = operator.index(first_line)
-    except TypeError:
-        raise wrong_argument("first_line", first_line, "a whole number") from None
+    first_line = argument("first_line", first_line, int)
     [(name, other)] = paired.items()
-    lines = lines_from("lines", lines)
-    paired_lines = None if other is None else lines_from(name, other)
-    line_numbers = range(first_line, first_line + len(lines))
-    return Chunk(line_numbers=line_numbers, lines=lines, paired_lines=paired_lines)
+    texts = argument("lines", lines, tuple[Line, ...])
+    paired_lines = argument(name, other, tuple[Line, ...] | None)
+    line_numbers = range(first_line, first_line + len(texts))
+    return Chunk(line_numbers=line_numbers, lines=texts, paired_lines=paired_lines)
