@@ -1,5 +1,6 @@
 """The typer app, and the flags and helpers that commands share."""
 
+from functools import partial
 from typing import Any
 
 import typer
@@ -13,6 +14,10 @@ from tfm.storage.paths import existing_file, existing_folder
 TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
 TRANSLATIONS_PANEL = "Translations"
+
+# Flags with and without a value; the hidden ones are in --help-all only.
+option, switch = partial(typer.Option, None), partial(typer.Option, False)
+hidden_option, hidden_switch = partial(option, hidden=True), partial(switch, hidden=True)
 
 DATA = typer.Argument(
     None,

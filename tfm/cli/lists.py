@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from tfm.cli.app import JSON, MODELS_PANEL, app
+from tfm.cli.app import JSON, MODELS_PANEL, app, option
 from tfm.cli.help import Command
 from tfm.errors import UsageError
 from tfm.reporting import say
@@ -25,8 +25,7 @@ def runs(
         callback=existing_folder,
         help="Run folders, or folders that have runs below them (default: runs/).",
     ),
-    out: Path | None = typer.Option(
-        None,
+    out: Path | None = option(
         metavar="FILE",
         callback=lambda path: new_file(path, flag="--out"),
         help=f"Page of curves to write (default: {_PAGE} for named runs, none with --json).",

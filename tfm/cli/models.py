@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tfm import api
-from tfm.cli.app import CONFIG, DATA, MODEL, MODELS_PANEL, app, arch_option
+from tfm.cli.app import (
+    CONFIG,
+    DATA,
+    MODEL,
+    MODELS_PANEL,
+    app,
+    arch_option,
+    hidden_option,
+    option,
+    switch,
+)
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.cli.unknown_names import model_to_import
@@ -39,53 +49,34 @@ _MAX_CHECKED = 1_000_000  # lines
 @with_settings(*RUN_SETTINGS, help_all=True)
 def train(
     data: Path | None = DATA,
-    run: Path | None = typer.Option(
-        None,
-        callback=new_folder,
-        help="Run folder (default: runs/DATA-ARCH); keeps its settings.",
+    run: Path | None = option(
+        callback=new_folder, help="Run folder (default: runs/DATA-ARCH); keeps its settings."
     ),
     arch: str | None = arch_option("by size of DATA and device"),
-    from_: Path | None = typer.Option(
-        None,
+    from_: Path | None = option(
         "--from",
         metavar="MODEL",
         callback=existing_folder,
         help="Model or run folder to start from, to adapt it to DATA.",
     ),
     config: Path | None = CONFIG,
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Print parameters, memory, time and disk, and exit."
-    ),
-    print_config: bool = typer.Option(
-        False, "--print-config", help="Print all settings as TOML, and exit."
-    ),
-    gpus: str | None = typer.Option(
-        None,
+    dry_run: bool = switch("--dry-run", help="Print parameters, memory, time and disk, and exit."),
+    print_config: bool = switch("--print-config", help="Print all settings as TOML, and exit."),
+    gpus: str | None = option(
         metavar="[N|auto]",
         help="Start one process on each of N GPUs of this machine; auto uses all GPUs.",
         rich_help_panel=PROCESSES_PANEL,
     ),
-    processes: int | None = typer.Option(
-        None,
-        hidden=True,
-        help="Start N processes on the CPU of this machine.",
-        rich_help_panel=PROCESSES_PANEL,
+    processes: int | None = hidden_option(
+        help="Start N processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
     ),
-    nodes: int | None = typer.Option(
-        None,
-        hidden=True,
-        help="Number of machines; start the same command on each.",
-        rich_help_panel=PROCESSES_PANEL,
+    nodes: int | None = hidden_option(
+        help="Number of machines; start the same command on each.", rich_help_panel=PROCESSES_PANEL
     ),
-    node_rank: int | None = typer.Option(
-        None,
-        hidden=True,
-        help="Index of this machine, counted from 0.",
-        rich_help_panel=PROCESSES_PANEL,
+    node_rank: int | None = hidden_option(
+        help="Index of this machine, counted from 0.", rich_help_panel=PROCESSES_PANEL
     ),
-    rendezvous: str | None = typer.Option(
-        None,
-        hidden=True,
+    rendezvous: str | None = hidden_option(
         metavar="HOST:PORT",
         help="Address and a free port of machine 0, the same on all machines.",
         rich_help_panel=PROCESSES_PANEL,
@@ -196,8 +187,8 @@ def average(
         callback=existing_folder,
         help="Run folder (default: the newest in runs/).",
     ),
-    out: Path | None = typer.Option(
-        None, callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."
+    out: Path | None = option(
+        callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."
     ),
     *,
     overrides: Overrides,
@@ -213,8 +204,7 @@ def average(
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 def export(
     models: list[Path] | None = MODEL,
-    out: Path | None = typer.Option(
-        None,
+    out: Path | None = option(
         callback=new_folder,
         help="Output folder (default: RUN/FORMAT or MODEL-FORMAT, plus quantization).",
     ),
@@ -234,7 +224,7 @@ def export(
         metavar="N",
         help="Translate N lines of the test set with both programs and print the differences.",
     ),
-    force: bool = typer.Option(False, "--force", help="Overwrite an earlier export."),
+    force: bool = switch("--force", help="Overwrite an earlier export."),
 ) -> None:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
@@ -308,16 +298,16 @@ def import_(
         callback=model_to_import,
         help="Folder of the model, or fairseq's checkpoint in it.",
     ),
-    out: Path | None = typer.Option(
-        None, callback=new_folder, help="Model folder to write (default: MODEL-tfm)."
+    out: Path | None = option(
+        callback=new_folder, help="Model folder to write (default: MODEL-tfm)."
     ),
-    source: str | None = typer.Option(
-        None, metavar="LANG", help="Source language (default: the one that the model names)."
+    source: str | None = option(
+        metavar="LANG", help="Source language (default: the one that the model names)."
     ),
-    target: str | None = typer.Option(
-        None, metavar="LANG", help="Target language (default: the one that the model names)."
+    target: str | None = option(
+        metavar="LANG", help="Target language (default: the one that the model names)."
     ),
-    force: bool = typer.Option(False, "--force", help="Overwrite an earlier import."),
+    force: bool = switch("--force", help="Overwrite an earlier import."),
 ) -> None:
     """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
 

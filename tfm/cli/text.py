@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from tfm import api
-from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app
+from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, hidden_option, hidden_switch, option, switch
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
@@ -67,80 +67,53 @@ def prepare(
     recipe: str | None = typer.Argument(
         None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
     ),
-    train: list[Path] | None = typer.Option(
-        None,
+    train: list[Path] | None = option(
         metavar="SRC TGT",
         callback=existing_file,
         help="Training text: source and target file, or one .tsv file with both; repeatable.",
     ),
-    valid: tuple[Path, Path] | None = typer.Option(
-        None,
-        metavar="SRC TGT",
-        callback=existing_file,
-        help="Validation text, in the same forms.",
+    valid: tuple[Path, Path] | None = option(
+        metavar="SRC TGT", callback=existing_file, help="Validation text, in the same forms."
     ),
-    test: tuple[Path, Path] | None = typer.Option(
-        None, metavar="SRC TGT", callback=existing_file, help="Test text, in the same forms."
+    test: tuple[Path, Path] | None = option(
+        metavar="SRC TGT", callback=existing_file, help="Test text, in the same forms."
     ),
-    languages: tuple[str, str] | None = typer.Option(
-        None, metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
+    languages: tuple[str, str] | None = option(
+        metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
     ),
-    train_trees: list[Path] | None = typer.Option(
-        None,
-        hidden=True,
+    train_trees: list[Path] | None = hidden_option(
         metavar="PATH",
         callback=existing_path,
         help="Training trees in brackets: a file or folder; repeatable.",
     ),
-    valid_trees: list[Path] | None = typer.Option(
-        None,
-        hidden=True,
+    valid_trees: list[Path] | None = hidden_option(
         metavar="PATH",
         callback=existing_path,
         help="Validation trees: a file or folder; repeatable.",
     ),
-    test_trees: list[Path] | None = typer.Option(
-        None,
-        hidden=True,
-        metavar="PATH",
-        callback=existing_path,
-        help="Test trees: a file or folder; repeatable.",
+    test_trees: list[Path] | None = hidden_option(
+        metavar="PATH", callback=existing_path, help="Test trees: a file or folder; repeatable."
     ),
-    out: Path | None = typer.Option(
-        None, callback=new_folder, help="Dataset folder (default: data/RECIPE)."
-    ),
-    mirror: str | None = typer.Option(
-        None, help="Folder or URL to fetch archives from, by their file names."
-    ),
-    downloads: Path | None = typer.Option(
-        None,
-        callback=new_folder,
-        hidden=True,
-        help="Folder to keep archives in (default: OUT/downloads).",
+    out: Path | None = option(callback=new_folder, help="Dataset folder (default: data/RECIPE)."),
+    mirror: str | None = option(help="Folder or URL to fetch archives from, by their file names."),
+    downloads: Path | None = hidden_option(
+        callback=new_folder, help="Folder to keep archives in (default: OUT/downloads)."
     ),
     verify: bool = typer.Option(
         True, "--verify/--no-verify", hidden=True, help="Check archives against their checksums."
     ),
-    list_recipes: bool = typer.Option(
-        False, "--list", help="Print the built-in recipes and the sizes of their texts, and exit."
+    list_recipes: bool = switch(
+        "--list", help="Print the built-in recipes and the sizes of their texts, and exit."
     ),
-    text_only: bool = typer.Option(
-        False, "--text-only", help="Stop before learn-bpe and binarize."
+    text_only: bool = switch("--text-only", help="Stop before learn-bpe and binarize."),
+    append: bool = switch(
+        "--append", help="Add the training text to the dataset in OUT; its vocabulary stays."
     ),
-    append: bool = typer.Option(
-        False, "--append", help="Add the training text to the dataset in OUT; its vocabulary stays."
+    part: str | None = hidden_option(
+        metavar="I/N", help="Only clean share I of N of the training text; for several machines."
     ),
-    part: str | None = typer.Option(
-        None,
-        metavar="I/N",
-        hidden=True,
-        help="Only clean share I of N of the training text; for several machines.",
-    ),
-    fetch_only: bool = typer.Option(
-        False,
-        "--fetch-only",
-        hidden=True,
-        help="Stop after the text is downloaded and unpacked.",
+    fetch_only: bool = hidden_switch(
+        "--fetch-only", help="Stop after the text is downloaded and unpacked."
     ),
     force: bool = FORCE,
     *,
@@ -211,8 +184,7 @@ def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overr
 @with_settings(BinarizeConfig)
 def binarize(
     data: Path | None = DATA,
-    part: str | None = typer.Option(
-        None,
+    part: str | None = option(
         metavar="I/N",
         help="Encode only share I of N of the parts of the training text; for several machines.",
     ),

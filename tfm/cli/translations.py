@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import typer
 
 from tfm import api
-from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app
+from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, hidden_option, hidden_switch, option, switch
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, flat, with_settings
 from tfm.cli.unknown_names import existing_models
@@ -42,65 +42,47 @@ def generate(
         metavar="MODEL",
         help="Model or run folders (default: the newest run); several form an ensemble.",
     ),
-    input_: Path | None = typer.Option(
-        None,
-        "--input",
-        callback=existing_file_or_stream,
-        help="File to translate; - is standard input.",
+    input_: Path | None = option(
+        "--input", callback=existing_file_or_stream, help="File to translate; - is standard input."
     ),
-    output: Path | None = typer.Option(
-        None,
+    output: Path | None = option(
         callback=new_file_or_stream,
         help="File to write when complete; repeat a stopped command to continue; - is stdout.",
     ),
-    split: Literal["test", "valid"] | None = typer.Option(
-        None, help="Translate this split of the model's dataset."
+    split: Literal["test", "valid"] | None = option(
+        help="Translate this split of the model's dataset."
     ),
-    gpus: str | None = typer.Option(
-        None,
-        metavar="[N|auto]",
-        help="Divide the work among N GPUs of this machine; auto uses all GPUs.",
+    gpus: str | None = option(
+        metavar="[N|auto]", help="Divide the work among N GPUs of this machine; auto uses all GPUs."
     ),
-    processes: int | None = typer.Option(
-        None, hidden=True, help="Divide the work and the cores among N processes on the CPU."
+    processes: int | None = hidden_option(
+        help="Divide the work and the cores among N processes on the CPU."
     ),
-    prefix: Path | None = typer.Option(
-        None,
+    prefix: Path | None = hidden_option(
         callback=existing_file,
-        hidden=True,
         help="File with the beginning of each translation, perhaps within a word; may be empty.",
     ),
-    score_target: Path | None = typer.Option(
-        None,
+    score_target: Path | None = hidden_option(
         callback=existing_file,
-        hidden=True,
         help="Score the translations in a file: print score, log probability, tokens and text.",
     ),
-    per_token: bool = typer.Option(
-        False,
+    per_token: bool = hidden_switch(
         "--per-token",
-        hidden=True,
         help="With --score-target: print a line per token: line number, log probability, piece.",
     ),
-    align: bool = typer.Option(
-        False,
+    align: bool = hidden_switch(
         "--align",
-        hidden=True,
         help="Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
     ),
-    align_reverse: Path | None = typer.Option(
-        None,
+    align_reverse: Path | None = hidden_option(
         callback=existing_folder,
-        hidden=True,
         metavar="MODEL",
         help="With --align: a model of the reverse direction, to combine both alignments.",
     ),
-    document: bool = typer.Option(
-        False,
-        "--document",
-        help="Split paragraphs into sentences; keep white space.",
+    document: bool = switch(
+        "--document", help="Split paragraphs into sentences; keep white space."
     ),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with scores."),
+    json: bool = switch("--json", help="Print one JSON object per line, with scores."),
     *,
     overrides: Overrides,
 ) -> None:
@@ -233,34 +215,27 @@ def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=_ScoreCommand)
 @with_settings(ScoreConfig)
 def score(
-    hypotheses: Path | None = typer.Option(
-        None,
-        callback=existing_file_or_stream,
-        help="File of translations (default: standard input).",
+    hypotheses: Path | None = option(
+        callback=existing_file_or_stream, help="File of translations (default: standard input)."
     ),
-    reference: list[Path] | None = typer.Option(
-        None,
+    reference: list[Path] | None = option(
         callback=existing_file,
         help="Reference file; repeatable (default: the reference of the last tfm generate).",
     ),
-    metric: list[str] | None = typer.Option(
-        None,
+    metric: list[str] | None = option(
         metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
         help="Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).",
     ),
-    paper: bool = typer.Option(
-        False,
+    paper: bool = switch(
         "--paper",
         help="Also compute BLEU as in the paper, and explain the difference to sacreBLEU.",
     ),
-    language: str | None = typer.Option(
-        None,
+    language: str | None = option(
         metavar="CODE",
         help="Target language, for BLEU's tokenizer and --paper (default: that of the last tfm "
         "generate for this reference, or the reference's suffix).",
     ),
-    baseline: Path | None = typer.Option(
-        None,
+    baseline: Path | None = option(
         callback=existing_file,
         help="Other translations of the same text: test whether the scores differ.",
     ),
@@ -297,11 +272,8 @@ def attend(
     sentence: str | None = typer.Argument(
         None, metavar="SENTENCE", help="Source sentence in quotes."
     ),
-    target: str | None = typer.Option(
-        None, help="Target sentence (default: the model's translation)."
-    ),
-    out: list[Path] | None = typer.Option(
-        None,
+    target: str | None = option(help="Target sentence (default: the model's translation)."),
+    out: list[Path] | None = option(
         metavar="FILE",
         callback=lambda paths: [_new_picture(path) for path in paths or ()],
         help="Page (.html) or figure (.png, .svg) to write; repeatable (default: attention.html).",
@@ -309,10 +281,10 @@ def attend(
     kind: Literal["encoder", "decoder", "cross"] = typer.Option(
         "cross", help="Attention to draw; a page contains all kinds and shows this one first."
     ),
-    layer: int | None = typer.Option(None, help="Draw only this layer, counted from 1."),
-    head: int | None = typer.Option(None, help="Draw only this head, counted from 1."),
-    beam: int | None = typer.Option(
-        None, help=f"Beam size of the translation (default: {SearchConfig().beam_size})."
+    layer: int | None = option(help="Draw only this layer, counted from 1."),
+    head: int | None = option(help="Draw only this head, counted from 1."),
+    beam: int | None = option(
+        help=f"Beam size of the translation (default: {SearchConfig().beam_size})."
     ),
     device: Literal["auto", "cpu", "cuda", "mps"] = typer.Option(
         "auto", help="Device to compute on; mps: an Apple GPU, never tried."
