@@ -15,27 +15,22 @@ TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
 TRANSLATIONS_PANEL = "Translations"
 
-# Flags with and without a value; the hidden ones are in --help-all only.
+# Arguments that may be left out, and flags with and without a value.
+argument = partial(typer.Argument, None)
 option, switch = partial(typer.Option, None), partial(typer.Option, False)
-hidden_option, hidden_switch = partial(option, hidden=True), partial(switch, hidden=True)
 
-DATA = typer.Argument(
-    None,
-    metavar="DATA",
-    callback=existing_folder,
-    help="Dataset folder (default: the newest in data/).",
+DATA = argument(
+    metavar="DATA", callback=existing_folder, help="Dataset folder (default: the newest in data/)."
 )
-FORCE = typer.Option(
-    False,
+FORCE = switch(
     "--force",
     help="Redo this step even if its inputs did not change, or runs need its older output.",
 )
-CONFIG = typer.Option(
-    None, callback=existing_file, help="TOML file of settings; flags take precedence over it."
+CONFIG = option(
+    callback=existing_file, help="TOML file of settings; flags take precedence over it."
 )
-JSON = typer.Option(False, "--json", help="Print the result as one JSON object.")
-MODEL = typer.Argument(
-    None,
+JSON = switch("--json", help="Print the result as one JSON object.")
+MODEL = argument(
     metavar="MODEL",
     callback=existing_folder,
     help="Model or run folder (default: the newest run in runs/).",
@@ -54,8 +49,7 @@ app = typer.Typer(
 
 def arch_option(default: str) -> Any:
     """Declare --arch, with its default in words."""
-    return typer.Option(
-        None,
+    return option(
         help=f"Preset: {', '.join(presets())} (default: {default}).",
         autocompletion=lambda incomplete: [
             name for name in presets() if name.startswith(incomplete)
@@ -66,7 +60,7 @@ def arch_option(default: str) -> Any:
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", "-V", help="Print versions and exit."),
+    version: bool = switch("--version", "-V", help="Print versions and exit."),
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}, {_torch_and_device()}")

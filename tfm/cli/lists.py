@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from tfm.cli.app import JSON, MODELS_PANEL, app, option
+from tfm.cli.app import JSON, MODELS_PANEL, app, argument, option
 from tfm.cli.help import Command
 from tfm.errors import UsageError
 from tfm.reporting import say
@@ -19,8 +19,7 @@ _PAGE, _START = Path("runs.html"), "start with tfm train"
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 def runs(
-    folders: list[Path] | None = typer.Argument(
-        None,
+    folders: list[Path] | None = argument(
         metavar="DIR",
         callback=existing_folder,
         help="Run folders, or folders that have runs below them (default: runs/).",
@@ -67,8 +66,7 @@ def runs(
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 def models(
-    folders: list[Path] | None = typer.Argument(
-        None,
+    folders: list[Path] | None = argument(
         metavar="DIR",
         callback=existing_folder,
         help="Folders to search (default: runs/ and models/).",

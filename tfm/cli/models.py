@@ -15,12 +15,12 @@ from tfm.cli.app import (
     MODELS_PANEL,
     app,
     arch_option,
-    hidden_option,
+    argument,
     option,
     switch,
 )
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, with_settings
+from tfm.cli.options import Overrides, flat, hidden_option, with_settings
 from tfm.cli.unknown_names import model_to_import
 from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
 from tfm.distributed.interruption import StopRequests
@@ -181,11 +181,8 @@ def _launch_processes(layout: "Layout") -> World:
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)
 @with_settings(AverageConfig)
 def average(
-    run: Path | None = typer.Argument(
-        None,
-        metavar="RUN",
-        callback=existing_folder,
-        help="Run folder (default: the newest in runs/).",
+    run: Path | None = argument(
+        metavar="RUN", callback=existing_folder, help="Run folder (default: the newest in runs/)."
     ),
     out: Path | None = option(
         callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."

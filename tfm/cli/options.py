@@ -4,7 +4,7 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import typer
@@ -16,6 +16,10 @@ Result = TypeVar("Result")
 
 # {section: {name: value}} of the flags that were given.
 Overrides = Mapping[str, Mapping[str, Any]]
+
+# Flags with and without a value that only --help-all shows.
+hidden_option = partial(typer.Option, None, hidden=True)
+hidden_switch = partial(typer.Option, False, hidden=True)
 
 
 def with_settings(

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
-from tfm.cli.app import TRANSLATIONS_PANEL, app
+from tfm.cli.app import TRANSLATIONS_PANEL, app, argument
 from tfm.cli.help import Command
 from tfm.cli.options import Overrides, with_settings
 from tfm.cli.unknown_names import existing_models
@@ -19,8 +17,7 @@ _WITHOUT = ("n_best", "tag", "search", "mbr", "temperature", "top_k", "top_p", "
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 @with_settings(ServeConfig, SearchConfig, InferenceConfig, help_all=True, without=_WITHOUT)
 def serve(
-    models: list[Path] | None = typer.Argument(
-        None,
+    models: list[Path] | None = argument(
         callback=existing_models,
         metavar="MODEL",
         help="Model or run folders (default: the newest run), one for each pair of languages.",

@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from tfm import api
-from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, hidden_option, hidden_switch, option, switch
+from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, argument, option, switch
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, with_settings
+from tfm.cli.options import Overrides, flat, hidden_option, hidden_switch, with_settings
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
 from tfm.config.schema import merged
 from tfm.data.text_files import unpacked_name
@@ -64,8 +64,8 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
 @app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
 @with_settings(CleaningConfig, SubwordConfig, BinarizeConfig, help_all=True)
 def prepare(
-    recipe: str | None = typer.Argument(
-        None, metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
+    recipe: str | None = argument(
+        metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
     ),
     train: list[Path] | None = option(
         metavar="SRC TGT",

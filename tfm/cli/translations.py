@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import typer
 
 from tfm import api
-from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, hidden_option, hidden_switch, option, switch
+from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, argument, option, switch
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, with_settings
+from tfm.cli.options import Overrides, flat, hidden_option, hidden_switch, with_settings
 from tfm.cli.unknown_names import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.errors import UsageError, tfm_command
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 @with_settings(SearchConfig, InferenceConfig, help_all=True)
 def generate(
-    models: list[Path] | None = typer.Argument(
-        None,
+    models: list[Path] | None = argument(
         callback=existing_models,
         metavar="MODEL",
         help="Model or run folders (default: the newest run); several form an ensemble.",
@@ -266,12 +265,10 @@ def score(
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
 def attend(
-    model: str | None = typer.Argument(
-        None, metavar="MODEL", help="Model or run folder (default: the newest run)."
+    model: str | None = argument(
+        metavar="MODEL", help="Model or run folder (default: the newest run)."
     ),
-    sentence: str | None = typer.Argument(
-        None, metavar="SENTENCE", help="Source sentence in quotes."
-    ),
+    sentence: str | None = argument(metavar="SENTENCE", help="Source sentence in quotes."),
     target: str | None = option(help="Target sentence (default: the model's translation)."),
     out: list[Path] | None = option(
         metavar="FILE",
