@@ -122,9 +122,8 @@ def prepare(
     out_dir = new_folder(_path("out", out))
     if append and (out_dir is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
-    given = {"--part": part, "--fetch-only": fetch_only, "--append": append}
-    exclusive = [name for name, value in given.items() if value]
-    if len(exclusive) > 1 or (exclusive[:1] not in ([], ["--append"]) and (force or text_only)):
+    exclusive = [bool(part), bool(fetch_only), bool(append)]
+    if sum(exclusive) > 1 or (any(exclusive[:2]) and (force or text_only)):
         raise UsageError(
             "--part, --fetch-only and --append exclude each other, and the first two --force and "
             "--text-only, too: give one"

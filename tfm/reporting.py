@@ -247,13 +247,10 @@ class Progress:
         ]
         columns = self._bar.format_dict["ncols"] or shutil.get_terminal_size().columns
         ends = [*accumulate(len(_SEPARATOR) + _width(field) for field in fields)]
-        bar = f"{_SEPARATOR}{self.done / total:.0%} |" if total else ""
-        room = columns + len(_SEPARATOR)
-        if bar and ends[:_NUM_BEFORE_BAR][-1] <= room - len(bar) - _MIN_BAR_COLUMNS - 1:
-            room -= len(bar) + _MIN_BAR_COLUMNS + 1
-            bar += "{bar}|"
-        else:
-            bar = ""
+        bar = f"{_SEPARATOR}{self.done / total:.0%} |{{bar}}|" if total else ""
+        room = columns + len(_SEPARATOR) - len(bar.format(bar=" " * _MIN_BAR_COLUMNS))
+        if bar and ends[:_NUM_BEFORE_BAR][-1] > room:
+            bar, room = "", columns + len(_SEPARATOR)
         shown = _SEPARATOR.join(fields[: max(1, sum(end <= room for end in ends))])
         return _escaped(shown) + bar
 
