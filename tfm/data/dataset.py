@@ -22,11 +22,10 @@ from typing import IO, Annotated, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tfm.config.schema import from_table
 from tfm.data.manifest import Language, TrainingText
 from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
-from tfm.storage.files import read_json, write_json
+from tfm.storage.files import read_record, write_json
 
 FORMAT = 3
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
@@ -134,13 +133,8 @@ class DatasetIndex:
                 f"{bin_dir} holds no binarized dataset: run "
                 + tfm_command("binarize", bin_dir.parent)
             )
-        content = read_json(path)
-        if content.pop("format", None) != FORMAT:
-            raise _needs_binarizing(bin_dir, f"{path} is not of format {FORMAT}")
-        try:
-            index = from_table(cls, content)
-        except ValueError as error:
-            raise _needs_binarizing(bin_dir, f"{path} is damaged ({error})") from error
+        advice = f"run {tfm_command('binarize', bin_dir.parent, '--force')}"
+        index = read_record(path, cls, format_=FORMAT, advice=advice)
         if problem := _inconsistency(index):
             raise _needs_binarizing(bin_dir, f"{path} is damaged ({problem})")
         return index

@@ -1,7 +1,6 @@
 """manifest.json of a dataset folder: the inputs, outputs and results of each step."""
 
 import re
-import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate, count, takewhile
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tfm.config import FIRST_NORMALIZATION, Normalization, Settings, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import have_sizes, read_json, sha256_of, write_json
+from tfm.storage.files import have_sizes, read_record, sha256_of, write_json
 from tfm.storage.paths import where_instead
 
 FORMAT = 1
@@ -349,19 +348,8 @@ def _read(data_dir: Path) -> _Content:
             f"{data_dir} is no dataset (no manifest.json): {advice}",
             exit_code=UsageError.exit_code,
         )
-    record = read_json(path)
-    written = record.pop("format", None)
-    if written != FORMAT:
-        raise DataError(
-            f"{path} has format {reprlib.repr(written)}, but this tfm reads format "
-            f"{FORMAT}: prepare the dataset again"
-        )
-    try:
-        return from_table(_Content, record)
-    except ValueError as error:
-        raise DataError(
-            f"{path} is damaged ({error}): delete it and prepare the dataset again"
-        ) from error
+    advice = "delete it and prepare the dataset again"
+    return read_record(path, _Content, format_=FORMAT, advice=advice)
 
 
 def newest_dataset(root: Path) -> Path:

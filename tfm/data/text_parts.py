@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from tfm.config import Table
-from tfm.config.schema import from_table, shown
+from tfm.config.schema import shown
 from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
 from tfm.data.text import BytesPair, read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import atomic_write, have_sizes, read_json
+from tfm.storage.files import atomic_write, have_sizes, read_record
 from tfm.storage.lock import lock_folder
 
 SHARE_RECORD = "text.json"
@@ -196,13 +196,7 @@ def read_share(path: Path) -> ShareRecord:
     Raises:
         DataError: It is damaged.
     """
-    content = read_json(path)
-    try:
-        if content.pop("format", None) != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        return from_table(ShareRecord, content)
-    except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}): remove {path.parent}") from error
+    return read_record(path, ShareRecord, format_=FORMAT, advice=f"remove {path.parent}")
 
 
 class PartWriter:

@@ -10,10 +10,13 @@ import signal
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from tfm.config.schema import from_table, shown
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
+
+T = TypeVar("T")
 
 STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
 
@@ -261,6 +264,22 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it and create it again") from error
     return value
+
+
+def read_record(path: Path, kind: type[T], *, format_: int, advice: str) -> T:
+    """Read a dataclass from a JSON object that `write_json` wrote, with its "format".
+
+    Raises:
+        DataError: It is damaged or of another format; the message ends with the advice.
+    """
+    record = read_json(path)
+    if (written := record.pop("format", None)) != format_:
+        problem = f"has format {shown(written)}, but this tfm reads format {format_}"
+        raise DataError(f"{path} {problem}: {advice}")
+    try:
+        return from_table(kind, record)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}): {advice}") from error
 
 
 def existing_parent(folder: Path) -> Path:
