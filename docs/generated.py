@@ -175,7 +175,13 @@ def all_groups() -> list[type[config.Settings]]:
 
 
 def _command(name: str, command: Any) -> str:
-    context = command.make_context(f"tfm {name}", [], resilient_parsing=True)
+    # Commands remember the flags for help of the first context that asks for them.
+    context = command.make_context(
+        f"tfm {name}",
+        [],
+        resilient_parsing=True,
+        help_option_names=app.info.context_settings["help_option_names"],
+    )
     description, *examples = _EXAMPLES.split(inspect.cleandoc(command.help))
     usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
     lines = [
