@@ -278,10 +278,10 @@ def test_the_command_uses_the_newest_run_and_its_translation_by_default(tfm, tmp
     [
         ([], "attend needs a sentence, in quotes"),
         (["runs/one"], "attend needs a sentence, in quotes"),
-        (["runs/one", "two", "dogs"], "Got unexpected extra argument"),
+        (["runs/one", "two", "dogs"], "attend takes only MODEL and SENTENCE"),
         (["seven", "--target", "sieben", "--beam", "2"], "--beam has no effect with --target"),
         (["long " * 100], "the sentence has"),
-        (["seven", "--kind", "all"], "Invalid value for '--kind'"),
+        (["seven", "--kind", "all"], "--kind is 'all', but must be one of"),
     ],
     ids=str,
 )

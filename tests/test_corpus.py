@@ -94,7 +94,7 @@ def test_the_error_for_an_unknown_name_lists_the_recipes():
     ("text", "message"),
     [
         ("weight = 0", "weight is 0, but must be from 0.000001"),
-        ("weight = nan", "weight is nan, but must be"),
+        ("weight = nan", "weight in [[train]] 1 is nan, but must be"),
         ("every = 1", "every is 1, but must be at least 2"),
         ('tag = "bt"', "tag is 'bt', but must be a name in angle brackets, such as <bt>"),
         ('tag = "<s>"', "tag is <s>, but must not be a piece that every vocabulary has"),

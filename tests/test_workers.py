@@ -52,12 +52,13 @@ CHUNKS = [
 
 
 @pytest.fixture(scope="module")
-def one_process(trained_run):
+def one_process(trained_run, vocabulary):
     """An engine in this process, with as many threads as a worker has."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     compute = choose_compute("cpu", "fp32")
-    yield Engine(load_models([checkpoints(trained_run)[-1]], compute), compute)
+    models = load_models([checkpoints(trained_run)[-1]], compute)
+    yield Engine(models, compute, vocabulary=lambda: vocabulary)
     torch.set_num_threads(num_threads)
 
 

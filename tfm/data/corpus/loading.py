@@ -109,6 +109,8 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
         if isinstance(settings, dict):
             problems += _settings_problems(kind, settings, table, (section,))
     recipe = _build(Recipe, values, table, (), problems)
+    if not table.get("train"):
+        problems.append(f"{table.place()}the recipe is wrong: there is no [[train]] text")
     if recipe is None or problems:
         raise UsageError(list_problems(problems))
     return recipe

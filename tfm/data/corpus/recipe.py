@@ -386,8 +386,6 @@ class Recipe:
                 yield f"language {language!r} must be letters, digits and dashes, such as en"
         if self.source == self.target:
             yield f"source and target are both {self.source!r}"
-        if not self.train:
-            yield "there is no [[train]] text"
         for split in SPLITS:
             for number, text in enumerate(self.texts(split), 1):
                 if text.task != self.task:
