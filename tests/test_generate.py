@@ -451,6 +451,9 @@ def own_folders(trained_run, data_dir, tmp_path):
     for path in checkpoints(run_dir):
         edit(path, data_dir=str(tmp_path / "data"))
     record_dataset(run_dir, tmp_path / "data")
+    (tmp_path / "exported").mkdir()
+    for name in ("config.json", "model.bin"):  # as of CTranslate2
+        (tmp_path / "exported" / name).write_text("{}", encoding="utf-8")
 
 
 @pytest.mark.usefixtures("own_folders")
@@ -461,6 +464,7 @@ def test_files_of_datasets_models_and_runs_are_never_overwritten(command, tmp_pa
         ("data/valid.fr", "dataset"),  # would be taken for the text of a split
         ("data/bin/train.en.tokens.npy", "dataset"),
         ("run/checkpoints/step-00000008/bpe.model", "model"),
+        ("exported/model.bin", "model"),
         ("run/config.toml", "run"),
         ("run/data.json", "run"),
     ):

@@ -20,14 +20,17 @@ PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 STANDARD_STREAM = Path("-")
 RUNS_ROOT = Path("runs")  # of runs that are not placed elsewhere
 
-# The paths of the files that belong to a folder.
+# The paths of the files that belong to a folder, by a file that shows the kind of the folder.
 _OWN_FILES = {
-    "dataset": (
-        r"(manifest|runs)\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
-        r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
+    "manifest.json": (
+        "dataset",
+        (
+            r"(manifest|runs)\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads)/.+"
+            r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
+        ),
     ),
-    "model": r"config\.json|.+\.safetensors|tfm\.json|bpe\..+",
-    "run": r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*",
+    "config.json": ("model", r"config\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+"),
+    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
 }
 
 # What shows the kind of a folder, and how many of the folders around and in it are looked at.
@@ -122,9 +125,10 @@ def new_file(path: Path | None, *, flag: str) -> Path | None:
     target = output_target(path, flag=flag)
     real_path = Path(os.path.realpath(target))
     for folder in real_path.parents[:2]:
-        kind = kind_of(folder)
-        if kind and re.fullmatch(_OWN_FILES[kind], real_path.relative_to(folder).as_posix()):
-            raise UsageError(f"{path} belongs to a {kind}: choose another name with {flag}")
+        name = real_path.relative_to(folder).as_posix()
+        for marker, (kind, own_names) in _OWN_FILES.items():
+            if re.fullmatch(own_names, name) and (folder / marker).is_file():
+                raise UsageError(f"{path} belongs to a {kind}: choose another name with {flag}")
     _check_takes_files(target.parent, path)
     return path
 
