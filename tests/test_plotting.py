@@ -8,13 +8,13 @@ import matplotlib as mpl
 import pytest
 
 from tfm.errors import TfmError
-from tfm.visualization.plotting import drawing, figure
+from tfm.visualization.plotting import Figure, drawing
 
 _DRAW = """
-from tfm.visualization.plotting import drawing, figure, mpl
+from tfm.visualization.plotting import Figure, drawing, mpl
 import os, sys
 with drawing({}):
-    figure.Figure().savefig("x.png", format="png")
+    Figure().savefig("x.png", format="png")
 print(mpl.rcParams._get_backend_or_none(), os.environ["MPLBACKEND"])
 print("matplotlib.pyplot" in sys.modules)
 """
@@ -62,4 +62,4 @@ def test_pictures_do_not_depend_on_the_users_style_and_leave_it(monkeypatch):
 
 def test_a_failure_of_matplotlib_is_one_error():
     with pytest.raises(TfmError, match="matplotlib cannot draw"), drawing({}):
-        figure.Figure().savefig("x", format="no such")
+        Figure().savefig("x", format="no such")

@@ -11,7 +11,7 @@ import numpy as np
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 from tfm.visualization.attention_maps import GENERATOR, LABELS, SYMBOLS, AttentionMaps
-from tfm.visualization.plotting import Axes, cm, colors, drawing, figure, font_manager
+from tfm.visualization.plotting import Axes, Figure, cm, colors, drawing, font_manager
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0
@@ -115,12 +115,12 @@ def _draw(
     heads: Sequence[int],
     cell: float,
     label_points: float,
-) -> figure.Figure:
+) -> Figure:
     """Return a figure of the size of its maps; labels enlarge it when it is saved."""
     height, width = cell * len(maps.queries), cell * len(maps.keys)
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
-    picture = figure.Figure(figsize=(total_width, total_height), facecolor="white")
+    picture = Figure(figsize=(total_width, total_height), facecolor="white")
     grid = picture.subplots(len(layers), len(heads), squeeze=False)
     picture.subplots_adjust(0, 0, 1, 1, _GAP_INCHES / width, _GAP_INCHES / height)
     is_image = len(layers) * len(heads) * len(maps.queries) * len(maps.keys) > _MAX_SQUARES
@@ -144,7 +144,7 @@ def _draw(
     return picture
 
 
-def _add_header(picture: figure.Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
+def _add_header(picture: Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
     """Write title, texts and an explanation above the maps, in lines as long as the maps."""
     title, query_name, key_name = LABELS[maps.kind]
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to; {SYMBOLS}"

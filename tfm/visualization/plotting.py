@@ -17,8 +17,9 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)
 _backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
 try:
     import matplotlib as mpl
-    from matplotlib import cm, colors, figure, font_manager, ticker
+    from matplotlib import cm, colors, font_manager, ticker
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 except Exception as error:  # it also reads files of the user
     raise TfmError(
         f"matplotlib cannot be imported ({type(error).__name__}: {error}): install it again, or "
@@ -31,7 +32,7 @@ if _backend:  # for others that draw in this process
     with contextlib.suppress(ValueError):
         mpl.rcParams["backend"] = _backend
 
-__all__ = ("Axes", "cm", "colors", "drawing", "figure", "font_manager", "ticker")
+__all__ = ("Axes", "Figure", "cm", "colors", "drawing", "font_manager", "ticker")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tfm.reporting import format_duration, format_figure
 from tfm.storage.files import write_text
 from tfm.storage.metrics_log import Record, read_metrics
-from tfm.visualization.plotting import Axes, drawing, figure, ticker
+from tfm.visualization.plotting import Axes, Figure, drawing, ticker
 from tfm.visualization.tables import render_table, texts_table
 
 _MAX_POINTS = 1000
@@ -188,7 +188,7 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
     with drawing({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
-        picture = figure.Figure(figsize=_FIGURE_INCHES)
+        picture = Figure(figsize=_FIGURE_INCHES)
         picture.patch.set_visible(False)
         axes = picture.add_axes(_AXES_BOX)
         _draw_curves(axes, chart, curves)
