@@ -89,7 +89,7 @@ def format_table(
         rows: The cells of each row, of which the first is its name.
         columns: The width of the terminal; None if each row takes one line, whatever its length.
         folds: Whether the last cells may take several lines. If not, and the table is too wide,
-            empty columns are left out, and then names have lines of their own.
+            empty columns are left out, and then names are on separate lines.
     """
     lines = [*map(str.rstrip, _padded(rows))]
     if columns is None or max(map(_width, lines), default=0) <= columns:
@@ -113,7 +113,7 @@ def format_table(
 
 
 def _fold(text: str, columns: int) -> list[str]:
-    """Return a text as lines; a longer word has a line of its own."""
+    """Return a text as lines; a longer word is alone on its line."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".lstrip()

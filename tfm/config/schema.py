@@ -282,7 +282,7 @@ def check_table(
     Fields may be text, numbers, flags, a Literal, a tuple of any length or a pair, a mapping, or a
     dataclass. Text may have a pattern, and words for it in messages:
     `Annotated[str, re.compile("[a-z]+"), "lower-case letters"]`. Integers are counts from 0 on and
-    floats finite unless they are `Measured`, except in settings, which have limits of their own.
+    floats finite unless they are `Measured`, except in settings, which declare their limits.
 
     Args:
         kind: The dataclass.

@@ -34,7 +34,7 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
 
 
 def joined_at_exit(work: Callable[[ArgumentT], T]) -> Callable[[ArgumentT], T]:
-    """Return a function that does work in a thread of its own, whose end the interpreter awaits.
+    """Return a function that does work in a separate thread, which the interpreter joins at exit.
 
     Called in a daemon thread, it keeps that thread out of C++ libraries: one that is in them when
     the interpreter ends aborts the process.

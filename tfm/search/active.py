@@ -186,8 +186,8 @@ class ActiveHypotheses:
 
         Returns:
             Rows [M] among the N, and a token [M] that each rules out; and the same for tokens that
-            are the only ones to follow in their rows: they are forced, or spell an open end. These
-            rule out no token by themselves, and tokens that go on after the end may be ruled out.
+            are the only ones to follow in their rows: they are forced, or spell an open end. In
+            these rows, constraints only rule out tokens that continue beyond the open end.
         """
         rows_out, tokens_out = self._ruled_out(rows, vocab_size)
         forced = self._forced_tokens()[rows // self.tokens.shape[1]]  # [N]

@@ -26,7 +26,8 @@ class SpellingStep(NamedTuple):
     """The tokens that may follow when a part of an open end is spelled."""
 
     tokens: Array  # [N] ascending
-    ends: Array  # [N] number of bytes that are spelled after each; more than all if it goes on
+    # [N] number of bytes that are spelled after each; larger than the open end if it continues
+    ends: Array
 
 
 # For each number of bytes that are spelled so far; empty without an open end.
