@@ -211,7 +211,8 @@ def wide_encoding(sample: bytes) -> str | None:
     """Return which UTF-16 or UTF-32, without a mark, bytes are text in; None if they are not.
 
     If they are text without their NULs, these are accidents, unless they are as many as in Latin
-    script. Otherwise, the encoding is that with the fewest NULs in the low bytes of characters.
+    script. Otherwise, the encoding is that with the fewest NULs in the low bytes of characters. Line
+    feeds that only UTF-8 would have speak against UTF-16.
     """
     unspoiled = sample.replace(b"\0", b"")
     is_utf8 = not _is_odd(unspoiled.decode(errors="replace"), tolerance=_MAX_CUT)
@@ -224,7 +225,8 @@ def wide_encoding(sample: bytes) -> str | None:
         except UnicodeDecodeError:
             continue
         width, low = int(encoding[4:6]) // 8, 0 if encoding.endswith("LE") else -1
-        if not _is_odd(text):
+        has_lines = "\n" in text or b"\n" not in sample
+        if has_lines and not _is_odd(text):
             found.append((sample[low % width :: width].count(0), encoding))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
