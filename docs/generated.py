@@ -32,6 +32,7 @@ from tfm.data.corpus.recipe import (
     TextOptions,
     TreeFile,
 )
+from tfm.folders import model_folder, run_folder
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import models, score
@@ -40,7 +41,6 @@ from tfm.stages.prepare import PrepareResult
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
 from tfm.storage import partial_output
-from tfm.storage.checkpoint import model_folder, run_folder
 
 # The line of a page before its generated part.
 NOTE = "<!-- The rest is generated from the code: `make reference` updates it. -->\n"

@@ -235,9 +235,9 @@ def make_model(
     """Write a model with random weights, and with vocabularies that match its embeddings."""
     import torch
 
+    from tfm.folders.model_folder import ModelInfo
+    from tfm.folders.model_tensors import save_checkpoint
     from tfm.model.build import new_model
-    from tfm.storage.checkpoint.model_folder import ModelInfo
-    from tfm.storage.checkpoint.model_tensors import save_checkpoint
 
     def make(
         *, seed: int = 0, task: str = "translation", joint: bool = False, **shape: Any

@@ -12,15 +12,15 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_training_state, load_weights
+from tfm.folders.run_folder import best_checkpoints, checkpoints
 from tfm.model.build import part_of_model
 from tfm.stages.average import AverageConfig, average
 from tfm.stages.binarize import BinarizeConfig, binarize
 from tfm.stages.defaults import run_folder, run_settings
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints
 
 # Of the test runs, whose checkpoints are few and small.
 FEW_STEPS = {"max_steps": 4, "checkpoint_steps": 2, "log_steps": 2}

@@ -20,8 +20,8 @@ import pytest
 import tfm
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, InterruptedRunError, TfmError, UsageError
+from tfm.folders.run_folder import checkpoints, step_of
 from tfm.inference.translator import Translator
-from tfm.storage.checkpoint.run_folder import checkpoints, step_of
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -15,13 +15,13 @@ import torch
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model, load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoints, find_model
 from tfm.inference.translator import Translator
-from tfm.model.build import load_model, new_model
+from tfm.model.build import new_model
 from tfm.model.weights import record_attention
 from tfm.stages.attend import attend
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 SENTENCE = "I am buying the red cars on Monday"
 SHORT = SearchConfig(max_extra_length=5)

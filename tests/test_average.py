@@ -10,12 +10,12 @@ import torch
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.run_folder import best_checkpoints, checkpoint_path, checkpoints
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoint_path, checkpoints
 
 
 @pytest.fixture

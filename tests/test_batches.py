@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tfm.config import Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.batches import BatchLimits, Chunk, SentenceEncoder
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 NUM_LINES = 60
 

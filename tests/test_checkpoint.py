@@ -14,14 +14,14 @@ from small_models import new_info
 
 from tfm.config import FIRST_NORMALIZATION
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint import model_folder
-from tfm.storage.checkpoint.model_folder import (
+from tfm.folders import model_folder
+from tfm.folders.model_folder import (
     DamagedCheckpointError,
     _checksum,
     check_model,
     load_info,
 )
-from tfm.storage.checkpoint.model_tensors import (
+from tfm.folders.model_tensors import (
     average_weights,
     load_training_state,
     load_weights,

@@ -27,8 +27,8 @@ from tfm.config import (
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.device.compute import torch_and_device
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import newest_intact_checkpoint
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import newest_intact_checkpoint
 
 COMMANDS = [
     "prepare",

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from tfm.config import read_toml
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import checkpoints, newest_step, trained_on
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import checkpoints, newest_step, trained_on
 from tfm.storage.files import read_json
 from tfm.training.loop import TrainingRun
 

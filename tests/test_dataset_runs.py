@@ -11,11 +11,11 @@ from tfm.data.corpus.recipe import GeneratedText, Recipe
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
+from tfm.folders.run_folder import record_dataset, record_run, recorded_runs
 from tfm.stages.binarize import binarize
 from tfm.stages.dataset_runs import runs_on
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import append_text, prepare
-from tfm.storage.checkpoint.run_folder import record_dataset, record_run, recorded_runs
 
 FOLDER, RUN = Path("data/x"), Path("runs/tiny")
 RECIPE = Recipe(

@@ -11,12 +11,12 @@ from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, DataError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
 from tfm.stages.export import check, folder
 from tfm.stages.export.folder import Quantization, export
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")

@@ -14,12 +14,12 @@ import pytest
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
 from tfm.stages.models import summarize_model
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")

@@ -12,9 +12,9 @@ from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization,
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
+from tfm.folders.model_folder import load_info
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
-from tfm.storage.checkpoint.model_folder import load_info
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

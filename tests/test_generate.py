@@ -13,13 +13,13 @@ import pytest
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
+from tfm.folders.run_folder import checkpoints, record_dataset
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.inference.workers import Workers
 from tfm.stages import generate as stage
 from tfm.stages.generate import generate, score_targets
 from tfm.stages.generate_plan import plan_generation
-from tfm.storage.checkpoint.run_folder import checkpoints, record_dataset
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -13,8 +13,8 @@ import pytest
 from tfm.data.dataset import ParallelDataset
 from tfm.data.shortlist import FILE, learn_shortlist
 from tfm.data.subword import Vocabulary
+from tfm.folders.run_folder import checkpoints
 from tfm.inference import engine
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 LINES = ["seven", "", "on Monday. I am", "today is the third of May", "8", "eight", "I am", "nine"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()

@@ -11,10 +11,10 @@ import torch
 
 from tfm.config import run_toml
 from tfm.distributed.group import Group
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights
+from tfm.folders.run_folder import checkpoints
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 TIMEOUT_SECONDS = 180
 

@@ -14,13 +14,13 @@ from foreign_models import PAIRS, new_fairseq, new_marian
 from tfm.cli import main as cli
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
 from tfm.stages.importing.folder import import_model
 from tfm.stages.importing.pickles import load_pickle
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 pytest.importorskip("transformers")
 

@@ -10,9 +10,9 @@ import torch
 from tfm.config import run_toml
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import checkpoint_path, checkpoints
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints
 from tfm.training.trainer import Trainer
 
 

@@ -19,6 +19,7 @@ from tfm.data.plan import expand
 from tfm.data.subword import Vocabulary, learn_subword_model
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
+from tfm.folders.run_folder import find_model
 from tfm.inference.pair_scores import PairScorer
 from tfm.inference.translator import Translator
 from tfm.stages.attend import attend
@@ -26,7 +27,6 @@ from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
 from tfm.stages.train import train
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.training.data import open_data
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from tfm.folders.model_folder import CONFIG, WEIGHTS, load_info
+from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoint_path
 from tfm.stages.models import describe_export, find_models, summarize_model
-from tfm.storage.checkpoint.model_folder import CONFIG, WEIGHTS, load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoint_path
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig
 from tfm.data.corpus.loading import recipe_from_trees
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import parse_tree_line, words_of
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model, load_weights
+from tfm.folders.run_folder import checkpoints, find_model
 from tfm.inference.translator import Translator
-from tfm.model.build import load_model
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
@@ -21,9 +23,6 @@ from tfm.stages.generate_plan import plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights
-from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 
 EXAMPLE = "treebank/generate"
 CPU = InferenceConfig(device="cpu", precision="fp32")

@@ -9,10 +9,10 @@ import torch
 from small_models import new_info
 
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.storage.checkpoint import run_folder
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import (
+from tfm.folders import run_folder
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.run_folder import (
     best_checkpoints,
     check_new_run,
     checkpoint_path,

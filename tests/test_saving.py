@@ -9,11 +9,11 @@ import torch
 from small_models import new_info
 
 from tfm.errors import CheckpointError
-from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
-from tfm.storage.saving import Saver
+from tfm.folders import saving
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_training_state, load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
+from tfm.folders.saving import Saver
 
 
 def info(step):
@@ -216,9 +216,9 @@ KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
 import test_saving
-from tfm.storage.checkpoint.model_folder import check_model
-from tfm.storage.checkpoint.run_folder import checkpoints, newest_intact_checkpoint
-from tfm.storage.saving import Saver
+from tfm.folders.model_folder import check_model
+from tfm.folders.run_folder import checkpoints, newest_intact_checkpoint
+from tfm.folders.saving import Saver
 
 run_dir = pathlib.Path(sys.argv[1])
 changes = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}

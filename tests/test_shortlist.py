@@ -19,6 +19,7 @@ from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.data.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
 from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
+from tfm.folders.calibration import Calibration
 from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.constraints import Constraints
@@ -27,7 +28,6 @@ from tfm.search.shortlist import search_shortlist
 from tfm.stages.average import average
 from tfm.stages.binarize import binarize
 from tfm.stages.train import train
-from tfm.storage.checkpoint.calibration import Calibration
 
 NUM_WORDS, FIRST = 20, 4  # source pieces 4 to 23 become target pieces 24 to 43
 V = FIRST + 2 * NUM_WORDS

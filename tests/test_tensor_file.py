@@ -12,7 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
+from tfm.folders.tensor_file import read_state, write_state, write_tensors
 from tfm.storage.files import sha256_of
 
 DTYPES = [

@@ -17,15 +17,15 @@ from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute
 from tfm.device.threads import one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
+from tfm.folders import saving
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model, load_training_state, load_weights, save_checkpoint
+from tfm.folders.run_folder import checkpoints, find_model
 from tfm.inference.translator import Translator
-from tfm.model.build import load_model, new_model
+from tfm.model.build import new_model
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import _with_history, train
-from tfm.storage import saving
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.model_tensors import load_training_state, load_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoints, find_model
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
 from tfm.training.loop import TrainingRun

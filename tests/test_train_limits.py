@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tfm.errors import UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import checkpoints
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import checkpoints
 from tfm.training.loop import TrainingRun
 
 

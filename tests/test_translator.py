@@ -11,14 +11,14 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
+from tfm.folders.model_tensors import load_weights
+from tfm.folders.run_folder import checkpoints
+from tfm.folders.tensor_file import write_tensors
 from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.search import spelling
 from tfm.search.scoring import Hypothesis
-from tfm.storage.checkpoint.model_tensors import load_weights
-from tfm.storage.checkpoint.run_folder import checkpoints
-from tfm.storage.checkpoint.tensor_file import write_tensors
 from tfm.storage.files import sha256_of
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]

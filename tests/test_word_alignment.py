@@ -9,12 +9,12 @@ import torch
 
 from tfm.config import RecurrentConfig
 from tfm.data.subword import BOS, EOS
+from tfm.folders.run_folder import find_model
 from tfm.inference import alignment, alignment_heads
 from tfm.inference.alignment import Side, grow_diagonal
 from tfm.inference.alignment_heads import choose_heads, load_aligner, predictability
 from tfm.model.build import new_model
 from tfm.model.weights import cross_attention
-from tfm.storage.checkpoint.run_folder import find_model
 
 SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
 TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Mai", "sieben"]

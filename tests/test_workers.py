@@ -23,11 +23,11 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.batches import Chunk, SentenceBatch, SentenceEncoder
 from tfm.inference.engine import Engine, load_engine, load_models
 from tfm.inference.lines import score_lines, translate_lines
 from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
-from tfm.storage.checkpoint.run_folder import checkpoints
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

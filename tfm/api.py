@@ -228,8 +228,8 @@ def average(
     given = _by_section(average, [AverageConfig], settings).get("average", {})
     config = settings_from(AverageConfig, given)
     run_dir, out_dir = existing_folder(_path("run", run)), new_folder(_path("out", out))
+    from tfm.folders.run_folder import newest_run
     from tfm.stages.average import average as run_stage
-    from tfm.storage.checkpoint.run_folder import newest_run
 
     return run_stage(run_dir or newest_run(RUNS_ROOT), config, out_dir=out_dir)
 

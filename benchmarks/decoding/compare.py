@@ -39,7 +39,7 @@ from preparation import Text, export_to_ctranslate2, read_text, write_setup
 from runs import markdown, median, run
 
 from tfm.data.subword import Vocabulary
-from tfm.storage.checkpoint.run_folder import find_model
+from tfm.folders.run_folder import find_model
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"

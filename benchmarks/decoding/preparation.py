@@ -15,10 +15,10 @@ from weights import Example, Shape, StoredModel, write_model
 from tfm.config import TransformerConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, EOS, Vocabulary
-from tfm.model.build import load_model
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
-from tfm.storage.checkpoint.model_folder import load_info
 
 _NUM_POSITIONS = 1024
 _NUM_EXAMPLES = 4

@@ -44,8 +44,8 @@ def runs(
       tfm runs runs/multi30k-en-de-tiny runs/multi30k-en-de-small
     """
     from tfm.cli.output import print_runs
+    from tfm.folders.run_folder import is_run
     from tfm.stages.runs import draw_runs, find_runs, summarize_run
-    from tfm.storage.checkpoint.run_folder import is_run
 
     named = folders or _present(RUNS_ROOT)
     found = [summarize_run(run) for run in find_runs(named)]

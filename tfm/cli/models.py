@@ -242,8 +242,8 @@ def export(
       tfm export --quantization int8 --out model-int8
       tfm export runs/wmt14-en-de-base --format huggingface
     """
+    from tfm.folders.run_folder import newest_run
     from tfm.stages.export.folder import export as run_stage
-    from tfm.storage.checkpoint.run_folder import newest_run
 
     if models and len(models) > 1:
         raise UsageError(

@@ -43,7 +43,7 @@ def serve(
         raise UsageError(
             f"tfm serve needs {error.name}, which is not installed: run {install_command('serve')}"
         ) from error
-    from tfm.storage.checkpoint.run_folder import newest_run
+    from tfm.folders.run_folder import newest_run
 
     run_stage(
         models or [newest_run(RUNS_ROOT)],

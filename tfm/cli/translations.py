@@ -294,8 +294,8 @@ def attend(
       tfm attend "Two dogs play in the snow."
       tfm attend runs/wmt14-en-de-base "The law." --layer 5 --out law.svg
     """
+    from tfm.folders.run_folder import newest_run
     from tfm.stages.attend import attend as run_stage
-    from tfm.storage.checkpoint.run_folder import newest_run
 
     if sentence is None:
         model, sentence = None, model

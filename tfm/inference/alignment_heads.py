@@ -13,11 +13,11 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import EOS
 from tfm.data.text import read_lines
 from tfm.device.compute import choose_compute
+from tfm.folders.model_folder import ModelInfo, load_info
+from tfm.folders.model_tensors import load_model
 from tfm.inference.alignment import Aligner, Side
 from tfm.inference.engine import load_vocabulary
-from tfm.model.build import load_model
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 Integers = npt.NDArray[np.int64]
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary
+from tfm.folders.calibration import Calibration
 from tfm.inference.batches import Chunk, SentenceEncoder, by_line
 from tfm.inference.lines import LineEngine
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
-from tfm.storage.checkpoint.calibration import Calibration
 
 
 def calibrate(

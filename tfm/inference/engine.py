@@ -18,8 +18,10 @@ from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.device.threads import ComputeThreads, oversubscription
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.folders.model_folder import ModelInfo, load_info
+from tfm.folders.model_tensors import load_model
 from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
-from tfm.model.build import Model, load_model
+from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.search import search
 from tfm.search.active import Prefixes
@@ -29,7 +31,6 @@ from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.scoring import Hypothesis
 from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
 # few enough for the memory of a laptop, or for this much memory of a GPU. With narrow products,

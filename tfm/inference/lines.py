@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from tfm.config import BleuTokenizer, SearchConfig
 from tfm.data.background import joined_at_exit
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
+from tfm.folders.calibration import Calibration
 from tfm.inference.batches import (
     BatchLimits,
     Chunk,
@@ -22,7 +23,6 @@ from tfm.inference.workers import compute_ahead
 from tfm.reporting import say
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
-from tfm.storage.checkpoint.calibration import Calibration
 
 
 @dataclass(frozen=True)

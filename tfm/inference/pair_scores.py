@@ -10,10 +10,10 @@ from tfm.data.languages import are_same
 from tfm.data.subword import shown_tags
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
+from tfm.folders.model_folder import CONFIG, load_info
+from tfm.folders.run_folder import find_model
 from tfm.inference.batches import Chunk, SentenceEncoder, by_line
 from tfm.inference.engine import Engine, load_engine, load_vocabulary
-from tfm.storage.checkpoint.model_folder import CONFIG, load_info
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import sha256_of
 
 

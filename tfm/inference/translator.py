@@ -15,13 +15,13 @@ from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.device.threads import set_num_threads
 from tfm.errors import UsageError
+from tfm.folders.calibration import Calibration
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import find_model
 from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine, load_models, load_vocabulary
 from tfm.inference.lines import ScoredTarget, Translation, score_lines, translate_lines
 from tfm.model.build import Model
-from tfm.storage.checkpoint.calibration import Calibration
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.paths import existing_file
 
 

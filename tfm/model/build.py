@@ -1,8 +1,7 @@
-"""Build models from configurations or model folders."""
+"""Build models from configurations, with random or given weights."""
 
 import copy
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +9,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tfm.config import ModelConfig, ModelPart, RecurrentConfig, TransformerConfig
-from tfm.errors import CheckpointError
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
-from tfm.storage.checkpoint.model_folder import ModelInfo
-from tfm.storage.checkpoint.model_tensors import load_weights
 
 Model = Transformer | Recurrent
 
@@ -60,12 +56,29 @@ def build_model(
     source_vocab_size: int,
     target_vocab_size: int,
 ) -> Model:
-    """Create a model that shares weights […], by parameter; none are drawn at random."""
+    """Create a model that shares weights […], by parameter; none are drawn at random.
+
+    Raises:
+        ValueError: The weights are not those of such a model.
+    """
+    # Building a thousand layers to compare their shapes would take half a minute.
+    if config.num_encoder_layers + config.num_decoder_layers > len(weights):
+        raise ValueError("the model has more layers than weights")
     model = empty_model(
         config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
     )
-    _share_weights(model, weights)
+    if _shapes(dict(model.named_parameters())) != _shapes(weights):
+        raise ValueError("the weights have other names, shapes or types than the model's")
+    # Tied weights are one parameter of several modules.
+    parameters = {each: nn.Parameter(weights[name]) for name, each in model.named_parameters()}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, parameters[parameter])
     return model
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
@@ -90,40 +103,6 @@ def freeze(model: Model, parts: Collection[ModelPart]) -> None:
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not part_of_model(name).startswith(tuple(parts)))
-
-
-def load_model(folder: Path, info: ModelInfo) -> Model:
-    """Build a model and read its weights.
-
-    Raises:
-        CheckpointError: The weights are damaged, or do not fit the configuration.
-    """
-    weights = load_weights(folder)
-    config, (source_size, target_size) = info.run.model, info.vocab_sizes
-    misfit = CheckpointError(
-        f"{folder}: the weights do not fit config.json: copy both files from the same model"
-    )
-    # Building a thousand layers to compare their shapes would take half a minute.
-    if config.num_encoder_layers + config.num_decoder_layers > len(weights):
-        raise misfit
-    model = empty_model(config, source_vocab_size=source_size, target_vocab_size=target_size)
-    if _shapes(dict(model.named_parameters())) != _shapes(weights):
-        raise misfit
-    _share_weights(model, {name: weight.clone() for name, weight in weights.items()})
-    return model
-
-
-def _share_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
-    """Replace the parameters of a model by the given weights, without copying them."""
-    # Tied weights are one parameter of several modules.
-    parameters = {each: nn.Parameter(weights[name]) for name, each in model.named_parameters()}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, parameters[parameter])
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def evaluation_copy(model: Model) -> Model:

@@ -11,14 +11,14 @@ from tfm.config import InferenceDevice, SearchConfig
 from tfm.data.subword import EOS, SubwordModel
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model
+from tfm.folders.run_folder import find_model
 from tfm.inference.attention import attention_maps
 from tfm.inference.engine import load_vocabulary
-from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.paths import new_file
 from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
 from tfm.visualization.attention_page import write_page

@@ -9,18 +9,18 @@ from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.inference.calibration import calibrate
-from tfm.inference.engine import load_engine, load_vocabulary
-from tfm.stages.generate_plan import split_paths
-from tfm.storage.checkpoint.calibration import MIN_LINES, Calibration
-from tfm.storage.checkpoint.model_folder import ModelInfo, is_model, load_info
-from tfm.storage.checkpoint.model_tensors import average_weights, save_checkpoint
-from tfm.storage.checkpoint.run_folder import (
+from tfm.folders.calibration import MIN_LINES, Calibration
+from tfm.folders.model_folder import ModelInfo, is_model, load_info
+from tfm.folders.model_tensors import average_weights, save_checkpoint
+from tfm.folders.run_folder import (
     best_checkpoints,
     checkpoints,
     scheduled_checkpoints,
     step_of,
 )
+from tfm.inference.calibration import calibrate
+from tfm.inference.engine import load_engine, load_vocabulary
+from tfm.stages.generate_plan import split_paths
 from tfm.storage.paths import where_instead
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a

@@ -6,9 +6,9 @@ from pathlib import Path
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
 from tfm.errors import DETAIL, CheckpointError, DataError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.run_folder import checkpoints, recorded_runs, trained_on
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import checkpoints, recorded_runs, trained_on
 from tfm.storage.files import is_same_file
 from tfm.storage.paths import RUNS_ROOT
 

@@ -44,7 +44,7 @@ def dataset_to_train_on(data: Path | None, run: Path | None) -> Path:
         raise UsageError(f"{run} is no run: {advice}, or choose a new folder with --run")
     if data is not None or run is None or not run.exists():
         return dataset(data)
-    from tfm.storage.checkpoint.run_folder import trained_on
+    from tfm.folders.run_folder import trained_on
 
     folder = trained_on(run)
     if folder is not None and not folder.exists():
@@ -119,8 +119,8 @@ def _adapting_settings(
     from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
 ) -> RunConfig:
     """Return the settings of a run that starts from a model, which must be those of the model."""
-    from tfm.storage.checkpoint.model_folder import load_info
-    from tfm.storage.checkpoint.run_folder import find_model
+    from tfm.folders.model_folder import load_info
+    from tfm.folders.run_folder import find_model
 
     folder = find_model(from_model)
     start = load_info(folder).run

@@ -13,9 +13,9 @@ from tfm.data.batching import Batcher
 from tfm.device.compute import DTYPES, Compute, measure_product_flops
 from tfm.device.cpu import num_cores
 from tfm.device.threads import oversubscription, set_num_threads
+from tfm.folders.run_folder import NUM_STATES_KEPT
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import format_duration
-from tfm.storage.checkpoint.run_folder import NUM_STATES_KEPT
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
 from tfm.training.trainer import max_microbatch_tokens
 

@@ -15,6 +15,7 @@ from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import bracketed, restore
 from tfm.errors import UsageError
+from tfm.folders.model_folder import load_info
 from tfm.inference.batches import ChunkT
 from tfm.inference.documents import paragraphs_of
 from tfm.inference.engine import Engine, load_engine, load_vocabulary
@@ -24,7 +25,6 @@ from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.stages.generate_plan import Generation
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
-from tfm.storage.checkpoint.model_folder import load_info
 from tfm.storage.files import write_json
 from tfm.storage.partial_output import PartialOutput
 from tfm.training.loss import perplexity

@@ -15,11 +15,11 @@ from tfm.data.languages import are_same
 from tfm.data.manifest import Manifest
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
+from tfm.folders.calibration import Calibration
+from tfm.folders.model_folder import CONFIG, ModelInfo, load_info
+from tfm.folders.run_folder import find_model, newest_run
 from tfm.inference.reader import count_lines
 from tfm.search.constraints import read_phrases
-from tfm.storage.checkpoint.calibration import Calibration
-from tfm.storage.checkpoint.model_folder import CONFIG, ModelInfo, load_info
-from tfm.storage.checkpoint.run_folder import find_model, newest_run
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
 from tfm.storage.partial_output import PartialOutput
 from tfm.storage.paths import existing_file, new_file

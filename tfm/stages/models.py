@@ -8,14 +8,14 @@ from rich.filesize import decimal
 
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError
-from tfm.storage.checkpoint.model_folder import (
+from tfm.folders.model_folder import (
     SCORES,
     ModelInfo,
     is_model,
     load_info,
     num_parameters,
 )
-from tfm.storage.checkpoint.run_folder import best_checkpoints, checkpoints, is_run
+from tfm.folders.run_folder import best_checkpoints, checkpoints, is_run
 from tfm.storage.files import find_folders, folder_size, read_json, write_json
 from tfm.storage.metrics_log import read_metrics
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
 from tfm.errors import TfmError, UsageError, explain_os_error
-from tfm.storage.checkpoint.model_folder import DamagedCheckpointError
-from tfm.storage.checkpoint.run_folder import (
+from tfm.folders.model_folder import DamagedCheckpointError
+from tfm.folders.run_folder import (
     SETTINGS,
     check_newest,
     is_run,

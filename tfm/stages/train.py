@@ -17,17 +17,17 @@ from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
-from tfm.reporting import say
-from tfm.stages.average import average
-from tfm.stages.forecast import estimate_run
-from tfm.storage.checkpoint.model_folder import ModelInfo, as_ancestor, load_info
-from tfm.storage.checkpoint.run_folder import (
+from tfm.folders.model_folder import ModelInfo, as_ancestor, load_info
+from tfm.folders.run_folder import (
     check_new_run,
     has_current_average,
     newest_intact_checkpoint,
     record_dataset,
     record_run,
 )
+from tfm.reporting import say
+from tfm.stages.average import average
+from tfm.stages.forecast import estimate_run
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.training.data import TrainingData, check_effects, check_start, open_data

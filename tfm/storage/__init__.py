@@ -1,1 +1,1 @@
-"""Checkpoints, metrics and other files on disk."""
+"""Metrics, locks and other files on disk."""

@@ -17,8 +17,8 @@ from tfm.data.subword import Vocabulary, shown_tags
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
+from tfm.folders.model_folder import ModelInfo, load_info
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 
 @dataclass(frozen=True, kw_only=True)

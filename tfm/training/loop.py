@@ -20,14 +20,14 @@ from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
-from tfm.model.build import Model, build_model, load_model, new_model
+from tfm.folders.model_folder import STATE, load_info
+from tfm.folders.model_tensors import load_model, load_training_state
+from tfm.folders.run_folder import last_good_checkpoint
+from tfm.folders.saving import Saver
+from tfm.folders.tensor_file import record_from
+from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, format_figure, say
-from tfm.storage.checkpoint.model_folder import STATE, load_info
-from tfm.storage.checkpoint.model_tensors import load_training_state
-from tfm.storage.checkpoint.run_folder import last_good_checkpoint
-from tfm.storage.checkpoint.tensor_file import record_from
-from tfm.storage.saving import Saver
 from tfm.training.data import TrainingData, ValidationSplit, num_first_parts
 from tfm.training.progress import (
     ControlFlags,

@@ -18,9 +18,9 @@ from tfm.device.compute import Compute, is_out_of_memory
 from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError
+from tfm.folders.tensor_file import count, record_from
 from tfm.model.build import Model, freeze
 from tfm.model.cost import Cost
-from tfm.storage.checkpoint.tensor_file import count, record_from
 from tfm.training.gradients import (
     build_gradients,
     full_tensor,

@@ -13,6 +13,7 @@ from tfm.data.dataset import Rows
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
+from tfm.folders.model_folder import SCORES, ModelInfo
 from tfm.inference.batches import Chunk
 from tfm.inference.engine import Engine
 from tfm.inference.lines import translate_lines
@@ -20,7 +21,6 @@ from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model, evaluation_copy
 from tfm.reporting import format_figure
-from tfm.storage.checkpoint.model_folder import SCORES, ModelInfo
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat

@@ -12,11 +12,11 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
+from tfm.folders.model_folder import ModelInfo, load_info
 from tfm.inference.engine import load_vocabulary
 from tfm.inference.lines import ScoredTarget
 from tfm.inference.translator import Translator
 from tfm.stages.export.programs import PROGRAMS, Format, Found, Program
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2

@@ -8,14 +8,14 @@ from typing import Literal
 
 from tfm.config import SearchConfig
 from tfm.errors import UsageError, install_command
+from tfm.folders.model_folder import ModelInfo, load_info
+from tfm.folders.model_tensors import load_model
+from tfm.folders.run_folder import find_model
 from tfm.inference.engine import load_vocabulary
-from tfm.model.build import load_model
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
 from tfm.stages.export.programs import Format
 from tfm.stages.models import describe_export, exported_files
-from tfm.storage.checkpoint.model_folder import ModelInfo, load_info
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.storage.files import atomic_directory
 from tfm.storage.paths import new_output_folder
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tfm.config import ModelConfig, SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.errors import UsageError
+from tfm.folders.model_folder import ModelInfo
+from tfm.folders.tensor_file import write_tensors
 from tfm.model.build import Model
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.stages.export.tokenizer import new_tokenizer
-from tfm.storage.checkpoint.model_folder import ModelInfo
-from tfm.storage.checkpoint.tensor_file import write_tensors
 from tfm.storage.files import write_json
 
 _CLASSES = {

@@ -7,7 +7,7 @@ from tfm import __version__
 from tfm.config import run_toml
 from tfm.data.languages import base_language
 from tfm.data.manifest import Manifest
-from tfm.storage.checkpoint.model_folder import ModelInfo
+from tfm.folders.model_folder import ModelInfo
 from tfm.storage.metrics_log import read_metrics
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.errors import CheckpointError
+from tfm.folders.model_folder import Ancestor, ModelInfo, load_info, own_files
+from tfm.folders.model_tensors import save_checkpoint
 from tfm.stages.importing.fairseq import find_checkpoint, read_fairseq
 from tfm.stages.importing.foreign import convert
 from tfm.stages.importing.marian import is_marian, read_marian
-from tfm.storage.checkpoint.model_folder import Ancestor, ModelInfo, load_info, own_files
-from tfm.storage.checkpoint.model_tensors import save_checkpoint
 from tfm.storage.files import sha256_of
 from tfm.storage.paths import new_output_folder
 

@@ -12,16 +12,17 @@ from typing import Any
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
+from tfm.folders.model_folder import load_info
+from tfm.folders.model_tensors import load_model
+from tfm.folders.run_folder import find_model
 from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
 from tfm.inference.documents import Piece, split, translated_pieces
 from tfm.inference.engine import load_engine, load_vocabulary
 from tfm.inference.lines import Translation, translate_lines
-from tfm.model.build import Model, load_model
+from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.stages.serve.queue import TranslationQueue
-from tfm.storage.checkpoint.model_folder import load_info
-from tfm.storage.checkpoint.run_folder import find_model
 from tfm.visualization.attention_maps import AttentionMaps
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown

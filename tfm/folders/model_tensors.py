@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfm.errors import CheckpointError
-from tfm.storage.checkpoint.model_folder import (
+from tfm.folders.model_folder import (
     STATE,
     WEIGHTS,
     ModelInfo,
@@ -21,7 +21,8 @@ from tfm.storage.checkpoint.model_folder import (
     verified_file,
     write_description,
 )
-from tfm.storage.checkpoint.tensor_file import read_state, write_state, write_tensors
+from tfm.folders.tensor_file import read_state, write_state, write_tensors
+from tfm.model.build import Model, build_model
 from tfm.storage.files import atomic_directory
 
 # Errors of files with a correct checksum whose content is not safetensors, or not a state.
@@ -68,6 +69,24 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load_file(file)
     except _UNREADABLE as error:
         raise damaged(file, error) from error
+
+
+def load_model(path: Path, info: ModelInfo) -> Model:
+    """Build a model and read its weights.
+
+    Raises:
+        CheckpointError: The weights are damaged, or do not fit the configuration.
+    """
+    weights = {name: weight.clone() for name, weight in load_weights(path).items()}
+    source_size, target_size = info.vocab_sizes
+    try:
+        return build_model(
+            info.run.model, weights, source_vocab_size=source_size, target_vocab_size=target_size
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: the weights do not fit config.json: copy both files from the same model"
+        ) from error
 
 
 def load_training_state(path: Path) -> dict[str, Any]:

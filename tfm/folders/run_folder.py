@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
-from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import (
+from tfm.folders.model_folder import (
     CONFIG,
     STATE,
     DamagedCheckpointError,
@@ -19,6 +18,7 @@ from tfm.storage.checkpoint.model_folder import (
     load_info,
     num_parameters,
 )
+from tfm.reporting import say
 from tfm.storage.files import (
     finish_replacement,
     intact_directory,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tfm.errors import CheckpointError
+from tfm.folders.model_folder import ModelInfo
+from tfm.folders.model_tensors import save_checkpoint
+from tfm.folders.run_folder import checkpoint_path, newest_step, prune_checkpoints
 from tfm.reporting import say
-from tfm.storage.checkpoint.model_folder import ModelInfo
-from tfm.storage.checkpoint.model_tensors import save_checkpoint
-from tfm.storage.checkpoint.run_folder import checkpoint_path, newest_step, prune_checkpoints
 
 _RETRY_SECONDS = 60.0
 

@@ -26,7 +26,7 @@ from tfm.config import (
 )
 from tfm.config.schema import Measured, from_table
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.storage.checkpoint.calibration import Calibration
+from tfm.folders.calibration import Calibration
 from tfm.storage.files import read_json, sha256_of, write_json
 
 FORMAT = 2
