@@ -89,8 +89,18 @@ def test_parts_are_packings_of_their_sentences():
     packing = Packing(torch.tensor([9, 8, 4, 3, 1]), 30, part_starts=[2, 4])
     assert [part.lengths.tolist() for part in packing.parts] == [[9, 8], [4, 3], [1]]
     assert [part.num_rows for part in packing.parts] == [18, 8, 2]
-    assert packing.offsets.tolist() == [0, 9, 17, 21, 24, 25, 30]
+
+
+@pytest.mark.parametrize("num_rows", [26, 30, 100])
+def test_offsets_delimit_sentences_and_equal_segments_of_spare_rows(num_rows):
+    packing = Packing(torch.tensor([9, 8, 4, 3, 1]), num_rows)
     assert packing.offsets.dtype == torch.int32
+    assert packing.offsets.tolist()[:6] == [0, 9, 17, 21, 24, 25]
+    assert packing.offsets.tolist()[-1] == num_rows
+    lengths = packing.offsets.diff()[5:]
+    assert len(lengths) == 16
+    assert 0 <= lengths.max() - lengths.min() <= 1
+    assert packing.longest_segment == packing.offsets.diff().max()
 
 
 def test_a_packing_without_a_spare_row_is_refused():

@@ -59,10 +59,21 @@ def test_a_gpu_casts_the_weights_of_half_precision_once():
 
 def test_a_gpu_compiles_training_unless_that_is_refused(monkeypatch):
     monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: None)
+    monkeypatch.setattr("tfm.backends.selection.flash_problem", lambda *_: None)
     compute = Compute(GPU, torch.bfloat16)
     assert isinstance(training_backend(compute, "auto"), CompiledTraining)
     assert training_backend(compute, "auto", compiles=False) is PLAIN_TRAINING
     assert training_backend(compute, "plain") is PLAIN_TRAINING
+
+
+def test_a_gpu_without_flash_attention_says_so(monkeypatch):
+    monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: None)
+    monkeypatch.setattr("tfm.backends.selection.flash_problem", lambda *_: "too old")
+    reported = []
+    compute = Compute(GPU, torch.float16)
+    assert isinstance(training_backend(compute, "auto", notify=reported.append), CompiledTraining)
+    assert len(reported) == 1
+    assert "(too old)" in reported[0]
 
 
 def test_a_gpu_that_cannot_compile_trains_without_and_says_so(monkeypatch):

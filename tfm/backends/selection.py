@@ -14,7 +14,7 @@ from tfm.backends.plain import (
     InferenceBackend,
     TrainingBackend,
 )
-from tfm.backends.training_compiled import CompiledTraining, compilation_problem
+from tfm.backends.training_compiled import CompiledTraining, compilation_problem, flash_problem
 from tfm.backends.training_cpu import CpuTraining
 from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
 from tfm.config import InferenceConfig, InferenceDevice, InferencePrecision, Kernels
@@ -95,7 +95,7 @@ def training_backend(
     if kernels == "auto" and compute.device.type == "cpu" and compute.dtype in _CPU_TRAINING_DTYPES:
         return _cpu_training(compute.dtype, notify)
     if kernels == "auto" and compute.device.type == "cuda" and compiles:
-        return _compiled_training(compute.device, notify)
+        return _compiled_training(compute, notify)
     return PLAIN_TRAINING
 
 
@@ -139,15 +139,23 @@ def _cpu_training(dtype: torch.dtype, notify: Callable[[str], None]) -> Training
     return PLAIN_TRAINING
 
 
-def _compiled_training(device: torch.device, notify: Callable[[str], None]) -> TrainingBackend:
-    problem = compilation_problem(device)
-    if problem is None:
+def _compiled_training(compute: Compute, notify: Callable[[str], None]) -> TrainingBackend:
+    problem = compilation_problem(compute.device)
+    if problem is not None:
+        notify(
+            f"warning: torch cannot compile on this machine ({problem}): training without, more "
+            "slowly; install a C compiler, or set --no-compile"
+        )
+        return PLAIN_TRAINING
+    if compute.dtype not in (torch.float16, torch.bfloat16):
         return CompiledTraining()
-    notify(
-        f"warning: torch cannot compile on this machine ({problem}): training without, more "
-        "slowly; install a C compiler, or set --no-compile"
-    )
-    return PLAIN_TRAINING
+    problem = flash_problem(compute.device, compute.dtype)
+    if problem is not None:
+        notify(
+            f"warning: flash attention does not work on this GPU ({problem}): training without, "
+            "more slowly"
+        )
+    return CompiledTraining(flash=problem is None)
 
 
 def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> InferenceBackend:

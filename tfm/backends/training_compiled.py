@@ -4,8 +4,9 @@ What acts on each token by itself is compiled for each number of rows, of which 
 Attention, whose shapes differ from batch to batch, stays outside the compiled code.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from tfm.model.transformer import Transformer
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
+_MAX_WIDTH = 256  # of a head, in flash attention
+_MAX_FLASH_ERROR = 2e-2  # as of two roundings to bf16
 # Numbers of rows for which a function is compiled; torch stops after eight by default.
 _MAX_SIZES = 64
 
@@ -44,9 +47,16 @@ def compilation_problem(device: torch.device) -> str | None:
 
 
 class CompiledTraining(TrainingBackend):
-    """Installs layers that are compiled except for attention, and attention for packed batches."""
+    """Installs layers that are compiled except for attention, and attention for packed batches.
+
+    Args:
+        flash: Whether `flash_attention` works on the device.
+    """
 
     compiles = True
+
+    def __init__(self, *, flash: bool = False) -> None:
+        self._flash = flash
 
     @override
     def install(self, model: Model) -> None:
@@ -55,7 +65,7 @@ class CompiledTraining(TrainingBackend):
         parts = _CompiledParts()
         for module in list(model.modules()):
             if isinstance(module, MultiHeadAttention):
-                module.heads = PackedHeads(**module.heads.arguments())
+                module.heads = PackedHeads(flash=self._flash, **module.heads.arguments())
         for index, encoder_layer in enumerate(model.encoder.layers()):
             model.encoder[index] = CompiledEncoderLayer(encoder_layer, parts)
         for index, layer in enumerate(model.decoder.layers()):
@@ -160,10 +170,18 @@ def _attend(
 
 
 class PackedHeads(Heads):
-    """Attention in packed batches: by `varlen_attn` where it can, else in padded parts.
+    """Attention in packed batches: by flash attention where it can, else in padded parts.
 
-    `varlen_attn` has no dropout. In a part, sentences have similar lengths, so padding is short.
+    In a part, sentences have similar lengths, so padding is short.
+
+    Args:
+        flash: Whether `flash_attention` works on the device.
+        **arguments: Those of `Heads`.
     """
+
+    def __init__(self, *, flash: bool = False, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._flash = flash
 
     @override
     def forward(
@@ -175,10 +193,8 @@ class PackedHeads(Heads):
     ) -> Tensor:
         if not isinstance(queries, Packing) or not isinstance(keys, Packing):
             return super().forward(projections, queries, keys, additive_weight)
-        is_half_on_gpu = projections[0].is_cuda and projections[0].dtype in _HALF_DTYPES
-        has_usual_heads = additive_weight is None and len(set(self.widths)) == 1
-        if is_half_on_gpu and has_usual_heads and not self.active_dropout:
-            return self._attend_varlen(projections, queries, keys)
+        if self._flash and additive_weight is None and self._suits_flash(projections[0]):
+            return self._attend_flash(projections, queries, keys)
         layouts = (queries, keys)[-len(projections) :]
         split = [
             torch.split(x[: layout.num_tokens], [part.num_tokens for part in layout.parts])
@@ -192,20 +208,105 @@ class PackedHeads(Heads):
         num_spare = queries.num_rows - queries.num_tokens
         return F.pad(torch.cat(attended), (0, 0, 0, num_spare))
 
-    def _attend_varlen(
+    def _suits_flash(self, x: Tensor) -> bool:
+        width = self.widths[0] // self.num_heads
+        has_usual_heads = len(set(self.widths)) == 1 and width % 8 == 0 and width <= _MAX_WIDTH
+        return x.dtype in _HALF_DTYPES and has_usual_heads
+
+    def _attend_flash(
         self, projections: Sequence[Tensor], queries: Packing, keys: Packing
     ) -> Tensor:
-        """Attend without padding; spare rows are a sentence, so that all results are finite."""
-        from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler
-
         width = self.widths[0] // self.num_heads
         heads = [x.view(len(x), -1, self.num_heads, width) for x in projections]
         query, key, value = (x for each in heads for x in each.unbind(1))
-        window = (-1, 0 if self.causal else -1)
+        window = None
         if self.window is not None:
             window = AttentionMask(causal=self.causal, window=self.window).window_size()
-        lengths = [max(each.longest, each.num_rows - each.num_tokens) for each in (queries, keys)]
-        attended = varlen_attn(
-            query, key, value, queries.offsets, keys.offsets, *lengths, window_size=window
-        )
-        return cast("Tensor", attended).flatten(1)
+        dropout = self.active_dropout
+        return flash_attention(
+            query, key, value, queries, keys, dropout=dropout, causal=self.causal, window=window
+        ).flatten(1)
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Packing,
+    keys: Packing,
+    *,
+    dropout: float = 0.0,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> Tensor:
+    """Let packed tokens attend to those of their sentence, or of its pair, without padding.
+
+    Spare rows attend among themselves, so that all results are finite. This operation of torch has
+    no public name, but has dropout, which `varlen_attn` does not.
+
+    Args:
+        query: [N, h, d_k], in half precision on a GPU.
+        key: [M, h, d_k].
+        value: [M, h, d_k].
+        queries: The layout of the N rows.
+        keys: The layout of the M rows.
+        dropout: Probability of dropping an attention weight.
+        causal: Whether query i sees keys 0 to i only.
+        window: Numbers of keys before and after its own that a query sees; None for all.
+
+    Returns:
+        [N, h, d_k].
+    """
+    before, after = window or (None, None)
+    attended: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+        query,
+        key,
+        value,
+        queries.offsets,
+        keys.offsets,
+        queries.longest_segment,
+        keys.longest_segment,
+        dropout,
+        causal,
+        return_debug_mask=False,
+        window_size_left=before,
+        window_size_right=after,
+    )[0]
+    return attended
+
+
+def flash_problem(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why `flash_attention` does not suit a device and a dtype; None if it does.
+
+    It is compared with attention in parts.
+    """
+    try:
+        error = max(_flash_error(device, dtype, causal=causal) for causal in (False, True))
+    except (RuntimeError, AttributeError, TypeError) as failure:
+        return str(failure).strip().splitlines()[0]
+    return None if error <= _MAX_FLASH_ERROR else f"relative error {error:.1g}"
+
+
+def _flash_error(device: torch.device, dtype: torch.dtype, *, causal: bool) -> float:
+    """Return the largest relative error of attention and of its gradient, or infinity."""
+    random = torch.Generator().manual_seed(0)
+    queries = Packing(torch.tensor([150, 33, 1]), 220, device, part_starts=[1])
+    keys = queries
+    shapes = [(220, 3 * 128)]
+    if not causal:
+        keys = Packing(torch.tensor([90, 40, 7]), 160, device, part_starts=[1])
+        shapes = [(220, 128), (160, 2 * 128)]
+    rows = [torch.randn(shape, generator=random).to(device, dtype) for shape in shapes]
+    found = []
+    with torch.inference_mode(False), torch.enable_grad():
+        for flash in (True, False):
+            inputs = [each.clone().requires_grad_() for each in rows]
+            heads = PackedHeads(flash=flash, num_heads=2, widths=[128] * 3, dropout=0.0)
+            heads.causal = causal
+            out = heads(inputs, queries, keys, None)[: queries.num_tokens].float()
+            found.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
+    errors = [
+        float((x.double() - y.double()).norm() / y.double().norm())
+        for x, y in zip(*found, strict=True)
+    ]
+    return max(error if error == error else math.inf for error in errors)  # NaN is wrong, too

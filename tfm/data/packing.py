@@ -13,6 +13,7 @@ _CPU = torch.device("cpu")
 # Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
 # prepare and keeps memory.
 _SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
+_SPARE_SEGMENTS = 16
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,19 @@ class Packing:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """[B + 2] int32 first row of each sentence, of the spare rows, and the number of rows."""
-        ends = [self.lengths.cumsum(0), torch.tensor([self.num_rows])]
-        return self._to_device(F.pad(torch.cat(ends), (1, 0)).int())
+        """[B + 17] int32 first row of each sentence and of 16 segments of spare rows, and the end.
+
+        Some segments may be empty. As one, spare rows would be longer than most sentences.
+        """
+        num_spare = self.num_rows - self.num_tokens
+        spare_ends = torch.arange(1, _SPARE_SEGMENTS + 1) * num_spare // _SPARE_SEGMENTS
+        ends = torch.cat([self.lengths.cumsum(0), self.num_tokens + spare_ends])
+        return self._to_device(F.pad(ends, (1, 0)).int())
+
+    @property
+    def longest_segment(self) -> int:
+        """The length of the longest sentence or segment of spare rows."""
+        return max(self.longest, -(-(self.num_rows - self.num_tokens) // _SPARE_SEGMENTS))
 
     @cached_property
     def positions(self) -> Tensor:

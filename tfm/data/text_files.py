@@ -211,8 +211,8 @@ def wide_encoding(sample: bytes) -> str | None:
     """Return which UTF-16 or UTF-32, without a mark, bytes are text in; None if they are not.
 
     If they are text without their NULs, these are accidents, unless they are as many as in Latin
-    script. Otherwise, the encoding is that with the fewest NULs in the low bytes of characters. Line
-    feeds that only UTF-8 would have speak against UTF-16.
+    script. Otherwise, the encoding is that with the fewest NULs in the low bytes of characters.
+    Line feeds that only UTF-8 would have speak against UTF-16.
     """
     unspoiled = sample.replace(b"\0", b"")
     is_utf8 = not _is_odd(unspoiled.decode(errors="replace"), tolerance=_MAX_CUT)
