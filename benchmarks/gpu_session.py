@@ -1,23 +1,24 @@
 """Check and time tfm on a machine with one GPU, in three stages of a few minutes each.
 
     python benchmarks/gpu_session.py prepare --out session    # on a CPU: the losses to compare with
-    python benchmarks/gpu_session.py canary --out session     # 90 seconds: does each part run?
-    python benchmarks/gpu_session.py right --out session      # losses against those of the CPU
+    python benchmarks/gpu_session.py right --out session      # does each part run, and correctly?
     python benchmarks/gpu_session.py fast --out session       # training, then decoding
 
-Each step is a process with a time limit. It appends a JSON line to OUT/results.jsonl; a table
-follows at the end. Code that torch compiles is cached in OUT. "all --dry-run" computes everything
-in one process on a CPU with tiny models, and says which steps show nothing without a GPU.
+Each step is a process with a time limit; those of "right" run side by side, eight at a time. A step
+appends a JSON line to OUT/results.jsonl; a table follows at the end. Profiles are in OUT. Code that
+torch compiles is cached in OUT/caches. "all --dry-run" computes everything in one process on a CPU
+with tiny models, and says which steps show nothing without a GPU.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,11 @@ from token_dataset import write_token_dataset  # noqa: E402
 
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
-from tfm.backends.training_compiled import CompiledTraining  # noqa: E402
+from tfm.backends.training_compiled import (  # noqa: E402
+    CompiledTraining,
+    compilation_problem,
+    flash_problem,
+)
 from tfm.config import Precision, RunConfig, SearchConfig, run_config  # noqa: E402
 from tfm.data.dataset import ParallelDataset  # noqa: E402
 from tfm.device.compute import Compute, choose_compute  # noqa: E402
@@ -43,17 +48,19 @@ from tfm.inference.batches import SentenceBatch  # noqa: E402
 from tfm.inference.engine import Engine  # noqa: E402
 from tfm.model.build import evaluation_copy, new_model  # noqa: E402
 from tfm.model.cost import model_cost  # noqa: E402
-from tfm.training import gradients, trainer  # noqa: E402
-from tfm.training.loss import BatchLoss  # noqa: E402
+from tfm.training import gradients, loss, trainer  # noqa: E402
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "relu_dropout")
 NO_DROPOUT = dict.fromkeys(DROPOUTS, 0.0)
 _SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 32, "d_ff": 32}
 _TINY_MODEL = _SHAPE | {"num_heads": 2} | dict.fromkeys(DROPOUTS, 0.1) | {"norm": "pre"}
 TINY = {"model": _TINY_MODEL, "batching": {"batch_tokens": 600, "bucket_tokens": 300}}
-NUM_PAIRS, VOCAB_SIZE, NUM_LOSSES = 100_000, 32_000, 50
+NUM_PAIRS, NUM_LOSSES = 100_000, 50
 VOCAB_SIZES = ("source_vocab_size", "target_vocab_size")
 MAX_DIFFERENCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 2e-2}  # relative, of losses
+# Of dense products in bf16, by the datasheets of H100 SXM and H200: for the model FLOP utilization.
+PEAK_FLOPS = 989e12
+NUM_PROFILED = 5
 
 
 class Session:
@@ -62,7 +69,7 @@ class Session:
     def __init__(self, out: Path, *, is_dry: bool) -> None:
         self.out = out
         self.is_dry = is_dry
-        self.vocab_size = 500 if is_dry else VOCAB_SIZE
+        self.vocab_size = 500 if is_dry else 37_000
 
     def compute(self, precision: Precision) -> Compute:
         """Choose the GPU, or the CPU in a dry run, and the arithmetic."""
@@ -75,19 +82,26 @@ class Session:
         tables = [TINY] if self.is_dry else []
         return run_config(arch, *tables, {"training": {"seed": 1}}, sections)
 
-    def trainer(self, run: RunConfig, compute: Compute, *, compiles: bool) -> trainer.Trainer:
-        """Make a trainer of a new model on random tokens, which depend on the seed only."""
+    def data(self) -> ParallelDataset:
+        """Write a dataset of random tokens once, and open it."""
+        folder = self.out / "data"
+        if not folder.exists():
+            num_pairs = 1_000 if self.is_dry else NUM_PAIRS
+            write_token_dataset(folder, num_pairs=num_pairs, vocab_size=self.vocab_size)
+        return ParallelDataset(folder / "bin", "train", vocab_sizes=(self.vocab_size,) * 2)
+
+    def trainer(
+        self, run: RunConfig, compute: Compute, *, compiles: bool, flash: bool = True
+    ) -> trainer.Trainer:
+        """Make a trainer of a new model on the dataset."""
         sizes: dict[str, Any] = dict.fromkeys(VOCAB_SIZES, self.vocab_size)
-        data_dir = Path(tempfile.mkdtemp()) / "data"
-        num_pairs = 1_000 if self.is_dry else NUM_PAIRS
-        write_token_dataset(data_dir, num_pairs=num_pairs, vocab_size=self.vocab_size)
-        data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(self.vocab_size,) * 2)
         torch.manual_seed(run.training.seed)
         model = new_model(run.model, **sizes).to(compute.device)
-        backend = CompiledTraining() if compiles else PLAIN_TRAINING
+        flash = flash and not self.is_dry
+        backend = CompiledTraining(flash=flash) if compiles else PLAIN_TRAINING
         with patch.object(trainer, "training_backend", lambda *_, **__: backend):
             cost = model_cost(run.model, **sizes, max_tokens=8_192)
-            return trainer.Trainer(model, data, run, compute, cost=cost)
+            return trainer.Trainer(model, self.data(), run, compute, cost=cost)
 
 
 def losses(made: trainer.Trainer, num_steps: int) -> list[float]:
@@ -103,32 +117,121 @@ def train(session: Session, *, compiles: bool) -> dict[str, Any]:
     made = session.trainer(session.run("tiny"), session.compute("bf16"), compiles=compiles)
     found = losses(made, 3)
     num_graphs = counters["stats"]["unique_graphs"]
-    loss = BatchLoss(evaluation_copy(made.model), label_smoothing=0.0)
+    compute_loss = loss.BatchLoss(evaluation_copy(made.model), label_smoothing=0.0)
     batch = made.batcher.batch(made.batcher.epoch(1)[0][:8]).to(session.compute("bf16").device)
     with torch.inference_mode(), session.compute("bf16").autocast():
-        validation = float(loss(batch)[1]) / batch.num_tokens
+        validation = float(compute_loss(batch)[1]) / batch.num_tokens
     compiled_later = counters["stats"]["unique_graphs"] - num_graphs
     is_right = bool(np.isfinite([*found, validation]).all()) and not compiled_later
     return {"ok": is_right, "losses": found, "graphs": num_graphs, "validation": validation}
 
 
-def decode(session: Session, arch: str, *, batch_size: int) -> dict[str, Any]:
-    """Time a beam search of random sentences; the second of two batches counts."""
-    run, compute = session.run(arch), session.compute("bf16")
-    sizes = dict.fromkeys(VOCAB_SIZES, session.vocab_size)
-    torch.manual_seed(0)
-    model = new_model(run.model, **sizes).to(compute.device)
-    engine = Engine([model], compute, backend=inference_backend(compute))
+def reproduce(session: Session, *, num_steps: int = 8) -> dict[str, Any]:
+    """Train twice, the second time with a stop in the middle: are all weights the same?"""
+    compute = session.compute("bf16")
+
+    def begin() -> trainer.Trainer:
+        return session.trainer(session.run("small"), compute, compiles=True)
+
+    whole, stopped, resumed = begin(), begin(), begin()
+    expected = losses(whole, num_steps)
+    found = losses(stopped, num_steps // 2)
+    resumed.model.load_state_dict(stopped.model.state_dict())
+    resumed.load_state(stopped.state())
+    found += losses(resumed, num_steps - num_steps // 2)
+    pairs = list(zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    differences = [float((x - y).detach().abs().max()) for x, y in pairs]
+    return {
+        "ok": bool(np.allclose(expected, found, rtol=1e-3)),
+        "losses": [expected[-1], found[-1]],
+        "weights_equal": f"{sum(not each for each in differences)} of {len(differences)}",
+        "largest_difference": max(differences),
+    }
+
+
+def sentences(session: Session, number: int) -> SentenceBatch:
+    """Draw sources of 25 tokens."""
     random = np.random.default_rng(0)
-    sources = [random.integers(4, session.vocab_size, 25).tolist() for _ in range(batch_size)]
-    batch = SentenceBatch(range(1, batch_size + 1), sources, [[] for _ in sources])
-    config = SearchConfig(beam_size=4, max_extra_length=8 if session.is_dry else 30)
-    engine.search(batch, config)
-    started = time.perf_counter()
-    found = engine.search(batch, config)
-    seconds = time.perf_counter() - started
-    num_tokens = sum(len(best[0].tokens) + 1 for best in found)
-    return {"ok": True, "tokens_per_second": num_tokens / seconds, "search_seconds": seconds}
+    sources = [random.integers(4, session.vocab_size, 25).tolist() for _ in range(number)]
+    return SentenceBatch(range(1, number + 1), sources, [[] for _ in sources])
+
+
+def engine(session: Session, arch: str, compute: Compute) -> Engine:
+    """Load a new model, drawn by a seed."""
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(VOCAB_SIZES, session.vocab_size)
+    model = new_model(session.run(arch).model, **sizes).to(compute.device)
+    return Engine([model], compute, backend=inference_backend(compute))
+
+
+def search(session: Session) -> dict[str, Any]:
+    """Compare translations in fp32 with those of the CPU, in all kinds of search."""
+    on_cpu = engine(session, "small", choose_compute("cpu", "fp32"))
+    on_gpu = engine(session, "small", session.compute("fp32"))
+    settings: list[dict[str, Any]] = [
+        {"beam_size": 1},
+        {"beam_size": 4},
+        {"beam_size": 4, "n_best": 4, "num_groups": 2},
+        {"beam_size": 12},
+        {"search": "sample", "n_best": 2, "top_k": 20},
+    ]
+    equal = {}
+    for each in settings:
+        config = SearchConfig(max_extra_length=8, **each)
+        batch = sentences(session, 24)
+        pairs = zip(on_gpu.search(batch, config), on_cpu.search(batch, config), strict=True)
+        equal[str(each)] = sum(x[0].tokens == y[0].tokens for x, y in pairs)
+    return {"ok": min(equal.values()) >= 22, "equal of 24": equal}
+
+
+def decode(session: Session, *, arch: str, batch_sizes: Sequence[int]) -> dict[str, Any]:
+    """Time beam searches of random sentences; the best of three after one that is not counted."""
+    compute = session.compute("bf16")
+    model = engine(session, arch, compute)
+    config = SearchConfig(beam_size=4, max_extra_length=8 if session.is_dry else 10)
+    found: dict[str, Any] = {"ok": True}
+    for size in batch_sizes:
+        batch, seconds, num_tokens = sentences(session, size), [], 0
+        model.search(batch, config)
+        for _ in range(3):
+            started = time.perf_counter()
+            results = model.search(batch, config)
+            seconds.append(time.perf_counter() - started)
+            num_tokens = sum(len(best[0].tokens) + 1 for best in results)
+        found[f"seconds_{size}"] = min(seconds)
+        found[f"tokens_per_second_{size}"] = num_tokens / min(seconds)
+        if not session.is_dry:
+            search_once = partial(model.search, batch, config)
+            name = f"profile decode {arch} {size}.txt"
+            found[f"profile_{size}"] = profile(search_once, session.out / name, number=1)
+    return found
+
+
+def profile(work: Callable[[], Any], path: Path, *, number: int) -> dict[str, Any]:
+    """Profile work, which is done N times, and write a table of its kernels."""
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profiler:
+        started = time.perf_counter()
+        for _ in range(number):
+            work()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    averages = profiler.key_averages()
+    path.write_text(averages.table(sort_by="self_device_time_total", row_limit=60))
+    kernels = [each for each in averages if each.device_type == DeviceType.CUDA]
+    launches = sum(each.count for each in kernels)
+    busy = sum(each.self_device_time_total for each in kernels) / 1e6
+    waits = {each.key: each.count / number for each in averages if "Synchronize" in each.key}
+    return {
+        "milliseconds": 1e3 * seconds / number,
+        "kernel_milliseconds": 1e3 * busy / number,
+        "kernels": launches / number,
+        "waits": waits,
+    }
 
 
 class InGroup(Group):
@@ -148,9 +251,9 @@ def process_group(session: Session) -> dict[str, Any]:
     for name in ("ddp", "fsdp"):
         run = session.run("tiny", model=NO_DROPOUT)
         made = session.trainer(run, compute, compiles=not session.is_dry)
-        loss = BatchLoss(made.model, label_smoothing=0.1, autocast=compute.autocast)
+        loss_of = loss.BatchLoss(made.model, label_smoothing=0.1, autocast=compute.autocast)
         batch = next(made.batches()).own[0][1]
-        summed = gradients.build_gradients(loss, InGroup(), batch, shard=name == "fsdp")
+        summed = gradients.build_gradients(loss_of, InGroup(), batch, shard=name == "fsdp")
         with summed.accumulate(is_last=True):
             total, _ = summed.loss(batch)
             total.backward()  # type: ignore[no-untyped-call]
@@ -183,68 +286,136 @@ def compare_losses(session: Session, *, precision: Precision, compiles: bool) ->
     return {"ok": difference <= MAX_DIFFERENCE[precision], "largest_difference": difference}
 
 
-def speed(session: Session, arch: str, *, compiles: bool, **batching: int) -> dict[str, Any]:
-    """Time training steps; those before are not counted."""
-    untimed, timed = (1, 2) if session.is_dry else (20, 60)
+def speed(
+    session: Session,
+    arch: str,
+    *,
+    compiles: bool,
+    flash: bool = True,
+    chunk_rows: int | None = None,
+    num_steps: tuple[int, int] = (20, 40),
+    **batching: int,
+) -> dict[str, Any]:
+    """Time training steps; those before are not counted. Then profile some."""
+    untimed, timed = (1, 2) if session.is_dry else num_steps
     run, compute = session.run(arch, batching=batching), session.compute("bf16")
+    if chunk_rows is not None:
+        vars(loss)["_COMPILED_CHUNK_ROWS"] = chunk_rows
     started = time.perf_counter()
-    made = session.trainer(run, compute, compiles=compiles)
+    made = session.trainer(run, compute, compiles=compiles, flash=flash)
     batches = made.batches()
-    for batch in islice(batches, untimed):
-        made.step(batch)
-    if compute.device.type == "cuda":
-        torch.cuda.synchronize(compute.device)
+    losses_of = [made.step(batch)[0] for batch in islice(batches, untimed)]
+    first = [step.report() for step in losses_of if step is not None]  # waits for the device
     untimed_seconds = time.perf_counter() - started
     started, steps = time.perf_counter(), [made.step(each)[0] for each in islice(batches, timed)]
-    reports = [step.report() for step in steps if step is not None]  # waits for the device
+    reports = [step.report() for step in steps if step is not None]
     seconds = time.perf_counter() - started
-    memory = torch.cuda.max_memory_allocated() if compute.device.type == "cuda" else 0
+    median = statistics.median(each.seconds for each in reports)
+    num_tokens = sum(each.num_tokens for each in reports) / len(reports)
+    flops = sum(each.flops for each in reports) / len(reports)
+    found = {
+        "ok": True,
+        "median_ms": 1e3 * median,
+        "mean_ms": 1e3 * seconds / len(reports),
+        "target_tokens_per_second": num_tokens / median,
+        "flop_utilization": flops / median / PEAK_FLOPS,
+        "waiting_share": sum(each.waiting_seconds for each in reports) / seconds,
+        "losses": [first[0].loss, first[-1].loss, reports[-1].loss],
+        "untimed_seconds": untimed_seconds,
+    }
+    if compute.device.type == "cuda":
+        found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        step = partial(_step, made, batches)
+        name = " ".join(["profile", arch, *(f"{k} {v}" for k, v in batching.items())])
+        name += " compiled" * compiles + " parts" * (not flash)
+        path = session.out / f"{name}.txt"
+        found["profile"] = profile(step, path, number=NUM_PROFILED)
+    return found
+
+
+def _step(made: trainer.Trainer, batches: Any) -> None:
+    made.step(next(batches))
+
+
+def ceilings(session: Session) -> dict[str, Any]:
+    """Measure the bandwidth of copies and the speed of products in bf16."""
+    if session.is_dry:
+        return {"ok": True}
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    large = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(large)
+
+    def milliseconds(work: Callable[[], Any]) -> float:
+        for _ in range(3):
+            work()
+        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        events[0].record()
+        for _ in range(10):
+            work()
+        events[1].record()
+        torch.cuda.synchronize()
+        return float(events[0].elapsed_time(events[1])) / 10
+
     return {
         "ok": True,
-        "ms_per_step": 1000 * seconds / len(reports),
-        "target_tokens_per_second": sum(each.num_tokens for each in reports) / seconds,
-        "memory_gb": memory / 1e9,
-        "untimed_seconds": untimed_seconds,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "tflops": 2 * 8192**3 / milliseconds(lambda: x @ x) / 1e9,
+        "gigabytes_per_second": 2 * large.numel() / milliseconds(lambda: other.copy_(large)) / 1e6,
     }
 
 
 def can_compile(session: Session) -> dict[str, Any]:
     """Ask for the backend, which is plain if torch cannot compile."""
-    backend = training_backend(session.compute("bf16"), "auto")
-    return {"ok": session.is_dry or backend.compiles, "backend": type(backend).__name__}
+    compute = session.compute("bf16")
+    problems: list[str] = []
+    backend = training_backend(compute, "auto", notify=problems.append)
+    if not session.is_dry:
+        problems += filter(None, [compilation_problem(compute.device)])
+        problems += filter(None, (flash_problem(compute.device, t) for t in HALF_DTYPES))
+    is_ok = session.is_dry or (backend.compiles and not problems)
+    return {"ok": is_ok, "backend": type(backend).__name__, "problems": problems}
 
 
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 PLAIN: dict[str, Any] = {"compiles": False}
 COMPILED: dict[str, Any] = {"compiles": True}
-SMALLER = PLAIN | {"max_tokens": 8_192}
-# By stage and name: the step and its limit in seconds.
-STAGES: dict[str, dict[str, tuple[Callable[[Session], dict[str, Any]], int]]] = {
+PARTS = COMPILED | {"flash": False}
+# By name: a step, and its limit in seconds.
+Steps = dict[str, tuple[Callable[[Session], dict[str, Any]], int]]
+CHECKS: Steps = {
+    "backend": (can_compile, 60),
+    "train plain": (partial(train, **PLAIN), 60),
+    "train compiled": (partial(train, **COMPILED), 90),
+    "search": (search, 90),
+    "process group": (process_group, 90),
+    "reproduce": (reproduce, 120),
+}
+COMPARISONS: Steps = {
+    f"{precision} {name}": (partial(compare_losses, precision=precision, **how), 120)
+    for precision in MAX_DIFFERENCE
+    for name, how in (("plain", PLAIN), ("compiled", COMPILED))
+}
+TIMINGS: Steps = {
+    "ceilings": (ceilings, 60),
+    "base compiled": (partial(speed, arch="base", **COMPILED), 90),
+    "big compiled": (partial(speed, arch="big", **COMPILED), 90),
+    "decode base": (partial(decode, arch="base", batch_sizes=(1, 64, 512)), 60),
+    "base parts": (partial(speed, arch="base", **PARTS), 90),
+    "base plain": (partial(speed, arch="base", **PLAIN), 60),
+}
+STAGES: dict[str, Steps] = {
     "prepare": {"losses of the CPU": (prepared_losses, 580)},
-    "canary": {
-        "backend": (can_compile, 60),
-        "train plain": (partial(train, **PLAIN), 60),
-        "train compiled": (partial(train, **COMPILED), 90),
-        "search": (partial(decode, arch="tiny", batch_size=4), 60),
-        "process group": (process_group, 90),
-    },
-    "right": {
-        f"{precision} {name}": (partial(compare_losses, precision=precision, **how), 180)
-        for precision in MAX_DIFFERENCE
-        for name, how in (("plain", PLAIN), ("compiled", COMPILED))
-    },
-    "fast": {
-        f"{arch} {name}": (partial(speed, arch=arch, **how), 150)
-        for arch in ("base", "big")
-        for name, how in (("plain", PLAIN), ("8192 tokens", SMALLER), ("compiled", COMPILED))
-    }
-    | {f"decode {n}": (partial(decode, arch="base", batch_size=n), 90) for n in (1, 64, 512)},
+    "right": CHECKS | COMPARISONS,
+    "fast": TIMINGS,
 }
 
 
 def in_process(stage: str, name: str, out: Path, limit: int) -> dict[str, Any]:
     """Run a step in its own process, and keep what it writes to stderr."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": out / "inductor", "TRITON_CACHE_DIR": out / "triton"}
-    environment = os.environ | {variable: str(path) for variable, path in caches.items()}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    folders = {variable: str(out / "caches" / name) for variable, name in caches.items()}
+    environment = os.environ | folders | {"OMP_NUM_THREADS": "4"}
     command = [sys.executable, __file__, stage, "--out", str(out), "--step", name]
     log = out / f"{stage} {name}.log"
     try:
@@ -260,24 +431,39 @@ def in_process(stage: str, name: str, out: Path, limit: int) -> dict[str, Any]:
     return found
 
 
-def run_stage(stage: str, out: Path, *, is_dry: bool) -> list[dict[str, Any]]:
-    """Run each step of a stage; append a JSON line for each."""
-    results = []
-    for name, (step, limit) in STAGES[stage].items():
-        started = time.monotonic()
-        if is_dry:
-            result = step(Session(out, is_dry=True))
-            if stage == "fast" or name == "backend" or name.startswith("bf16"):
-                result["note"] = "shows nothing without a GPU"
-        else:
-            result = in_process(stage, name, out, limit)
-        seconds = round(time.monotonic() - started, 1)
-        results.append({"stage": stage, "step": name, "seconds": seconds, **result})
-        line = json.dumps(results[-1])
-        with (out / "results.jsonl").open("a") as file:
-            file.write(line + "\n")
-        print(line, flush=True)
-    return results
+def in_this_process(stage: str, name: str, out: Path) -> dict[str, Any]:
+    """Run a step on a CPU with tiny models."""
+    result = STAGES[stage][name][0](Session(out, is_dry=True))
+    if stage == "fast" or name == "backend" or name.startswith("bf16"):
+        result["note"] = "shows nothing without a GPU"
+    return result
+
+
+def run_step(stage: str, name: str, out: Path, *, is_dry: bool) -> dict[str, Any]:
+    """Run a step; append a JSON line."""
+    started = time.monotonic()
+    if is_dry:
+        result = in_this_process(stage, name, out)
+    else:
+        result = in_process(stage, name, out, STAGES[stage][name][1])
+    seconds = round(time.monotonic() - started, 1)
+    result = {"stage": stage, "step": name, "seconds": seconds, **result}
+    line = json.dumps(result)
+    with (out / "results.jsonl").open("a") as file:
+        file.write(line + "\n")
+    print(line, flush=True)
+    return result
+
+
+def run_stage(
+    stage: str, out: Path, *, only: Sequence[str] | None, is_dry: bool
+) -> list[dict[str, Any]]:
+    """Run each step of a stage: side by side where their times do not count."""
+    names = [name for name in STAGES[stage] if only is None or name in only]
+    step = partial(run_step, stage, out=out, is_dry=is_dry)
+    num_processes = 8 if stage == "right" and not is_dry else 1
+    with ThreadPoolExecutor(num_processes) as executor:
+        return list(executor.map(step, names))
 
 
 def main() -> int:
@@ -287,6 +473,7 @@ def main() -> int:
     parser.add_argument("stage", choices=[*STAGES, "all"])
     parser.add_argument("--out", type=Path, default=Path("gpu-session"))
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--only", nargs="+", help="names of steps")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -295,7 +482,8 @@ def main() -> int:
         print(json.dumps(step(Session(options.out, is_dry=False))))
         return 0
     stages = list(STAGES) if options.stage == "all" else [options.stage]
-    results = [r for s in stages for r in run_stage(s, options.out, is_dry=options.dry_run)]
+    run = partial(run_stage, out=options.out, only=options.only, is_dry=options.dry_run)
+    results = [result for stage in stages for result in run(stage)]
     for each in results:
         figures = {k: v for k, v in each.items() if k not in ("stage", "step", "ok", "seconds")}
         status = "ok" if each["ok"] else "FAILED"

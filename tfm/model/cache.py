@@ -127,7 +127,7 @@ class DecoderCache:
         bias = _bias_hiding(padding) if padding.any() else None
         dtype = cache_dtype(memory[0][0])
         cached = [
-            (key.mT.to(dtype).contiguous(), value.to(dtype).contiguous()) for key, value in memory
+            (_as_columns(key.to(dtype)), value.to(dtype).contiguous()) for key, value in memory
         ]
         return cls(cached, bias, num_sentences=len(lengths), window=window)
 
@@ -234,7 +234,7 @@ class DecoderCache:
             self.bias = self.bias[sentences]
         self._select_groups(groups)
         self.memory = [
-            (keys.index_select(0, sentences), values.index_select(0, sentences))
+            (_select_keys(keys, sentences), values.index_select(0, sentences))
             for keys, values in self.memory
         ]
         if self.memory_bias is not None:
@@ -274,6 +274,21 @@ def _bias_hiding(hidden: Tensor) -> Tensor:
 def cache_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype to cache x […] in: a CPU would convert bf16 at each product."""
     return x.dtype if x.is_cuda or x.dtype == torch.float64 else torch.float32
+
+
+def _as_columns(keys: Tensor) -> Tensor:
+    """Return keys [B, h, S, d_k] as [B, h, d_k, S], in the layout that a device multiplies faster.
+
+    On a GPU, fused attention needs the numbers of a key next to each other.
+    """
+    return keys.contiguous().mT if keys.is_cuda else keys.mT.contiguous()
+
+
+def _select_keys(keys: Tensor, sentences: Tensor) -> Tensor:
+    """Return the keys [B', h, d_k, S] of sentences [B'], in the same layout."""
+    if keys.is_contiguous():
+        return keys.index_select(0, sentences)
+    return keys.mT.index_select(0, sentences).mT
 
 
 def _with_capacity(x: Tensor, capacity: int) -> Tensor:
