@@ -174,8 +174,11 @@ def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
     gradients = ReplicatedGradients(loss, Group(), example)
     assert num_compiled() == before
     with gradients.accumulate(is_last=True):
-        gradients.loss(example)[0].backward()
+        total, nll = gradients.loss(example)
+        total.backward()
     assert num_compiled() > before
+    assert not total._is_view()  # FSDP warns of views
+    assert not nll._is_view()
     expected = [each.grad.clone() for each in model.parameters()]
     loss.zero_grad()
     loss.eval()(example)[0].backward()

@@ -30,7 +30,7 @@ def sample(
     drawn_on = active.device if has_float64(active.device) else torch.device("cpu")
     while active.num_open:
         step_numbers = torch.from_numpy(numbers[active.sentences, :, active.length - 1])
-        step_numbers = step_numbers.to(drawn_on)
+        step_numbers = step_numbers.to(drawn_on, non_blocking=True)
         log_probs = active.next_log_probs()
         if log_probs.size(1) != config.n_best:  # all samples start from one hypothesis
             log_probs = log_probs.expand(-1, config.n_best, -1)

@@ -236,7 +236,7 @@ def _compute_compiled(
             if gradients is not None:
                 gradients[0][rows] = grad_states
                 gradients[1].add_(grad_matrix)
-    loss, nll = sums.unbind()
+    loss, nll = (each.clone() for each in sums)  # FSDP warns of views
     return loss, nll
 
 
