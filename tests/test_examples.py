@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from tfm.config import read_toml, run_config, run_table
 from tfm.data.corpus.loading import load_recipe
 from tfm.data.manifest import Manifest
+from tfm.data.sources import Downloads
 from tfm.model.cost import model_cost
 from tfm.stages.prepare import prepare
 
@@ -156,7 +157,8 @@ def test_the_archives_of_the_smoke_test_fit_the_recipes(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
     for name in ("wmt14-en-de", "wmt14-en-fr"):
         recipe = load_recipe(name)
-        prepare(recipe, tmp_path / name, mirror=str(mirror), verify=False, text_only=True)
+        downloads = Downloads(mirror=str(mirror), verify=False)
+        prepare(recipe, tmp_path / name, downloads=downloads, text_only=True)
         counts = Manifest.load(tmp_path / name).result("clean")
         assert (counts["valid"]["kept"], counts["test"]["kept"]) == (3000, 3003)
         assert counts["train"]["kept"] == 2000 * len(recipe.train)

@@ -10,6 +10,7 @@ import pytest
 
 from tfm.data.corpus.loading import load_recipe
 from tfm.data.corpus.recipe import TextFiles
+from tfm.data.sources import Downloads
 from tfm.errors import UsageError
 from tfm.stages.prepare import prepare
 
@@ -45,9 +46,10 @@ def recipe_path(tmp_path):
 def prepare_text(recipe_path, mirror, tmp_path):
     """Prepare from the folder; return the sources of the training text."""
 
-    def run(**options):
+    def run(*, force=False, **options):
         recipe, out = load_recipe(str(recipe_path)), tmp_path / "data"
-        prepare(recipe, out, text_only=True, **{"mirror": str(mirror), **options})
+        downloads = Downloads(**{"mirror": str(mirror), **options})
+        prepare(recipe, out, downloads=downloads, text_only=True, force=force)
         return (out / "train.en").read_text()
 
     return run

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.inference.pair_scores import PairScorer
 from tfm.stages.generate import score_targets
 from tfm.stages.generate_plan import plan_generation
-from tfm.stages.prepare import prepare, requested_recipe
+from tfm.stages.prepare import prepare
 
 PAIRS = [*generate_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]
 
@@ -27,13 +28,7 @@ def files(tmp_path):
 def prepare_files(files, tmp_path):
     def run(languages=None, **cleaning):
         out = tmp_path / "data"
-        recipe = requested_recipe(
-            None,
-            text={"train": [files], "valid": [], "test": []},
-            trees={"train": [], "valid": [], "test": []},
-            languages=languages,
-            out_dir=out,
-        )
+        recipe = recipe_from_files(name=out.name, train=[files], languages=languages)
         keep = {"drop_duplicates": False, "drop_copies": False, "max_length_ratio": 0.0}
         result = prepare(recipe, out, overrides={"cleaning": {**keep, **cleaning}}, text_only=True)
         return result.is_new, (out / "train.de").read_text(encoding="utf-8").splitlines()

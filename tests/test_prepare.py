@@ -16,7 +16,7 @@ from tfm.config import BinarizeConfig, Normalization, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
 from tfm.data.corpus.recipe import Archive, MonoText, Recipe, TextFiles
 from tfm.data.manifest import Manifest
-from tfm.data.sources import TextSources
+from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword import learn_subword_model
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
@@ -101,9 +101,9 @@ def recipe(mirror):
 
 @pytest.fixture
 def prepare_text(recipe, mirror, tmp_path):
-    def run(recipe=recipe, out=tmp_path / "data", **options):
-        options.setdefault("mirror", str(mirror))
-        return prepare(recipe, out, text_only=True, **options)
+    def run(recipe=recipe, out=tmp_path / "data", mirror=mirror, verify=True, **options):
+        downloads = Downloads(mirror=mirror and str(mirror), verify=verify)
+        return prepare(recipe, out, downloads=downloads, text_only=True, **options)
 
     return run
 

@@ -10,6 +10,7 @@ import pytest
 from tfm.data.corpus.loading import load_recipe, recipe_from_trees
 from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
+from tfm.data.sources import Downloads
 from tfm.data.subword import UNK, Vocabulary
 from tfm.data.trees import bracketed, linearize, normalize, parse_tree_line, restore, words_of
 from tfm.metrics.brackets import score_brackets
@@ -143,7 +144,12 @@ def test_trees_in_archives_and_compressed_files_are_unpacked(treebank, tmp_path)
         encoding="utf-8",
     )
     out = tmp_path / "data"
-    prepare(load_recipe(str(recipe_path)), out, mirror=str(tmp_path), text_only=True)
+    prepare(
+        load_recipe(str(recipe_path)),
+        out,
+        downloads=Downloads(mirror=str(tmp_path)),
+        text_only=True,
+    )
     assert lines(out, "train.words") == [" ".join(words_of(t)) for t in trees["train"][:150]]
     assert lines(out, "test.gold") == [bracketed(tree) for tree in trees["test"]]
 

@@ -4,7 +4,7 @@ import io
 import tarfile
 
 from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
-from tfm.data.sources import TextSources
+from tfm.data.sources import Downloads, TextSources
 
 TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")
 
@@ -20,8 +20,7 @@ def sources(folder, *, mirror=None, **changes):
     return TextSources(
         Recipe(**settings | changes),
         data_dir=folder,
-        downloads_dir=folder / "downloads",
-        mirror=mirror,
+        downloads=Downloads(mirror=mirror),
     )
 
 

@@ -1,9 +1,12 @@
 """tfm: train, run and score the Transformer of "Attention Is All You Need"."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfm.api import average, prepare, score, train
+    from tfm.api import score, train
+    from tfm.commands.average import average
+    from tfm.commands.prepare import prepare
     from tfm.inference.translator import Translator
 
 __all__ = ["Translator", "__version__", "average", "prepare", "score", "train"]
@@ -18,6 +21,8 @@ if not TYPE_CHECKING:  # to a type checker, it would mean that tfm has attribute
             from tfm.inference.translator import Translator
 
             return Translator
+        if name in ("average", "prepare"):
+            return getattr(importlib.import_module(f"tfm.commands.{name}"), name)
         if name in __all__:
             from tfm import api
 

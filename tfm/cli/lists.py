@@ -11,8 +11,7 @@ from tfm.cli.app import JSON, MODELS_PANEL, app, argument, option
 from tfm.cli.help import Command
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.stages.defaults import MODELS_ROOT, RUNS_ROOT
-from tfm.storage.paths import existing_folder, new_file, where_instead
+from tfm.storage.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, new_file, where_instead
 
 _PAGE, _START = Path("runs.html"), "start with tfm train"
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm import api
 from tfm.cli.app import (
     CONFIG,
     DATA,
@@ -15,25 +14,25 @@ from tfm.cli.app import (
     MODELS_PANEL,
     app,
     arch_option,
-    argument,
     option,
     switch,
 )
+from tfm.cli.flags import Call, add_command
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, hidden_option, with_settings
+from tfm.cli.options import Overrides, hidden_option, with_settings
 from tfm.cli.unknown_names import model_to_import
-from tfm.config import RUN_SETTINGS, AverageConfig, run_toml
+from tfm.commands.average import average
+from tfm.config import RUN_SETTINGS, run_toml
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.defaults import (
-    RUNS_ROOT,
     check_extras,
     dataset_to_train_on,
     run_folder,
     run_settings,
 )
-from tfm.storage.paths import existing_folder, new_folder
+from tfm.storage.paths import RUNS_ROOT, existing_folder, new_folder
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
@@ -178,24 +177,11 @@ def _launch_processes(layout: "Layout") -> World:
     return world
 
 
-@app.command(rich_help_panel=MODELS_PANEL, cls=Command)
-@with_settings(AverageConfig)
-def average(
-    run: Path | None = argument(
-        metavar="RUN", callback=existing_folder, help="Run folder (default: the newest in runs/)."
-    ),
-    out: Path | None = option(
-        callback=new_folder, help="Folder of the averaged model (default: RUN/averaged)."
-    ),
-    *,
-    overrides: Overrides,
-) -> None:
-    """Average the last checkpoints of a run, as the paper does.
+def _average(call: Call, /) -> None:
+    say(f"average: {call().summary}")
 
-    Example: tfm average runs/wmt14-en-de-base --last 5
-    """
-    result = api.average(run, out=out, **flat(overrides))
-    say(f"average: {result.summary}")
+
+add_command(average, _average, panel=MODELS_PANEL)
 
 
 @app.command(rich_help_panel=MODELS_PANEL, cls=Command)

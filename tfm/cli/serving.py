@@ -8,7 +8,7 @@ from tfm.cli.options import Overrides, with_settings
 from tfm.cli.unknown_names import existing_models
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, settings_from
 from tfm.errors import UsageError, install_command
-from tfm.stages.defaults import RUNS_ROOT
+from tfm.storage.paths import RUNS_ROOT
 
 # Each request decides the first two; the others belong to searches other than beam search.
 _WITHOUT = ("n_best", "tag", "search", "mbr", "temperature", "top_k", "top_p", "seed", "node_limit")

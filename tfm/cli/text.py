@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import typer
-
-from tfm import api
-from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, argument, option, switch
+from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, option
+from tfm.cli.flags import Call, add_command
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, hidden_option, hidden_switch, with_settings
-from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, settings_from
+from tfm.cli.options import Overrides, with_settings
+from tfm.commands.declaration import Flag
+from tfm.commands.prepare import prepare
+from tfm.config import BinarizeConfig, SubwordConfig, settings_from
 from tfm.config.schema import merged
 from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError
 from tfm.stages.defaults import dataset
-from tfm.storage.paths import existing_file, existing_path, new_folder
 
 _TEXT_FLAGS = ("--train", "--valid", "--test")
 
@@ -32,7 +31,7 @@ class _PrepareCommand(Command):
 def _with_both_sides(args: Sequence[str]) -> list[str]:
     """Return command-line arguments in which each flag of text has a source and a target file.
 
-    --train gets them one by one: typer has no flags that are repeatable and take two values.
+    The flag is repeated for each: typer has no flags that are repeatable and take two values.
 
     Raises:
         UsageError: A flag has a single file that is not .tsv.
@@ -54,110 +53,32 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
                     f"columns: add the translation of {files[0]}"
                 )
             files *= 2
-        if flag == "--train" and files:
-            words += [flag, files[0], flag, files[1]]
-        else:
-            words += [flag, *files]
+        words += [word for file in files for word in (flag, file)] or [flag]
     return words
 
 
-@app.command(rich_help_panel=TEXT_PANEL, cls=_PrepareCommand)
-@with_settings(CleaningConfig, SubwordConfig, BinarizeConfig, help_all=True)
-def prepare(
-    recipe: str | None = argument(
-        metavar="RECIPE", help="Name of a built-in recipe, or path of a recipe's TOML file."
-    ),
-    train: list[Path] | None = option(
-        metavar="SRC TGT",
-        callback=existing_file,
-        help="Training text: source and target file, or one .tsv file with both; repeatable.",
-    ),
-    valid: tuple[Path, Path] | None = option(
-        metavar="SRC TGT", callback=existing_file, help="Validation text, in the same forms."
-    ),
-    test: tuple[Path, Path] | None = option(
-        metavar="SRC TGT", callback=existing_file, help="Test text, in the same forms."
-    ),
-    languages: tuple[str, str] | None = option(
-        metavar="SRC TGT", help="Language codes, if they are not the file names' suffixes."
-    ),
-    train_trees: list[Path] | None = hidden_option(
-        metavar="PATH",
-        callback=existing_path,
-        help="Training trees in brackets: a file or folder; repeatable.",
-    ),
-    valid_trees: list[Path] | None = hidden_option(
-        metavar="PATH",
-        callback=existing_path,
-        help="Validation trees: a file or folder; repeatable.",
-    ),
-    test_trees: list[Path] | None = hidden_option(
-        metavar="PATH", callback=existing_path, help="Test trees: a file or folder; repeatable."
-    ),
-    out: Path | None = option(callback=new_folder, help="Dataset folder (default: data/RECIPE)."),
-    mirror: str | None = option(help="Folder or URL to fetch archives from, by their file names."),
-    downloads: Path | None = hidden_option(
-        callback=new_folder, help="Folder to keep archives in (default: OUT/downloads)."
-    ),
-    verify: bool = typer.Option(
-        True, "--verify/--no-verify", hidden=True, help="Check archives against their checksums."
-    ),
-    list_recipes: bool = switch(
-        "--list", help="Print the built-in recipes and the sizes of their texts, and exit."
-    ),
-    text_only: bool = switch("--text-only", help="Stop before learn-bpe and binarize."),
-    append: bool = switch(
-        "--append", help="Add the training text to the dataset in OUT; its vocabulary stays."
-    ),
-    part: str | None = hidden_option(
-        metavar="I/N", help="Only clean share I of N of the training text; for several machines."
-    ),
-    fetch_only: bool = hidden_switch(
-        "--fetch-only", help="Stop after the text is downloaded and unpacked."
-    ),
-    force: bool = FORCE,
+def _prepare(
+    call: Call,
+    /,
     *,
-    overrides: Overrides,
+    list_recipes: Annotated[bool, Flag(name="--list", before="text_only")] = False,
 ) -> None:
-    """Prepare a dataset: download, clean, split, learn subwords, binarize.
+    """Prepare a dataset, or list recipes.
 
-    \b
-    Examples:
-      tfm prepare --list
-      tfm prepare wmt14-en-de
-      tfm prepare --train train.en train.de --valid valid.en valid.de \\
-          --test test.en test.de --out data/mine
-      tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \\
-          --languages en de --out data/mine
-      tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \\
-          --test-trees wsj/23 --out data/wsj
+    Args:
+        call: Prepares the dataset.
+        list_recipes: Print the built-in recipes and the sizes of their texts, and exit.
     """
-    if list_recipes:
-        from tfm.cli.output import print_recipes
-        from tfm.data.corpus.loading import builtin_recipes, load_recipe
-
-        print_recipes([load_recipe(name) for name in builtin_recipes()])
+    if not list_recipes:
+        call()
         return
-    api.prepare(
-        recipe,
-        train=None if not train else list(zip(train[::2], train[1::2], strict=True)),
-        valid=valid,
-        test=test,
-        languages=languages,
-        train_trees=train_trees,
-        valid_trees=valid_trees,
-        test_trees=test_trees,
-        out=out,
-        mirror=mirror,
-        downloads=downloads,
-        verify=verify,
-        text_only=text_only,
-        append=append,
-        part=part,
-        fetch_only=fetch_only,
-        force=force,
-        **flat(overrides),
-    )
+    from tfm.cli.output import print_recipes
+    from tfm.data.corpus.loading import builtin_recipes, load_recipe
+
+    print_recipes([load_recipe(name) for name in builtin_recipes()])
+
+
+add_command(prepare, _prepare, panel=TEXT_PANEL, cls=_PrepareCommand)
 
 
 @app.command(rich_help_panel=TEXT_PANEL, cls=Command)

@@ -17,8 +17,8 @@ from tfm.cli.unknown_names import existing_models
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
-from tfm.stages.defaults import RUNS_ROOT
 from tfm.storage.paths import (
+    RUNS_ROOT,
     STANDARD_STREAM,
     existing_file,
     existing_file_or_stream,

@@ -5,7 +5,7 @@ import os
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import islice
@@ -171,7 +171,11 @@ def label_of(item: Field[Any]) -> str:
 
 
 def by_section(
-    kinds: Iterable[type[Settings]], given: Table, elsewhere: Mapping[str, str] = {}
+    kinds: Iterable[type[Settings]],
+    given: Table,
+    elsewhere: Mapping[str, str] = {},
+    *,
+    without: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Sort the settings that a call names into {section: {name: value}}; None is not a value.
 
@@ -182,6 +186,7 @@ def by_section(
         kinds: The groups of settings that may be given.
         given: Values by name.
         elsewhere: Other names that may be meant, each with the words to suggest.
+        without: Settings of the groups that may not be given.
 
     Raises:
         UsageError: Names are unknown, or two are those of one setting; one message lists all.
@@ -189,7 +194,7 @@ def by_section(
     names: dict[str, str] = {}
     sections: dict[str, set[str]] = {}
     for kind in kinds:
-        for item in fields(kind):
+        for item in (item for item in fields(kind) if item.name not in without):
             names |= dict.fromkeys((item.name, flag_of(item)[2:].replace("-", "_")), item.name)
             sections.setdefault(item.name, set()).add(kind.section)
     problems = []

@@ -1,7 +1,7 @@
 """Download, unpack and read the text of a recipe."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -27,14 +27,26 @@ from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
 
 
+@dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """How files are downloaded.
+
+    Attributes:
+        mirror: A folder or URL that holds them by their names.
+        folder: Where they are kept; downloads in the dataset folder if None.
+        verify: Compare them with the checksums in the recipe, or else with those of their first
+            download, which checksums.json in the dataset folder records.
+    """
+
+    mirror: str | None = None
+    folder: Path | None = None
+    verify: bool = True
+
+
 class TextSources:
-    """All texts of a recipe, downloaded to `downloads_dir` and unpacked in `raw_dir`.
+    """All texts of a recipe, downloaded and then unpacked in `raw_dir`.
 
-    By default, these are downloads and raw in `data_dir`. `tags` are those of the vocabulary.
-
-    A `mirror` is a folder or URL that holds the downloads by their file names. `verify` compares
-    them with the checksums in the recipe, or else with those of their first download, which
-    checksums.json in `data_dir` records.
+    By default, this is raw in `data_dir`. `tags` are those of the vocabulary.
     """
 
     def __init__(
@@ -42,17 +54,15 @@ class TextSources:
         recipe: Recipe,
         *,
         data_dir: Path,
-        downloads_dir: Path | None = None,
+        downloads: Downloads,
         raw_dir: Path | None = None,
-        mirror: str | None = None,
-        verify: bool = True,
         tags: Collection[str] = (),
     ) -> None:
         raw_dir = raw_dir or data_dir / "raw"
         self.recipe = recipe
-        self.downloads_dir = downloads_dir or data_dir / "downloads"
-        self._mirror = mirror
-        self._verify = verify
+        self.downloads_dir = downloads.folder or data_dir / "downloads"
+        self._mirror = downloads.mirror
+        self._verify = downloads.verify
         self._tags = tags
         self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Local files are

@@ -8,12 +8,7 @@ from pathlib import Path
 
 from tfm.config import RunConfig, Table, adapting_table, read_toml, run_config, settings_to
 from tfm.errors import DataError, UsageError, install_command, tfm_command
-from tfm.storage import paths
-from tfm.storage.paths import kind_of, where_instead
-
-DATA_ROOT = Path("data")
-RUNS_ROOT = paths.RUNS_ROOT
-MODELS_ROOT = Path("models")
+from tfm.storage.paths import DATA_ROOT, RUNS_ROOT, kind_of, where_instead
 
 
 def dataset(path: Path | None) -> Path:

@@ -29,9 +29,9 @@ from rich.filesize import decimal
 from tfm.data.manifest import newest_dataset
 from tfm.device import cpu
 from tfm.errors import DISTRIBUTION, DataError, install_command
-from tfm.stages.defaults import DATA_ROOT, RUNS_ROOT
 from tfm.storage.files import atomic_directory, existing_parent, folder_size
 from tfm.storage.lock import lock_folder
+from tfm.storage.paths import DATA_ROOT, RUNS_ROOT
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]

@@ -1,26 +1,19 @@
 """tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
 from tfm.data.cleaning import Score
-from tfm.data.corpus.loading import (
-    PathPair,
-    builtin_recipes,
-    load_recipe,
-    recipe_from_files,
-    recipe_from_trees,
-)
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.languages import are_same
 from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
-from tfm.data.sources import TextSources
+from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword import Vocabulary, model_paths
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.text_writer import TextWriter, cleaning_of
@@ -40,52 +33,12 @@ class PrepareResult:
     is_new: bool
 
 
-def requested_recipe(
-    name_or_path: str | None,
-    *,
-    text: Mapping[str, Sequence[PathPair]],
-    trees: Mapping[str, Sequence[Path]],
-    languages: tuple[str, str] | None,
-    out_dir: Path | None,
-) -> Recipe:
-    """Return the recipe that a user names, or one for the user's own text or trees.
-
-    Args:
-        name_or_path: A built-in recipe or a TOML file; None for the user's own files.
-        text: Source and target files of each split.
-        trees: Files or folders of each split.
-        languages: Codes of both languages; by default the suffixes of the files.
-        out_dir: The dataset folder, which names a recipe for the user's own files.
-
-    Raises:
-        UsageError: There is no such recipe, or the arguments exclude each other.
-    """
-    if name_or_path is not None:
-        if languages or any((*text.values(), *trees.values())):
-            raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
-        return load_recipe(name_or_path)
-    if (languages or any(text.values())) and any(trees.values()):
-        raise UsageError("text and trees exclude each other: give --train or --train-trees")
-    if not (text["train"] or trees["train"]):
-        raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
-            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
-        )
-    if out_dir is None:
-        raise UsageError("name the folder of the new dataset, such as --out data/mine")
-    if trees["train"]:
-        return recipe_from_trees(name=out_dir.name, **trees)
-    return recipe_from_files(name=out_dir.name, languages=languages, **text)
-
-
 def prepare(
     recipe: Recipe,
     out_dir: Path,
-    *,
-    mirror: str | None = None,
-    verify: bool = True,
-    downloads_dir: Path | None = None,
     overrides: Mapping[str, Table] = {},
+    downloads: Downloads = Downloads(),
+    *,
     text_only: bool = False,
     fetch_only: bool = False,
     share: Share | None = None,
@@ -97,25 +50,11 @@ def prepare(
     A step is skipped if its inputs have not changed and its outputs exist, so files that only
     earlier steps read may be deleted, and a killed call is resumed by the next one.
 
-    Args:
-        recipe: Where the text comes from.
-        out_dir: The dataset folder.
-        mirror: A folder or URL that holds the downloads under their file names.
-        verify: Compare downloads with the checksums in the recipe.
-        downloads_dir: Where downloads are kept; in the dataset folder if None.
-        overrides: {"cleaning" | "subword" | "binarize": {name: value}}; replaces recipe settings.
-        text_only: Stop after the text is written.
-        fetch_only: Stop after the text is downloaded and unpacked.
-        share: Only clean this share of the training text. A later call without it joins the shares,
-            which different machines may clean at the same time.
-        force: Repeat all steps, and replace another dataset in the folder, which stays as it was
-            until all text of the new one is complete.
-
-    Raises:
-        DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
-            which is checked before anything is downloaded.
-        UsageError: A setting is invalid, or the folder holds something else.
-        LockedFolderError: Another process writes to the dataset.
+    `overrides` are {"cleaning" | "subword" | "binarize": {name: value}}; they replace settings of
+    the recipe. A call without a `share` joins those of earlier calls, which different machines may
+    clean at the same time. `force` replaces another dataset in the folder, which stays as it was
+    until all text of the new one is complete. Other arguments and the errors are those of the
+    command.
     """
     settings = {
         section: {**recipe.settings(section), **overrides.get(section, {})}
@@ -133,9 +72,7 @@ def prepare(
     sources = TextSources(
         recipe,
         data_dir=out_dir,
-        downloads_dir=downloads_dir,
-        mirror=mirror,
-        verify=verify,
+        downloads=downloads,
         tags=(subword.symbols or "").split(),
     )
     scorers = _scorers(recipe, cleaning)
@@ -180,23 +117,16 @@ def prepare(
 def append_text(
     recipe: Recipe,
     out_dir: Path,
-    *,
-    mirror: str | None = None,
-    verify: bool = True,
-    downloads_dir: Path | None = None,
     overrides: Mapping[str, Table] = {},
+    downloads: Downloads = Downloads(),
+    *,
     text_only: bool = False,
 ) -> PrepareResult:
     """Add the training text of a recipe to a dataset, in further parts of it.
 
     It is cleaned by the rules of the dataset, apart from those of the recipe and of `overrides`,
     and pairs that the dataset has are dropped. The subword model stays, and only the new text is
-    encoded. Arguments, if not described here, are those of `prepare`.
-
-    Raises:
-        DataError: As in `prepare`; or the text of the dataset is missing.
-        UsageError: The text does not fit the dataset, or a setting is invalid.
-        LockedFolderError: Another process writes to the dataset.
+    encoded. Arguments and errors are those of `prepare`.
     """
     with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
@@ -215,9 +145,7 @@ def append_text(
             recipe,
             data_dir=out_dir,
             raw_dir=out_dir / "raw" / step,
-            downloads_dir=downloads_dir,
-            mirror=mirror,
-            verify=verify,
+            downloads=downloads,
             tags=manifest.symbols,
         )
         scorers = _scorers(recipe, cleaning)

@@ -18,7 +18,7 @@ from tfm.storage.files import existing_parent, intact_directory, output_target
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
 STANDARD_STREAM = Path("-")
-RUNS_ROOT = Path("runs")  # of runs that are not placed elsewhere
+DATA_ROOT, RUNS_ROOT, MODELS_ROOT = Path("data"), Path("runs"), Path("models")
 
 # The paths of the files that belong to a folder, by a file that shows the kind of the folder.
 _OWN_FILES = {

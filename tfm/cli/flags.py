@@ -1,0 +1,134 @@
+"""Typer commands made of functions: arguments and flags from parameters and settings."""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import Field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tfm.cli.app import app
+from tfm.cli.help import HELP_ALL, Command
+from tfm.commands.declaration import (
+    Declaration,
+    Parameter,
+    TextPairs,
+    declaration_of,
+    is_repeatable,
+)
+from tfm.config import Settings, flag_of
+
+Call = partial[Any]  # of a function with its arguments
+
+
+def add_command(
+    function: Callable[..., Any],
+    run: Callable[..., object] = lambda call, /: call(),
+    *,
+    name: str | None = None,
+    panel: str | None = None,
+    cls: type[Command] = Command,
+) -> None:
+    """Add a function, which `command` has declared, to the command line.
+
+    Args:
+        function: The function.
+        run: Makes a `Call`, and prints what it returns. Its keywords are flags that only the
+            command line has; they follow those of the function.
+        name: The name of the command; by default that of the function.
+        panel: The section of tfm --help.
+        cls: The class of the command.
+    """
+    declaration, terminal = declaration_of(function), Declaration.of(run).parameters
+    parameters = {**declaration.parameters}
+    for each in terminal.values():
+        parameters = _with(each, parameters)
+    is_long = len(declaration.groups) > 1  # --help shows common settings only
+    flags = [
+        *(_flag_of_parameter(each) for each in parameters.values()),
+        *([_flag("help_all", bool, HELP_ALL)] if is_long else []),
+        *(_flag_of_setting(each, is_long=is_long) for each in declaration.settings().values()),
+    ]
+
+    def call(**values: Any) -> None:
+        values.pop("help_all", None)  # its callback has read it
+        given = {name: value for name, value in values.items() if value not in (None, [])}
+        for name in given.keys() & parameters.keys():
+            if parameters[name].flag.kind == TextPairs:
+                given[name] = [*zip(given[name][::2], given[name][1::2], strict=True)]
+        own = {name: given.pop(name) for name in terminal if name in given}
+        run(Call(function, **given), **own)
+
+    call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in flags}
+    name = name or function.__name__.replace("_", "-")
+    app.command(name, help=declaration.help, rich_help_panel=panel, cls=cls)(call)
+
+
+def _with(added: Parameter, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return parameters with another one, in the place that it names, or else at the end."""
+    items = [*parameters.items()]
+    names = [*parameters, added.flag.before]
+    items.insert(names.index(added.flag.before), (added.name, added))
+    return dict(items)
+
+
+def _flag(name: str, annotation: Any, option: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=option, annotation=annotation)
+
+
+def _flag_of_parameter(parameter: Parameter) -> inspect.Parameter:
+    """Declare the argument or flag of a parameter."""
+    flag, hint, default = parameter.flag, parameter.flag.kind or parameter.hint, parameter.default
+    if is_repeatable(hint):
+        item = Path if hint == TextPairs else typing.get_args(hint)[0]
+        hint, default = list[item] | None, default or None  # type: ignore[valid-type]
+    shown: dict[str, Any] = {
+        "metavar": flag.metavar,
+        "help": parameter.help,
+        "hidden": flag.hidden,
+        "rich_help_panel": flag.panel,
+    }
+    if choices := flag.choices:
+        start, _, rest = parameter.help.partition(" (")
+        shown["help"] = f"{start}: {', '.join(choices())} ({rest}"
+        shown["autocompletion"] = lambda start: [n for n in choices() if n.startswith(start)]
+    if not parameter.has_flag:
+        default = ... if default is inspect.Parameter.empty else default
+        return _flag(parameter.name, hint, typer.Argument(default, **shown))
+    name = flag.name or "--" + parameter.name.replace("_", "-")
+    name += f"/--no-{name.removeprefix('--')}" * (default is True)
+    return _flag(parameter.name, hint, typer.Option(default, name, **shown))
+
+
+def _flag_of_setting(
+    items: Mapping[type[Settings], Field[Any]], *, is_long: bool
+) -> inspect.Parameter:
+    """Declare the flag of a setting, which may be in several groups.
+
+    If the help `is_long`, it has a section for each group, and --help shows common settings only.
+    """
+    kind, item = next(iter(items.items()))
+    sections = dict.fromkeys(f"[{kind.section}]" for kind in items)
+    hint = typing.get_type_hints(kind)[item.name]
+    name = flag_of(item)
+    default: Any = item.default
+    if hint is bool:
+        name = f"{name}/--no-{name.removeprefix('--')}"
+        default = "yes" if default else "no"
+    if typing.get_origin(hint) is tuple:  # a repeatable flag
+        hint, default = list[str], None
+    option = typer.Option(
+        None,
+        name,
+        metavar=item.metadata["metavar"],
+        help=item.metadata["help"] + ("" if default is None else f" (default: {default})"),
+        show_default=False,
+        hidden=is_long and not item.metadata["common"],
+        rich_help_panel=f"Settings {' '.join(sections)}" if is_long else None,
+    )
+    return _flag(item.name, hint | None, option)

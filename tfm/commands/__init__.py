@@ -1,0 +1,1 @@
+"""The commands as functions, each the only declaration of its parameters and their help."""

@@ -1,0 +1,208 @@
+"""Declaring a command: a function whose signature and docstring also make its flags and help."""
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+from tfm.config import Settings, by_section
+from tfm.config.arguments import argument, one_or_several
+from tfm.storage.paths import existing_file, existing_folder, existing_path, new_folder
+
+T = TypeVar("T")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+TextPairs = tuple[tuple[Path, Path], ...]  # source and target file of each text
+
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_SECTION = re.compile(r"\n\n(Args|Returns|Yields|Raises|Note):\n")
+_EXAMPLES = re.compile(r"^Examples::\n\n((?:    .*\n?)+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line shows a parameter, where that does not follow from the signature.
+
+    Keywords have flags, other parameters are arguments without one.
+
+    Attributes:
+        metavar: The name of the value in the help; by default after its type.
+        name: The flag; by default the name of the parameter, with "-" for "_".
+        hidden: Whether only --help-all shows it.
+        panel: The section of the help.
+        before: The parameter before which the help lists it.
+        choices: What the values may be, for the help and for completion.
+        kind: The type on the command line of a parameter that may be more in Python. It has a flag
+            in any case, and the function itself checks it.
+    """
+
+    metavar: str | None = None
+    name: str | None = None
+    hidden: bool = False
+    panel: str | None = None
+    before: str | None = None
+    choices: Callable[[], Iterable[str]] | None = None
+    kind: Any = None
+
+
+# What --help leaves out; and paths, which are checked before the function runs.
+Hidden = Annotated[T, Flag(hidden=True)]
+ExistingPaths = Annotated[tuple[Path, ...], existing_path]
+ExistingFile = Annotated[Path | None, existing_file]
+ExistingFolder = Annotated[Path | None, existing_folder]
+NewFolder = Annotated[Path | None, new_folder]
+Dataset = Annotated[ExistingFolder, Flag("DATA")]
+Run = Annotated[ExistingFolder, Flag("RUN")]
+Share = Annotated[str | None, Flag("I/N")]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a command, of a type without marks."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    flag: Flag
+    has_flag: bool
+    checks: tuple[Callable[[Any], Any], ...]
+
+    @classmethod
+    def of(cls, parameter: inspect.Parameter, help_text: str) -> "Parameter":
+        """Read the marks of a parameter."""
+        hint: Any = parameter.annotation
+        marks: list[Any] = []
+        if typing.get_origin(hint) is Annotated:
+            hint, *marks = typing.get_args(hint)
+        given = [vars(each) for each in marks if isinstance(each, Flag)]
+        flag = Flag(**{name: value for each in given for name, value in each.items() if value})
+        return cls(
+            name=parameter.name,
+            hint=hint,
+            default=parameter.default,
+            help=help_text,
+            flag=flag,
+            has_flag=parameter.kind is parameter.KEYWORD_ONLY or flag.kind is not None,
+            checks=tuple(each for each in marks if callable(each)),
+        )
+
+    def checked(self, value: Any) -> Any:
+        """Return a value as the type of the parameter; raise UsageError if it is of another."""
+        if self.flag.kind is not None:
+            return value
+        if value is None:  # the default of every parameter
+            value = self.default
+        if is_repeatable(self.hint):
+            kind = typing.get_args(self.hint)[0]
+            value = tuple(argument(self.name, each, kind) for each in one_or_several(value))
+        else:
+            value = argument(self.name, value, self.hint)
+        for check in self.checks:
+            value = check(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What the signature and the docstring of a function say about a command.
+
+    Attributes:
+        help: The docstring before its sections, with examples as the command line shows them.
+        signature: The signature, with marks.
+        parameters: The parameters by name.
+        groups: The groups of settings that the function also takes as keywords.
+        without: Names of settings in these groups that it does not take.
+        elsewhere: Names that are no parameters, and the words to suggest for them.
+    """
+
+    help: str
+    signature: inspect.Signature
+    parameters: Mapping[str, Parameter]
+    groups: tuple[type[Settings], ...] = ()
+    without: Collection[str] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], **more: Any) -> "Declaration":
+        """Read the declaration of a function.
+
+        Raises:
+            TypeError: Parameters and entries in "Args:" differ.
+        """
+        text, *sections = _SECTION.split(inspect.getdoc(function) or "")
+        described = dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
+        entries = dict(_ENTRY.findall(described))
+        signature = inspect.signature(function)
+        known = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        others = {n for n, p in known.items() if p.kind is p.POSITIONAL_ONLY}
+        if wrong := (known.keys() ^ entries.keys()) - others:
+            raise TypeError(f"{function.__qualname__}: {wrong} in Args: or the signature only")
+        parameters = {
+            name: Parameter.of(each, " ".join(entries[name].split()))
+            for name, each in known.items()
+            if name not in others
+        }
+        return cls(_EXAMPLES.sub(_shown_examples, text), signature, parameters, **more)
+
+    def settings(self) -> dict[str, dict[type[Settings], Field[Any]]]:
+        """Return the settings by name, each with the groups that have it."""
+        found: dict[str, dict[type[Settings], Field[Any]]] = {}
+        for kind in self.groups:
+            for item in fields(kind):
+                if item.name not in self.without:
+                    found.setdefault(item.name, {})[kind] = item
+        return found
+
+    def checked(self, *args: Any, **keywords: Any) -> dict[str, Any]:
+        """Return the arguments of a call as the types of the parameters, and settings by section.
+
+        Raises:
+            UsageError: Arguments are of other types, paths are wrong, or settings unknown.
+        """
+        bound = self.signature.bind(*args, **keywords)
+        bound.apply_defaults()
+        given = bound.arguments
+        settings = given.pop("settings", {})
+        checked = {name: self.parameters[name].checked(value) for name, value in given.items()}
+        others = {name: name for name in self.parameters} | {**self.elsewhere}
+        tables = by_section(self.groups, settings, others, without=self.without)
+        return checked | {kind.section: {} for kind in self.groups} | tables
+
+
+def _shown_examples(match: re.Match[str]) -> str:
+    """Return a literal block of reStructuredText as the command line shows it."""
+    return "\b\nExamples:\n" + re.sub("^    ", "  ", match[1], flags=re.MULTILINE)
+
+
+def command(*groups: type[Settings], **more: Any) -> Callable[[FunctionT], FunctionT]:
+    """Make a command of a function with keywords for all settings of some groups.
+
+    It is called with any arguments, as Python functions are, but runs with those of the types that
+    it declares. Its `**settings` are by section then: {"search": {"beam_size": 4}}.
+    """
+
+    def decorate(function: FunctionT) -> FunctionT:
+        declaration = Declaration.of(function, groups=groups, **more)
+
+        @functools.wraps(function)
+        def run(*args: Any, **keywords: Any) -> Any:
+            return function(**declaration.checked(*args, **keywords))
+
+        run.declaration = declaration  # type: ignore[attr-defined]
+        return cast("FunctionT", run)
+
+    return decorate
+
+
+def declaration_of(function: Callable[..., Any]) -> Declaration:
+    """Return the declaration of a command."""
+    return cast("Declaration", function.declaration)  # type: ignore[attr-defined]
+
+
+def is_repeatable(hint: Any) -> bool:
+    """Return whether a type is a tuple of any length."""
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is ...

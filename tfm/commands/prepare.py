@@ -1,0 +1,177 @@
+"""tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tfm.commands.declaration import (
+    ExistingPaths,
+    Flag,
+    Hidden,
+    NewFolder,
+    Share,
+    TextPairs,
+    command,
+)
+from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
+from tfm.config.arguments import argument, one_or_several
+from tfm.data.corpus.loading import (
+    builtin_recipes,
+    load_recipe,
+    recipe_from_files,
+    recipe_from_trees,
+)
+from tfm.data.corpus.recipe import Recipe
+from tfm.errors import UsageError
+from tfm.storage.paths import DATA_ROOT, existing_file
+
+if TYPE_CHECKING:
+    from tfm.stages.prepare import PrepareResult
+
+StrPath = str | os.PathLike[str]
+Texts = Annotated[
+    StrPath | Sequence[StrPath] | Sequence[Sequence[StrPath]],
+    Flag("SRC TGT", kind=TextPairs),
+]
+Trees = Annotated[ExistingPaths, Flag("PATH", hidden=True)]
+
+
+@command(CleaningConfig, SubwordConfig, BinarizeConfig)
+def prepare(
+    recipe: Annotated[str | None, Flag("RECIPE")] = None,
+    *,
+    train: Texts = (),
+    valid: Texts = (),
+    test: Texts = (),
+    languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
+    train_trees: Trees = (),
+    valid_trees: Trees = (),
+    test_trees: Trees = (),
+    out: NewFolder = None,
+    mirror: str | None = None,
+    downloads: Hidden[NewFolder] = None,
+    verify: Hidden[bool] = True,
+    text_only: bool = False,
+    append: bool = False,
+    part: Hidden[Share] = None,
+    fetch_only: Hidden[bool] = False,
+    force: bool = False,
+    **settings: Any,
+) -> "PrepareResult":
+    r"""Prepare a dataset: download, clean, split, learn subwords, binarize.
+
+    Examples::
+
+        tfm prepare --list
+        tfm prepare wmt14-en-de
+        tfm prepare --train train.en train.de --valid valid.en valid.de \
+            --test test.en test.de --out data/mine
+        tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
+            --languages en de --out data/mine
+        tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \
+            --test-trees wsj/23 --out data/wsj
+
+    Args:
+        recipe: Name of a built-in recipe, or path of a recipe's TOML file.
+        train: Training text: source and target file, or one .tsv file with both; repeatable.
+        valid: Validation text, in the same forms.
+        test: Test text, in the same forms.
+        languages: Language codes, if they are not the file names' suffixes.
+        train_trees: Training trees in brackets: a file or folder; repeatable.
+        valid_trees: Validation trees: a file or folder; repeatable.
+        test_trees: Test trees: a file or folder; repeatable.
+        out: Dataset folder (default: data/RECIPE).
+        mirror: Folder or URL to fetch archives from, by their file names.
+        downloads: Folder to keep archives in (default: OUT/downloads).
+        verify: Check archives against their checksums.
+        text_only: Stop before learn-bpe and binarize.
+        append: Add the training text to the dataset in OUT; its vocabulary stays.
+        part: Only clean share I of N of the training text; for several machines.
+        fetch_only: Stop after the text is downloaded and unpacked.
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        **settings: Settings of [cleaning], [subword] and [binarize].
+
+    Raises:
+        UsageError: Arguments are wrong or contradict each other, or a file does not exist.
+        DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
+            which is checked before anything is downloaded.
+        LockedFolderError: Another process writes to the dataset.
+    """
+    if recipe is None and (mirror is not None or downloads is not None or not verify or fetch_only):
+        raise UsageError(
+            "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
+        )
+    if append and (out is None or force):
+        raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
+    exclusive = [bool(part), fetch_only, append]
+    if sum(exclusive) > 1 or (any(exclusive[:2]) and (force or text_only)):
+        raise UsageError(
+            "--part, --fetch-only and --append exclude each other, and the first two --force and "
+            "--text-only, too: give one"
+        )
+    texts = {"train": train, "valid": valid, "test": test}
+    pairs = {name: _pairs(name, given) for name, given in texts.items()}
+    trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
+    chosen = _chosen_recipe(recipe, pairs, trees, languages, out)
+    folder = out or DATA_ROOT / chosen.name
+    from tfm.data import text_parts
+    from tfm.data.sources import Downloads
+    from tfm.stages import prepare as stage
+
+    archives = Downloads(mirror=mirror, folder=downloads, verify=verify)
+    if append:
+        return stage.append_text(chosen, folder, settings, archives, text_only=text_only)
+    return stage.prepare(
+        chosen,
+        folder,
+        settings,
+        archives,
+        text_only=text_only,
+        fetch_only=fetch_only,
+        share=None if part is None else text_parts.Share.parse(part),
+        force=force,
+    )
+
+
+def _chosen_recipe(
+    name_or_path: str | None,
+    text: Mapping[str, Sequence[tuple[Path, Path]]],
+    trees: Mapping[str, Sequence[Path]],
+    languages: tuple[str, str] | None,
+    out: Path | None,
+) -> Recipe:
+    """Return the recipe that the user names, or one for the user's own text or trees."""
+    if name_or_path is not None:
+        if languages or any((*text.values(), *trees.values())):
+            raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
+        return load_recipe(name_or_path)
+    if (languages or any(text.values())) and any(trees.values()):
+        raise UsageError("text and trees exclude each other: give --train or --train-trees")
+    if not (text["train"] or trees["train"]):
+        raise UsageError(
+            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
+            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
+        )
+    if out is None:
+        raise UsageError("name the folder of the new dataset, such as --out data/mine")
+    if trees["train"]:
+        return recipe_from_trees(name=out.name, **trees)
+    return recipe_from_files(name=out.name, languages=languages, **text)
+
+
+def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:
+    """Return source and target file of one text or of each in a list; the same for a .tsv file."""
+    several = one_or_several(texts)
+    if several and all(isinstance(each, str | os.PathLike) for each in several):
+        several = [several]
+    pairs = []
+    for text in several:
+        paths = existing_file([argument(name, path, Path) for path in one_or_several(text)])
+        if len(paths) not in (1, 2):
+            raise UsageError(
+                f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
+                f"{', '.join(map(str, paths))}"
+            )
+        pairs.append((paths[0], paths[-1]))
+    return pairs
