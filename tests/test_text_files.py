@@ -188,25 +188,14 @@ def test_a_hole_in_good_text_is_named_with_its_line(tmp_path):
         READERS["read_lines"](write(tmp_path, TEXTS["de"].encode() + bytes(4096) + b"\n"))
 
 
-@pytest.mark.parametrize(
-    ("language", "encoding"),
-    [
-        ("de", "WINDOWS-1252"),
-        ("ru", "KOI8-R"),
-        ("ru", "WINDOWS-1251"),
-        ("zh", "GB18030"),
-        ("ja", "SHIFT-JIS"),
-        ("ko", "EUC-KR"),
-    ],
-)
-def test_the_advice_follows_the_content(tmp_path, language, encoding):
+@pytest.mark.parametrize(("language", "encoding"), [("de", "WINDOWS-1252"), ("ja", "SHIFT-JIS")])
+def test_text_in_another_encoding_is_converted_once_its_name_is_known(tmp_path, language, encoding):
     path = write(tmp_path, TEXTS[language].encode(encoding), "it's")
     advice = conversion_of(path)
-    assert "if it is " in advice
     assert "\n" not in advice
-    assert convert(advice, path).decode() == TEXTS[language]
+    assert convert(advice.replace("ENCODING", encoding), path).decode() == TEXTS[language]
     line = "1" if language != "de" else "2"
-    with pytest.raises(DataError, match=f"line {line} is not UTF-8 .*iconv -f {encoding} "):
+    with pytest.raises(DataError, match=f"line {line} is not UTF-8 .*iconv -f ENCODING "):
         list(read_lines(path, strict=True))
 
 

@@ -65,8 +65,7 @@ class SearchConfig(Settings, section="search"):
     length_penalty: float = setting(
         0.6,
         "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.",
-        ge=-5,
-        le=10,
+        limits=(-5, 10),
         common=True,
     )
     max_extra_length: int = count(
@@ -75,8 +74,7 @@ class SearchConfig(Settings, section="search"):
     min_length: int = setting(
         1,
         "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.",
-        ge=0,
-        le=MAX_LENGTH,
+        limits=(0, MAX_LENGTH),
     )
     no_repeat_ngram: int | None = count(
         None,
@@ -99,11 +97,10 @@ class SearchConfig(Settings, section="search"):
     diversity_strength: float = setting(
         0.5,
         "Diverse beam search: penalty in nats per earlier group that chose the same token.",
-        ge=0,
-        le=1000,
+        limits=(0, 1000),
     )
     temperature: float = setting(
-        1.0, "Sampling: divide logits by this; below 1 is less random.", ge=0.01, le=1000
+        1.0, "Sampling: divide logits by this; below 1 is less random.", limits=(0.01, 1000)
     )
     top_k: int | None = count(
         None, "Sampling: draw from the N most probable tokens; from all if unset."
@@ -111,10 +108,9 @@ class SearchConfig(Settings, section="search"):
     top_p: float | None = setting(
         None,
         "Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.",
-        ge=0,
-        le=1,
+        limits=(0, 1),
     )
-    seed: int = setting(1, "Random seed of sampling.", ge=0, le=MAX_SEED)
+    seed: int = setting(1, "Random seed of sampling.", limits=(0, MAX_SEED))
     node_limit: int = count(10_000, "Exact search: give up a sentence after extending N prefixes.")
     shortlist: bool = setting(
         False,
@@ -204,8 +200,7 @@ class InferenceConfig(Settings, section="inference"):
         common=True,
     )
     kernels: Kernels = setting(
-        "auto",
-        "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.",
+        "auto", "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own."
     )
     threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
 
@@ -219,8 +214,7 @@ class AverageConfig(Settings, section="average"):
     )
     best: int | None = count(None, "Average the N best checkpoints by best_metric of the run.")
     calibrate: bool = setting(
-        False,
-        "Translate the validation text to calibrate the confidence of `tfm generate --json`.",
+        False, "Translate the validation text to calibrate the confidence of `tfm generate --json`."
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -238,7 +232,9 @@ class ScoreConfig(Settings, section="score"):
         "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, "
         "13a for others.",
     )
-    chrf_word_order: int = setting(0, "Longest word n-gram of chrF; 2 computes chrF++.", ge=0, le=4)
+    chrf_word_order: int = setting(
+        0, "Longest word n-gram of chrF; 2 computes chrF++.", limits=(0, 4)
+    )
     normalize_punctuation: bool = setting(
         True, "With --paper: first replace typographic quotes and dashes, as Moses does."
     )
@@ -261,7 +257,7 @@ class ServeConfig(Settings, section="serve"):
         common=True,
     )
     port: int = setting(
-        5000, "Port to listen on; 0 takes any free port.", ge=0, le=65_535, common=True
+        5000, "Port to listen on; 0 takes any free port.", limits=(0, 65_535), common=True
     )
     api_key_file: str | None = setting(
         None, "File of the key that requests must have as api_key.", common=True
@@ -270,7 +266,7 @@ class ServeConfig(Settings, section="serve"):
         20_000, "Most characters of all texts of a request.", most=100_000_000, common=True
     )
     max_body_bytes: int = setting(
-        1_000_000, "Largest body of a request.", ge=1_000, le=1_000_000_000
+        1_000_000, "Largest body of a request.", limits=(1_000, 1_000_000_000)
     )
     max_requests: int = count(
         100,

@@ -16,12 +16,12 @@ class ModelConfig(Settings, section="model"):
 
     num_encoder_layers: int = count(6, "Number of encoder layers.", most=_MAX_LAYERS)
     num_decoder_layers: int = count(6, "Number of decoder layers.", most=_MAX_LAYERS)
-    d_model: int = setting(512, "Width of embeddings and layer outputs.", ge=2, le=_MAX_WIDTH)
-    dropout: float = setting(0.1, "Dropout on each sub-layer's output.", ge=0, le=0.9)
+    d_model: int = setting(512, "Width of embeddings and layer outputs.", limits=(2, _MAX_WIDTH))
+    dropout: float = setting(0.1, "Dropout on each sub-layer's output.", limits=(0, 0.9))
     embedding_dropout: float = setting(
-        0.1, "Dropout on the sum of embeddings and positions.", ge=0, le=0.9
+        0.1, "Dropout on the sum of embeddings and positions.", limits=(0, 0.9)
     )
-    attention_dropout: float = setting(0.1, "Dropout on attention weights.", ge=0, le=0.9)
+    attention_dropout: float = setting(0.1, "Dropout on attention weights.", limits=(0, 0.9))
     tied_embeddings: Literal["three-way", "two-way", "none"] = setting(
         "three-way",
         "Which embeddings share a matrix: source, target and output, or only target and output.",
@@ -48,7 +48,7 @@ class TransformerConfig(ModelConfig):
         "relu", "Activation function of feed-forward sub-layers; ReLU in the paper."
     )
     relu_dropout: float = setting(
-        0.0, "Dropout after the activation of feed-forward sub-layers.", ge=0, le=0.9
+        0.0, "Dropout after the activation of feed-forward sub-layers.", limits=(0, 0.9)
     )
     norm: Literal["post", "pre"] = setting(
         "post",
@@ -62,8 +62,7 @@ class TransformerConfig(ModelConfig):
     learned_positions: int | None = setting(
         None,
         "Learn embeddings of N positions, the longest sentence; sinusoids if unset (table 3, E).",
-        ge=2,
-        le=_MAX_POSITIONS,
+        limits=(2, _MAX_POSITIONS),
     )
     output_bias: bool = setting(
         False, "Add a learned bias to the logits, as imported models have; none in the paper."

@@ -68,26 +68,21 @@ def setting(
     help_text: str,
     *,
     flag: str | None = None,
-    ge: float | None = None,
-    le: float | None = None,
+    limits: tuple[float, float] | tuple[None, None] = (None, None),
     common: bool = False,
     metavar: str | None = None,
 ) -> T:
-    """Declare one setting: its default, a line of help with its unit, and its limits.
+    """Declare one setting: its default, a line of help with its unit, and its least and most.
 
     The command-line flag is the name with dashes unless `flag` is given. Commands with many
     settings show in --help those that are common, and the others in --help-all. The help names the
     value `metavar`, by default after its type.
     """
-    metadata = {
-        "help": help_text,
-        "flag": flag,
-        "at_least": ge,
-        "at_most": le,
-        "common": common,
-        "metavar": metavar,
-    }
-    return field(default=default, metadata=metadata)
+    at_least, at_most = limits
+    metadata = {"help": help_text, "at_least": at_least, "at_most": at_most}
+    return field(
+        default=default, metadata={**metadata, "flag": flag, "common": common, "metavar": metavar}
+    )
 
 
 def count(
@@ -99,7 +94,7 @@ def count(
     common: bool = False,
 ) -> T:
     """Declare a setting that is a number from 1 to `most`; arguments as in `setting`."""
-    return setting(default, help_text, flag=flag, ge=1, le=most, common=common)
+    return setting(default, help_text, flag=flag, limits=(1, most), common=common)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,14 +46,12 @@ class CleaningConfig(Settings, section="cleaning"):
     max_characters: int = setting(
         1_000,
         "Drop pairs with a side of more than N characters; 0 keeps all.",
-        ge=0,
-        le=MAX_COUNT,
+        limits=(0, MAX_COUNT),
     )
     max_length_ratio: float = setting(
         4.0,
         "Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.",
-        ge=0,
-        le=MAX_COUNT,
+        limits=(0, MAX_COUNT),
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
     drop_copies: bool = setting(True, "Drop pairs whose two sides are the same text.")
@@ -72,26 +70,22 @@ class CleaningConfig(Settings, section="cleaning"):
     min_identified_characters: int = setting(
         40,
         "Do not identify the language of sides of fewer than N characters, which is unreliable.",
-        ge=0,
-        le=MAX_COUNT,
+        limits=(0, MAX_COUNT),
     )
     max_length_deviations: float = setting(
         0.0,
         "Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.",
-        ge=0,
-        le=1000,
+        limits=(0, 1000),
     )
     max_punctuation_deviations: float = setting(
         0.0,
         "Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.",
-        ge=0,
-        le=1000,
+        limits=(0, 1000),
     )
     part_pairs: int = setting(
         10_000_000,
         "Write the training text in parts of at most N pairs, which later steps read in turn.",
-        ge=100,
-        le=MAX_COUNT,
+        limits=(100, MAX_COUNT),
     )
     score_model: str | None = setting(
         None, "Model or run folder that scores pairs for min_score; relative to the current folder."
@@ -99,8 +93,7 @@ class CleaningConfig(Settings, section="cleaning"):
     min_score: float | None = setting(
         None,
         "Drop pairs with a mean log probability per target token below N, such as -5, in nats.",
-        ge=-1000,
-        le=0,
+        limits=(-1000, 0),
     )
 
     @property
@@ -125,8 +118,7 @@ class SubwordConfig(Settings, section="subword"):
     vocab_size: int | None = setting(
         None,
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
-        ge=8,
-        le=1_000_000,
+        limits=(8, 1_000_000),
         common=True,
     )
     model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
@@ -135,7 +127,7 @@ class SubwordConfig(Settings, section="subword"):
         False, "Make each target word one piece, as for symbols of trees; needs --separate."
     )
     character_coverage: float = setting(
-        0.9999, "Fraction of the text's characters that the vocabulary covers.", ge=0.98, le=1
+        0.9999, "Fraction of the text's characters that the vocabulary covers.", limits=(0.98, 1)
     )
     subwords: tuple[str, ...] = setting(
         (),
@@ -152,8 +144,7 @@ class SubwordConfig(Settings, section="subword"):
     sample_sentences: int = setting(
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
-        ge=101,
-        le=MAX_COUNT,
+        limits=(101, MAX_COUNT),
     )
     threads: int | None = count(
         None,
@@ -202,25 +193,26 @@ class BinarizeConfig(Settings, section="binarize"):
     bpe_dropout: float = setting(
         0.0,
         "Store variants of the training pairs that each leave out BPE merges with probability p.",
-        ge=0,
-        le=0.9,
+        limits=(0, 0.9),
     )
     bpe_variants: int = count(
         8, "Number of variants with BPE-dropout; epochs take them in turn.", most=1000
     )
     upper_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of in capitals.", ge=0, le=1
+        0.0, "Share of the training pairs to add a copy of in capitals.", limits=(0, 1)
     )
     title_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of in title case.", ge=0, le=1
+        0.0, "Share of the training pairs to add a copy of in title case.", limits=(0, 1)
     )
     unpunctuated_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of without final punctuation.", ge=0, le=1
+        0.0,
+        "Share of the training pairs to add a copy of without final punctuation.",
+        limits=(0, 1),
     )
     typo_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of with typos in the source.", ge=0, le=1
+        0.0, "Share of the training pairs to add a copy of with typos in the source.", limits=(0, 1)
     )
-    seed: int = setting(1, "Random seed of BPE-dropout and of copies.", ge=0, le=MAX_SEED)
+    seed: int = setting(1, "Random seed of BPE-dropout and of copies.", limits=(0, MAX_SEED))
     threads: int | None = count(
         None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
     )
@@ -234,8 +226,7 @@ class BinarizeConfig(Settings, section="binarize"):
     shortlist_frequent: int = setting(
         100,
         "Shortlist: number of most frequent target pieces that every sentence may use.",
-        ge=0,
-        le=1_000_000,
+        limits=(0, 1_000_000),
     )
     shortlist_pairs: int = count(200_000, "Shortlist: learn from a random sample of N pairs.")
 

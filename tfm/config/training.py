@@ -51,8 +51,7 @@ class OptimizerConfig(Settings, section="optimizer"):
     learning_rate: float | None = setting(
         None,
         "Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).",
-        ge=0,
-        le=1000,
+        limits=(0, 1000),
         common=True,
     )
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
@@ -66,26 +65,23 @@ class OptimizerConfig(Settings, section="optimizer"):
     weight_decay: float | None = setting(
         None,
         "AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.",
-        ge=0,
-        le=10,
+        limits=(0, 10),
     )
-    adam_beta1: float = setting(0.9, "Adam's β1.", ge=0, le=0.9999)
-    adam_beta2: float = setting(0.98, "Adam's β2.", ge=0, le=0.99999)
-    adam_epsilon: float = setting(1e-9, "Adam's ε.", ge=1e-20, le=1)
+    adam_beta1: float = setting(0.9, "Adam's β1.", limits=(0, 0.9999))
+    adam_beta2: float = setting(0.98, "Adam's β2.", limits=(0, 0.99999))
+    adam_epsilon: float = setting(1e-9, "Adam's ε.", limits=(1e-20, 1))
     label_smoothing: float = setting(
-        0.1, "Probability spread over all tokens but the correct one.", ge=0, le=0.9
+        0.1, "Probability spread over all tokens but the correct one.", limits=(0, 0.9)
     )
     clip_norm: float = setting(
         0.0,
         "Clip gradients to this norm; 0 turns clipping off, as in the paper.",
-        ge=0,
-        le=1_000_000,
+        limits=(0, 1_000_000),
     )
     ema: float | None = setting(
         None,
         "Validate and save a moving average of the weights with this decay, such as 0.999.",
-        ge=0,
-        le=0.999999,
+        limits=(0, 0.999999),
     )
     freeze: tuple[ModelPart, ...] = setting(
         (),
@@ -135,8 +131,7 @@ class TrainingConfig(Settings, section="training"):
     max_minutes: float | None = setting(
         None,
         "Stop after N minutes of wall time, validation included.",
-        ge=0.01,
-        le=MAX_MINUTES,
+        limits=(0.01, MAX_MINUTES),
         common=True,
     )
     patience: int | None = count(
@@ -145,22 +140,20 @@ class TrainingConfig(Settings, section="training"):
     seed: int = setting(
         1,
         "Random seed of initial weights, data order and dropout.",
-        ge=0,
-        le=MAX_SEED,
+        limits=(0, MAX_SEED),
         common=True,
     )
     checkpoint_minutes: float = setting(
         10.0,
         "Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.",
-        ge=0.01,
-        le=MAX_MINUTES,
+        limits=(0.01, MAX_MINUTES),
     )
     checkpoint_steps: int | None = count(
         None, "Validate and save every N steps, instead of every N minutes."
     )
     keep_last: int = count(20, "Number of newest checkpoints to keep.")
     keep_best: int = setting(
-        1, "Number of best checkpoints to keep besides the newest.", ge=0, le=MAX_COUNT
+        1, "Number of best checkpoints to keep besides the newest.", limits=(0, MAX_COUNT)
     )
     best_metric: BestMetric = setting(
         "score",
@@ -180,7 +173,7 @@ class TrainingConfig(Settings, section="training"):
         "Average the newest checkpoints when training ends, as `tfm average` does; not with ema.",
     )
     validation_beam: int = setting(
-        1, "Beam size for the validation score; 0 computes no score.", ge=0, le=64
+        1, "Beam size for the validation score; 0 computes no score.", limits=(0, 64)
     )
     log_steps: int = count(50, "Write a line to metrics.jsonl every N steps.")
     tensorboard: bool = setting(
@@ -193,26 +186,21 @@ class TrainingConfig(Settings, section="training"):
         False, "Write checkpoints in the background, from a copy in memory."
     )
     verify_data: bool = setting(
-        False,
-        "Verify all training data before the first step, also beyond 10 million pairs.",
+        False, "Verify all training data before the first step, also beyond 10 million pairs."
     )
     max_skipped_steps: int = count(
         10,
         "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
     )
     stall_minutes: float = setting(
-        10.0,
-        "Abort if any process makes no progress for N minutes.",
-        ge=0.01,
-        le=MAX_MINUTES,
+        10.0, "Abort if any process makes no progress for N minutes.", limits=(0.01, MAX_MINUTES)
     )
     shard: bool = setting(
         False,
         "Shard weights and optimizer state over processes (FSDP), for models too large for one.",
     )
     kernels: Kernels = setting(
-        "auto",
-        "Layers: auto for those that are fast on the device, or torch's own (plain).",
+        "auto", "Layers: auto for those that are fast on the device, or torch's own (plain)."
     )
     compile: bool = setting(
         True, "On a GPU with --kernels auto, compile the layers: slow first steps, faster others."

@@ -5,12 +5,13 @@ None is on by default: each also drops good pairs.
 
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
+
+import regex
 
 from tfm.config import CleaningConfig
 from tfm.data.languages import (
@@ -46,16 +47,13 @@ _GOOD_WORD_END = re.compile(
     r"|(?<=[a-zß-ÿ])(?:ß[’”“‘…™®©»›«‹–—•\xa0]|[à-ï][’”“‘…™®©»›«‹–—•\xa0]{2}))"
     r"(?:(?<=’)(?=[sS]\b)|(?!\w))"
 )
-# Scripts by ISO 15924 code, and the first words of the names that Unicode gives their letters.
-_LETTERS = (
-    "Adlm:ADLAM Arab:ARABIC Armn:ARMENIAN Beng:BENGALI Cans:CANADIAN Cher:CHEROKEE "
-    "Cyrl:CYRILLIC Deva:DEVANAGARI Ethi:ETHIOPIC Geor:GEORGIAN Grek:GREEK Gujr:GUJARATI "
-    "Guru:GURMUKHI Hani:CJK,IDEOGRAPHIC Hans:CJK,IDEOGRAPHIC Hant:CJK,IDEOGRAPHIC "
-    "Hebr:HEBREW Jpan:CJK,HIRAGANA,IDEOGRAPHIC,KATAKANA Khmr:KHMER Knda:KANNADA "
-    "Kore:CJK,HANGUL Laoo:LAO Latn:LATIN Mlym:MALAYALAM Mong:MONGOLIAN Mtei:MEETEI "
-    "Mymr:MYANMAR Nkoo:NKO Olck:OL Orya:ORIYA Sinh:SINHALA Syrc:SYRIAC Taml:TAMIL "
-    "Telu:TELUGU Tfng:TIFINAGH Thaa:THAANA Thai:THAI Tibt:TIBETAN Yiii:YI"
-)
+# Of scripts that Unicode gives no letters of their own: those of their letters, by ISO 15924 code.
+_MIXED_SCRIPTS = {
+    "Hans": ["Hani"],
+    "Hant": ["Hani"],
+    "Jpan": ["Hani", "Hira", "Kana"],
+    "Kore": ["Hani", "Hang"],
+}
 _OTHER_SCRIPTS = {"kk": "Latn", "sr": "Latn", "uz": "Cyrl"}  # in which languages are also written
 # A number in groups: the first has one to three digits, and one mark or space separates all. In
 # India, all groups but the last have two digits. Marks may be wide or Arabic.
@@ -64,15 +62,7 @@ _GROUPED_NUMBER = re.compile(
     r"|\d{1,2}(?:,\d{2})+,\d{3})(?!\d)"
 )
 _DIGITS = re.compile(r"\d+")
-# Punctuation and symbols of ASCII, Latin-1, living scripts, and of all Unicode's own blocks.
-_PUNCTUATION = re.compile(
-    "[!-/:-@\\[-`{-~\xa1-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u037e\u0387\u055a-\u055f"
-    "\u0589\u058a\u05be\u05c0\u05c3\u05f3\u05f4\u0609-\u060d\u061b\u061d-\u061f\u066a-\u066d\u06d4"
-    "\u0964\u0965\u0970\u0df4\u0e4f\u0e5a\u0e5b\u0f04-\u0f14\u0f3a-\u0f3d\u104a-\u104f\u10fb"
-    "\u1360-\u1368\u17d4-\u17d6\u17d8-\u17da\u1800-\u180a\ufd3e\ufd3f\ufe10-\ufe19\ufe30-\ufe6b"
-    "\u2010-\u2027\u2030-\u205e\u20a0-\u20cf\u2100-\u2bff\u3001-\u3004\u3008-\u3020\u30fb\uff01-\uff0f"
-    "\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\U0001f300-\U0001faff]"
-)
+_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]")
 _LENGTH_MARGIN, _PUNCTUATION_MARGIN = 10, 1  # so that short sentences may differ more
 _MIN_CONFIDENCE = 0.5  # of an identified language
 _ROUNDING = 1e-9
@@ -92,7 +82,7 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
     checks: list[Check] = []
     sides = [source.split("+"), target.split("+")]
     if config.drop_other_script:
-        letters = [frozenset[str]().union(*map(_letters, codes)) for codes in sides]
+        letters = [*map(_letters_of_others, sides)]
         checks.append(("other_script", _of_any_side(_is_in_other_script, letters)))
     if config.drop_unequal_numbers:
         checks.append(("unequal_numbers", lambda s, t: numbers(s) != numbers(t)))
@@ -177,32 +167,28 @@ def _of_any_side(
     return lambda source, target: is_wrong(source, expected[0]) or is_wrong(target, expected[1])
 
 
-def _letters(code: str) -> frozenset[str]:
-    """Return the first words of the names of the letters in which a language is written."""
-    letters = dict(pair.split(":") for pair in _LETTERS.split())
-    words = letters.get(script_of(code))
-    if words is None:
-        raise UsageError(
-            f"drop_other_script: the script of the language {code!r} is not known: use its ISO 639 "
-            "code, or leave the rule out"
-        )
-    other = None if names_script(code) else _OTHER_SCRIPTS.get(base_language(code))
-    return frozenset((f"{words},{letters[other]}" if other else words).split(","))
+def _letters_of_others(codes: Iterable[str]) -> "regex.Pattern[str]":
+    """Return a pattern of the letters in which some languages are not written."""
+    scripts = ["Zyyy"]  # what many scripts share
+    for code in codes:
+        script = script_of(code) or "none"
+        scripts += _MIXED_SCRIPTS.get(script, [script])
+        if not names_script(code) and (other := _OTHER_SCRIPTS.get(base_language(code))):
+            scripts.append(other)
+        try:
+            letters = "".join(rf"\p{{Script={script}}}" for script in scripts)
+            others = regex.compile(rf"[\p{{Letter}}--[{letters}]]", regex.VERSION1)
+        except regex.error:
+            raise UsageError(
+                f"drop_other_script: the script of the language {code!r} is not known: use its ISO "
+                "639 code, or leave the rule out"
+            ) from None
+    return others
 
 
-def _is_in_other_script(text: str, allowed: frozenset[str]) -> bool:
+def _is_in_other_script(text: str, letters_of_others: "regex.Pattern[str]") -> bool:
     """Return whether most letters of a text are in other scripts."""
-    if text.isascii() and "LATIN" in allowed:
-        return False
-    scripts = [_script(char) for char in text if char.isalpha()]
-    return 2 * sum(script in allowed for script in scripts) < len(scripts)
-
-
-@cache
-def _script(letter: str) -> str:
-    """Return the first word of a letter's name in Unicode, which is its script."""
-    compatible = unicodedata.normalize("NFKC", letter)[0]  # of full-width and half-width letters
-    return re.split("[ -]", unicodedata.name(compatible, ""))[0]
+    return 2 * len(letters_of_others.findall(text)) > sum(map(str.isalpha, text))
 
 
 def _is_in_other_language(

@@ -232,36 +232,14 @@ def wide_encoding(sample: bytes) -> str | None:
 
 
 def conversion(sample: bytes, path: Path | None) -> str:
-    """Return how to convert text that is not UTF-8, as far as its bytes tell its encoding."""
+    """Return how to convert text that is not UTF-8; only UTF-16 and UTF-32 are recognized."""
     wide = wide_encoding(sample) if b"\0" in sample else None
     if wide is not None:
         return _convert(_iconv(wide), path)
     text = sample.decode(errors="replace")
     if sum(not each.isascii() for each in text) > 2 * text.count("\ufffd"):
         return "other characters are UTF-8, so it is damaged: correct or remove it"
-    encoding, kind = _likely_encoding(sample)
-    return f"if it is {kind}, {_convert(_iconv(encoding), path)}; if not, name its own encoding"
-
-
-def _likely_encoding(sample: bytes) -> tuple[str, str]:
-    """Return the most likely encoding of text that is not Unicode, and for which text it is."""
-
-    def count(pattern: bytes) -> int:
-        return len(re.findall(pattern, sample))
-
-    high = count(rb"[\x80-\xff]")
-    if high < 3 or 2 * high < count(rb"[A-Za-z]"):
-        return "WINDOWS-1252", "Western European"
-    if 3 * count(rb"[\x82\x83][\x40-\xf1]") > high / 2:  # kana are at least a third
-        return "SHIFT-JIS", "Japanese"
-    if 2 * count(rb"[\xb0-\xc8][\xa1-\xfe]") > 0.8 * high:
-        return "EUC-KR", "Korean"
-    is_chinese = "\ufffd" not in sample.decode("gb18030", errors="replace")
-    if is_chinese and 12 * count(rb" ") < high:
-        return "GB18030", "Chinese"
-    # Small letters are in the half where the other has capitals.
-    is_koi8 = count(rb"[\xc0-\xdf]") > count(rb"[\xe0-\xff]")
-    return ("KOI8-R" if is_koi8 else "WINDOWS-1251"), "Russian"
+    return f"find out its encoding, and {_convert(_iconv('ENCODING'), path)}"
 
 
 def _is_odd(text: str, *, tolerance: int = 0) -> bool:
