@@ -1,0 +1,159 @@
+"""Translating on an emulated GPU: the results of the CPU, and few waits of the host."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from claimed_gpu.emulation import emulated_gpu
+
+from tfm.errors import CheckpointError
+from tfm.inference.alignment_heads import load_aligner
+from tfm.inference.translator import Translator
+from tfm.model.cache import DecoderCache
+
+LINES = ["seven", "", "I am buying 3 red cars", "on Monday", "we see the old house", "a"]
+TARGETS = ["sieben", "nichts", "ich kaufe 3 rote Autos", "am Montag", "", "ein"]
+PREFIXES = ["s", "", "Ich", "am", "", "Hau"]
+# Waits of a batch besides those of its steps: for two tensors that are copied to the device, and
+# for the lengths and the padding of its sources.
+WAITS_OF_BATCH = 4
+SCORE_BOUNDS = {"fp32": 1e-5, "bf16": 0.02}
+
+
+@pytest.fixture
+def folder(make_model):
+    return make_model(d_model=32)
+
+
+def problems(folder: Path, waits: float, settings: dict, fault=None, precision="fp32") -> set[str]:
+    """Return what differs between the CPU in fp32 and an emulated GPU with a fault.
+
+    `waits` is the maximum number of waits a step of the decoder.
+    """
+    settings = {"max_extra_length": 8, "max_tokens": 1000, **settings}
+    plain = Translator.load(folder, device="cpu", precision="fp32", kernels="plain")
+    expected = plain.search(LINES, **settings)
+    with emulated_gpu() as emulation:
+        translator = Translator.load(folder, device="cuda", precision=precision)
+        emulation.clear()
+        with fault or nullcontext():
+            found = translator.search(LINES, **settings)
+    names, num_steps = set(), emulation.launches["embedding"]
+    texts, scores = (
+        [[getattr(each, name) for best in lists for each in best] for lists in (found, expected)]
+        for name in ("text", "score")
+    )
+    if precision == "fp32" and texts[0] != texts[1]:
+        names.add(f"translations: {texts}")
+    if scores[0] != pytest.approx(scores[1], rel=SCORE_BOUNDS[precision]):
+        names.add(f"scores: {scores}")
+    if emulation.waits.total() > WAITS_OF_BATCH + waits * num_steps:
+        names.add(f"waits: {num_steps} steps, {emulation.waits}")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("waits", "settings"),
+    [
+        (1, {"beam_size": 1}),
+        (1.35, {"beam_size": 4, "n_best": 3}),
+        (1, {"beam_size": 12}),
+        (1.35, {"num_groups": 2}),
+        (1.35, {"no_repeat_ngram": 2, "min_length": 5}),
+        (1.35, {"prefixes": PREFIXES}),
+        (1.35, {"search": "sample", "n_best": 2, "top_k": 5}),
+        (1, {"search": "sample", "top_p": 0.9}),
+        (2, {"search": "exact", "node_limit": 20}),
+    ],
+    ids=str,
+)
+def test_a_search_finds_what_it_finds_on_the_cpu(folder, waits, settings):
+    assert not problems(folder, waits, settings)
+
+
+def test_a_search_in_half_precision_finds_similar_scores(folder):
+    assert not problems(folder, 1.35, {}, precision="bf16")
+
+
+def test_banned_words_are_excluded(folder, tmp_path):
+    path = tmp_path / "banned"
+    path.write_text("ich\nein\n")
+    assert not problems(folder, 1.35, {"ban": path})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"attention": "additive"},
+        {"attention_window": 3},
+        {"norm": "pre", "learned_positions": 100},
+    ],
+    ids=str,
+)
+def test_a_search_finds_what_it_finds_on_the_cpu_with_other_models(make_model, shape):
+    assert not problems(make_model(**shape), 1.35, {})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_given_targets_have_the_scores_of_the_cpu(folder, precision):
+    plain = Translator.load(folder, device="cpu", precision="fp32", kernels="plain")
+    expected = plain.score_targets(LINES, TARGETS)
+    with emulated_gpu() as emulation:
+        translator = Translator.load(folder, device="cuda", precision=precision)
+        emulation.clear()
+        found = translator.score_targets(LINES, TARGETS)
+    scores = [[each.score for each in scored] for scored in (found, expected)]
+    assert scores[0] == pytest.approx(scores[1], rel=SCORE_BOUNDS[precision])
+    assert emulation.waits.total() <= 6 + len(LINES), emulation.waits
+
+
+def test_words_are_aligned_as_on_the_cpu(folder):
+    expected = load_aligner(folder, "cpu").align(LINES, TARGETS)
+    with emulated_gpu() as emulation:
+        aligner = load_aligner(folder, "cuda")
+        emulation.clear()
+        assert aligner.align(LINES, TARGETS) == expected
+    assert emulation.waits.total() <= 5, emulation.waits
+
+
+reorder = DecoderCache.reorder
+
+
+def copy_each(*tensors):
+    return [each.cpu().numpy() for each in tensors]
+
+
+def continue_the_first(cache, rows):
+    reorder(cache, rows - rows % cache.num_hypotheses)
+
+
+def copy_without_a_wait(*tensors):
+    return [each.to("cpu", non_blocking=True).numpy() for each in tensors]
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "replacement"),
+    [
+        ("waits", "tfm.search.active.to_host", copy_each),
+        ("translations", "tfm.model.cache._bias_hiding", torch.zeros_like),
+        ("translations", "tfm.model.cache.DecoderCache.reorder", continue_the_first),
+    ],
+)
+def test_a_fault_is_noticed(folder, check, name, replacement):
+    found = problems(folder, 1.35, {}, fault=patch(name, replacement))
+    assert any(each.startswith(check) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "replacement"),
+    [
+        (CheckpointError, "tfm.search.active.to_host", copy_without_a_wait),
+        (RuntimeError, "tfm.search.continuations.indices_on", lambda _, ids: torch.tensor(ids)),
+        (CheckpointError, "torch.zeros", torch.empty),
+    ],
+)
+def test_a_fault_that_a_gpu_might_not_report_raises(folder, error, name, replacement):
+    with pytest.raises(error):
+        problems(folder, 1.35, {}, fault=patch(name, replacement))
