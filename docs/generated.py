@@ -70,6 +70,8 @@ _RESULTS = (
     MetricScore,
     Comparison,
 )
+# Those of Translator for users; commands call the others.
+_METHODS = "load, translate, search, score_targets"
 _TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 _RECIPE_TABLES = {
     "Top level": Recipe,
@@ -134,7 +136,7 @@ def api() -> str:
     """
     functions = [name for name in tfm.__all__ if inspect.isfunction(getattr(tfm, name))]
     classes = [name for name in tfm.__all__ if inspect.isclass(getattr(tfm, name))]
-    offered = [f".. autoclass:: tfm.{name}\n   :members:" for name in classes]
+    offered = [f".. autoclass:: tfm.{name}\n   :members: {_METHODS}" for name in classes]
     offered += [f".. autofunction:: tfm.{name}" for name in functions]
     results = (f".. autoclass:: {each.__module__}.{each.__name__}" for each in _RESULTS)
     return "".join(_block("{eval-rst}", directive) for directive in (*offered, *results))

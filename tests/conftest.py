@@ -235,8 +235,8 @@ def make_model(
     """Write a model with random weights, and with vocabularies that match its embeddings."""
     import torch
 
-    from tfm.folders.model_folder import ModelInfo
-    from tfm.folders.model_tensors import save_checkpoint
+    from tfm.folders.model_info import ModelInfo
+    from tfm.folders.saving import save_checkpoint
     from tfm.model.build import new_model
 
     def make(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig, run_config
 from tfm.data.subword import PAD
-from tfm.folders.model_folder import ModelInfo
+from tfm.folders.model_info import ModelInfo
 from tfm.model.build import Model, new_model
 
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}

@@ -12,9 +12,8 @@ from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_training_state, load_weights
-from tfm.folders.run_folder import best_checkpoints, checkpoints
+from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
+from tfm.folders.run_folder import checkpoints
 from tfm.model.build import part_of_model
 from tfm.stages.average import AverageConfig, average
 from tfm.stages.binarize import BinarizeConfig, binarize
@@ -80,12 +79,15 @@ def validations(run_dir):
 def test_training_starts_with_the_weights_of_the_model(start, other_data, tmp_path):
     frozen = {"optimizer": {"learning_rate": 0.0}}
     train(other_data, tmp_path / "run", settings(start, **frozen))
-    before, after = load_weights(start), load_weights(checkpoints(tmp_path / "run")[-1])
+    before, after = (
+        ModelFolder(start).weights(),
+        ModelFolder(checkpoints(tmp_path / "run")[-1]).weights(),
+    )
     assert all(torch.equal(before[name], after[name]) for name in before | after)
 
 
 def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
-    run, before = settings(start), load_info(start).run
+    run, before = settings(start), ModelFolder(start).info.run
     assert run.model == before.model
     assert run.optimizer.learning_rate == adapting_table(before)["optimizer"]["learning_rate"]
     assert 0 < run.optimizer.learning_rate < (run.model.d_model * 4000) ** -0.5
@@ -117,7 +119,7 @@ def test_a_further_set_gives_the_metrics_that_training_on_it_gives(
 
 
 def test_checkpoints_are_ranked_by_the_metric_of_a_further_set(adapted):
-    infos = [load_info(path) for path in best_checkpoints(adapted, "general:loss")]
+    infos = [each.info for each in best_first(open_checkpoints(adapted), "general:loss")]
     losses = [info.metrics["general:loss"] for info in infos]
     assert losses == sorted(losses)
     assert infos[0].quality("general:loss") == -losses[0]
@@ -127,12 +129,12 @@ def test_checkpoints_are_ranked_by_the_metric_of_a_further_set(adapted):
 def test_a_model_names_its_ancestors_through_several_generations(
     adapted, start, trained_run, data_dir, other_data, tmp_path
 ):
-    [first] = load_info(checkpoints(adapted)[-1]).ancestors
+    [first] = ModelFolder(checkpoints(adapted)[-1]).info.ancestors
     assert (first.path, first.data_dir) == (str(start), str(data_dir))
     assert (first.step, len(first.sha256)) == (12, 64)
     train(data_dir, tmp_path / "again", settings(adapted))
     grandchild = average(tmp_path / "again", AverageConfig()).model_dir
-    ancestors = load_info(grandchild).ancestors
+    ancestors = ModelFolder(grandchild).info.ancestors
     assert [each.data_dir for each in ancestors] == [str(data_dir), str(other_data)]
     assert ancestors[0] == first
 
@@ -152,10 +154,12 @@ def test_a_run_resumes_without_naming_its_start(adapted, start, other_data, tmp_
         overrides={"training": {"max_steps": 4}},
     )
     train(other_data, tmp_path / "short", resumed)
-    ours, theirs = (load_weights(checkpoints(path)[-1]) for path in (tmp_path / "short", copy))
+    ours, theirs = (
+        ModelFolder(checkpoints(path)[-1]).weights() for path in (tmp_path / "short", copy)
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert changes["from_model"] == str(start)
-    [ancestor] = load_info(checkpoints(tmp_path / "short")[-1]).ancestors
+    [ancestor] = ModelFolder(checkpoints(tmp_path / "short")[-1]).info.ancestors
     assert ancestor.path == str(moved)
 
 
@@ -174,11 +178,11 @@ def test_another_start_is_refused_on_resume(adapted, start, trained_run):
 def test_a_run_that_never_saved_starts_from_its_model_again(start, other_data, tmp_path):
     run_dir = tmp_path / "run"
     train(other_data, run_dir, settings(start))
-    expected = load_weights(checkpoints(run_dir)[-1])
+    expected = ModelFolder(checkpoints(run_dir)[-1]).weights()
     shutil.rmtree(run_dir / "checkpoints")
     again = run_settings(other_data, run=run_dir, arch=None, config=None, overrides={})
     train(other_data, run_dir, again)
-    found = load_weights(checkpoints(run_dir)[-1])
+    found = ModelFolder(checkpoints(run_dir)[-1]).weights()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert [line["step"] for line in validations(run_dir)] == [0, 2, 4]
 
@@ -192,10 +196,10 @@ def test_frozen_parts_keep_their_weights_and_the_others_change(
     changes = {"optimizer": {"freeze": parts}, "training": {"kernels": kernels}}
     train(other_data, tmp_path / "run", settings(start, **changes))
     newest = checkpoints(tmp_path / "run")[-1]
-    before, after = load_weights(start), load_weights(newest)
+    before, after = ModelFolder(start).weights(), ModelFolder(newest).weights()
     is_frozen = {name: part_of_model(name).startswith(tuple(parts)) for name in before}
     assert {name: torch.equal(before[name], after[name]) for name in before} == is_frozen
-    moments = load_training_state(newest)["trainer"]["moments"]
+    moments = ModelFolder(newest).training_state()["trainer"]["moments"]
     assert set(moments) == {name for name, frozen in is_frozen.items() if not frozen}
 
 
@@ -205,7 +209,7 @@ def test_a_frozen_run_resumed_equals_an_uninterrupted_one(start, other_data, tmp
         for stop in stops:
             run = settings(start, optimizer=optimizer, training={"max_steps": stop})
             train(other_data, tmp_path / name, run)
-    one, two = (load_weights(checkpoints(tmp_path / name)[-1]) for name in ("one", "two"))
+    one, two = (ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 

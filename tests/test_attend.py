@@ -15,9 +15,9 @@ import torch
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model, load_weights, save_checkpoint
-from tfm.folders.run_folder import checkpoints, find_model
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
+from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.model.weights import record_attention
@@ -50,7 +50,7 @@ def picture(trained_run, tmp_path, monkeypatch):
 def recurrent(trained_run, tmp_path_factory):
     """An untrained recurrent model with the run's vocabulary."""
     folder = checkpoints(trained_run)[-1]
-    info = load_info(folder)
+    info = ModelFolder(folder).info
     run = run_config("rnn", {"model": {"d_model": 8, "num_encoder_layers": 1}})
     torch.manual_seed(0)
     source_size, target_size = info.vocab_sizes
@@ -95,17 +95,17 @@ def test_without_a_target_the_model_translates_the_sentence(picture, trained_run
     data = data_of(tmp_path / "attention.html")
     assert data["target"] == {"text": result.target, "language": "de"}
     assert data["source"] == {"text": SENTENCE, "language": "en"}
-    assert data["note"] == f"{find_model(trained_run)}, translated with beam 3"
+    assert data["note"] == f"{ModelFolder.open(trained_run).path}, translated with beam 3"
 
 
 def test_a_given_target_is_decoded_by_force(picture, trained_run, tmp_path):
     target = "ich kaufe die roten Autos"
     assert picture(target=target).target == target
-    folder = find_model(trained_run)
+    folder = ModelFolder.open(trained_run).path
     vocabulary = Vocabulary.load(folder)
     [source_ids] = vocabulary.source.encode([SENTENCE])
     [target_ids] = vocabulary.target.encode([target])
-    model = load_model(folder, load_info(folder))
+    model = ModelFolder(folder).model()
     source = torch.tensor([[*source_ids, EOS]])
     expected = record_attention(
         model, source, torch.tensor([source.size(1)]), torch.tensor([[BOS, *target_ids]])
@@ -257,7 +257,7 @@ def test_the_command_prints_the_pictures_and_says_what_they_show(tfm, trained_ru
         "--out", "a.html", "--out", "b.svg", "--kind", "decoder", "--layer", "1", "--head", "2",
     )  # fmt: skip
     assert (code, out) == (0, "a.html\nb.svg\n")
-    model = Path("runs/one") / find_model(trained_run).relative_to(trained_run)
+    model = Path("runs/one") / ModelFolder.open(trained_run).path.relative_to(trained_run)
     assert err == f"attend: {model}: seven cars → sieben Autos\n"
     assert data_of(tmp_path / "a.html")["start"] == {"kind": "decoder", "layer": 1, "heads": [2]}
     assert "head 2" in texts(tmp_path / "b.svg")
@@ -294,9 +294,11 @@ def test_a_usage_error_is_one_line(tfm, arguments, message):
 @pytest.mark.parametrize("target", [None, "Ich kaufe"])
 def test_a_model_that_diverged_is_not_drawn(picture, make_model, tmp_path, target):
     folder = make_model()
-    weights = {name: weight.fill_(math.nan) for name, weight in load_weights(folder).items()}
+    weights = {
+        name: weight.fill_(math.nan) for name, weight in ModelFolder(folder).weights().items()
+    }
     files = Vocabulary.load(folder).files()
-    save_checkpoint(folder, load_info(folder), weights, subword_files=files)
+    save_checkpoint(folder, ModelFolder(folder).info, weights, subword_files=files)
     with pytest.raises(CheckpointError, match="gives no finite probabilities"):
         picture(model=folder, target=target)
     assert not (tmp_path / "attention.html").exists()

@@ -10,9 +10,9 @@ import torch
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights, save_checkpoint
-from tfm.folders.run_folder import best_checkpoints, checkpoint_path, checkpoints
+from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
+from tfm.folders.run_folder import checkpoint_path, checkpoints
+from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
@@ -27,13 +27,17 @@ def run_dir(trained_run, tmp_path):
 def long_run(run_dir):
     """Return the run with its three checkpoints at steps 104, 108 and 112."""
     for path in checkpoints(run_dir):
-        save_again(path, load_info(path).step + 100)
+        save_again(path, ModelFolder(path).info.step + 100)
     return run_dir
 
 
 def save_again(path, step, **changes):
     """Replace a checkpoint by one at another step."""
-    info, weights, bpe = load_info(path), load_weights(path), (path / "bpe.model").read_bytes()
+    info, weights, bpe = (
+        ModelFolder(path).info,
+        ModelFolder(path).weights(),
+        (path / "bpe.model").read_bytes(),
+    )
     shutil.rmtree(path)
     save_checkpoint(
         checkpoint_path(path.parents[1], step),
@@ -46,8 +50,8 @@ def save_again(path, step, **changes):
 def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
     result = average(run_dir, AverageConfig(last=3))
     assert (result.model_dir, result.steps) == (run_dir / "averaged", [4, 8, 12])
-    weights = [load_weights(path) for path in checkpoints(run_dir)]
-    for name, tensor in load_weights(result.model_dir).items():
+    weights = [ModelFolder(path).weights() for path in checkpoints(run_dir)]
+    for name, tensor in ModelFolder(result.model_dir).weights().items():
         mean = sum(each[name].double() for each in weights) / 3
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
 
@@ -67,24 +71,26 @@ def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_
     _, before, newest = checkpoints(long_run)
     save_checkpoint(  # as when a signal stops the training
         checkpoint_path(long_run, 110),
-        replace(load_info(before), step=110, metrics={}),
-        load_weights(before),
+        replace(ModelFolder(before).info, step=110, metrics={}),
+        ModelFolder(before).weights(),
         subword_files={},
     )
     assert len(checkpoints(long_run)) == 4
     assert average(long_run, AverageConfig()).steps == [108, 112]
     shutil.rmtree(newest)
     result = average(long_run, AverageConfig())
-    assert (result.steps, load_info(result.model_dir).step) == ([104, 108], 110)
+    assert (result.steps, ModelFolder(result.model_dir).info.step) == ([104, 108], 110)
     assert "steps 104, 108; step 110 is left out" in result.summary
 
 
 def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):
-    best = best_checkpoints(run_dir, "loss")[:2]
-    expected = sorted(load_info(path).step for path in best)
+    best = best_first(open_checkpoints(run_dir), "loss")[:2]
+    expected = sorted(each.info.step for each in best)
     result = average(run_dir, AverageConfig(best=2))
     assert result.steps == expected
-    assert load_info(result.model_dir).step == load_info(checkpoints(run_dir)[-1]).step
+    assert (
+        ModelFolder(result.model_dir).info.step == ModelFolder(checkpoints(run_dir)[-1]).info.step
+    )
 
 
 def test_an_average_is_a_complete_model_without_training_state(run_dir):
@@ -92,7 +98,7 @@ def test_an_average_is_a_complete_model_without_training_state(run_dir):
     assert sorted(path.name for path in model_dir.iterdir()) == [
         "bpe.model", "config.json", "model.safetensors",
     ]  # fmt: skip
-    info = load_info(model_dir)
+    info = ModelFolder(model_dir).info
     assert (info.step, info.averaged, info.metrics) == (12, (12,), {})
     assert len(Translator.load(run_dir, device="cpu").translate(["seven"])) == 1
 
@@ -110,7 +116,7 @@ def with_validation_text(run_dir, data_dir, tmp_path):
         lines = (data_dir / f"train.{language}").read_text().splitlines(keepends=True)[:100]
         (folder / f"valid.{language}").write_text("".join(lines) + "\n")
     for path in checkpoints(run_dir):
-        save_again(path, load_info(path).step, data_dir=str(folder), search={"beam_size": 2})
+        save_again(path, ModelFolder(path).info.step, data_dir=str(folder), search={"beam_size": 2})
     return run_dir
 
 
@@ -118,14 +124,14 @@ def test_a_calibrated_average_has_a_confidence_that_grows_with_the_probability(
     with_validation_text,
 ):
     plain = average(with_validation_text, AverageConfig())
-    weights = {name: each.clone() for name, each in load_weights(plain.model_dir).items()}
+    weights = {name: each.clone() for name, each in ModelFolder(plain.model_dir).weights().items()}
     translator = Translator.load(plain.model_dir, device="cpu")
     assert [best.confidence for [best] in translator.search(["seven"])] == [None]
 
     result = average(with_validation_text, AverageConfig(calibrate=True))
-    assert result.calibrated_on == load_info(result.model_dir).calibration.num_lines == 100
+    assert result.calibrated_on == ModelFolder(result.model_dir).info.calibration.num_lines == 100
     assert result.summary.endswith(", calibrated on 100 lines")
-    calibrated = load_weights(result.model_dir)
+    calibrated = ModelFolder(result.model_dir).weights()
     assert all(torch.equal(calibrated[name], each) for name, each in weights.items())
     translator = Translator.load(result.model_dir, device="cpu")
     lines = ["seven", "on Monday", "today is the third of May", ""]
@@ -149,7 +155,7 @@ def log_prob_per_token(found):
 
 def test_calibrating_is_refused_before_anything_is_written(run_dir, with_validation_text):
     for path in checkpoints(run_dir):
-        save_again(path, load_info(path).step, task="parsing")
+        save_again(path, ModelFolder(path).info.step, task="parsing")
     with pytest.raises(UsageError, match="trains a parser"):
         average(run_dir, AverageConfig(calibrate=True))
     assert not (run_dir / "averaged").exists()
@@ -163,13 +169,13 @@ def test_calibrating_on_a_few_lines_is_refused(run_dir):
 
 def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_path):
     checkpoint = checkpoints(run_dir)[0]
-    before = load_info(checkpoint)
+    before = ModelFolder(checkpoint).info
     with pytest.raises(UsageError, match="is no average: choose another folder with --out"):
         average(run_dir, AverageConfig(), out_dir=checkpoint)
-    assert load_info(checkpoint) == before
+    assert ModelFolder(checkpoint).info == before
     for last in (1, 2):
         average(run_dir, AverageConfig(last=last), out_dir=tmp_path / "mean")
-    assert len(load_info(tmp_path / "mean").averaged) == 2
+    assert len(ModelFolder(tmp_path / "mean").info.averaged) == 2
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -181,7 +187,7 @@ def test_an_average_keeps_the_files_that_others_put_there(run_dir, is_damaged):
     if is_damaged:
         (averaged / "config.json").write_text("{")
     average(run_dir, AverageConfig(last=2))
-    assert len(load_info(averaged).averaged) == 2
+    assert len(ModelFolder(averaged).info.averaged) == 2
     assert (averaged / "shortlist.safetensors").read_bytes() == b"mine"
     assert (averaged / "notes" / "x").read_text() == "mine"
 
@@ -205,9 +211,9 @@ def test_a_damaged_checkpoint_is_named(run_dir):
 
 
 def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypatch):
-    listed = checkpoints(run_dir)
-    monkeypatch.setattr(average_module, "scheduled_checkpoints", lambda _: listed)
-    shutil.rmtree(listed[0])
+    listed = open_checkpoints(run_dir)
+    monkeypatch.setattr(average_module, "open_checkpoints", lambda _: listed)
+    shutil.rmtree(listed[0].path)
     with pytest.raises(CheckpointError, match="step-00000004 was removed while it was read"):
         average(run_dir, AverageConfig(last=3))
     assert average(run_dir, AverageConfig(last=2)).steps == [8, 12]
@@ -215,9 +221,11 @@ def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypa
 
 def test_checkpoints_of_a_training_that_diverged_are_not_averaged(run_dir):
     newest = checkpoints(run_dir)[-1]
-    weights = {name: weight.fill_(math.nan) for name, weight in load_weights(newest).items()}
+    weights = {
+        name: weight.fill_(math.nan) for name, weight in ModelFolder(newest).weights().items()
+    }
     files = Vocabulary.load(newest).files()
-    save_checkpoint(newest, load_info(newest), weights, subword_files=files)
+    save_checkpoint(newest, ModelFolder(newest).info, weights, subword_files=files)
     with pytest.raises(CheckpointError, match=r"step-00000012 is not finite: training diverged"):
         average(run_dir, AverageConfig(last=2))
     assert not (run_dir / "averaged").exists()

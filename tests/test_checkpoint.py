@@ -16,17 +16,14 @@ from tfm.config import FIRST_NORMALIZATION
 from tfm.errors import CheckpointError
 from tfm.folders import model_folder
 from tfm.folders.model_folder import (
+    STATE,
+    WEIGHTS,
     DamagedCheckpointError,
+    ModelFolder,
     _checksum,
-    check_model,
-    load_info,
 )
-from tfm.folders.model_tensors import (
-    average_weights,
-    load_training_state,
-    load_weights,
-    save_checkpoint,
-)
+from tfm.folders.saving import save_checkpoint
+from tfm.stages.average import average_weights
 from tfm.storage.files import sha256_of
 
 FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]
@@ -44,7 +41,14 @@ def save(path, info=None, *, weights=None, state=None):
 
 
 def load_all(path):
-    return load_info(path), load_weights(path), load_training_state(path)
+    folder = ModelFolder(path)
+    return folder.info, folder.weights(), folder.training_state()
+
+
+def verify(path):
+    folder = ModelFolder(path)
+    folder.file(WEIGHTS)
+    folder.file(STATE)
 
 
 @pytest.fixture
@@ -93,7 +97,7 @@ def test_any_flipped_bit_is_detected(model_dir, name, data):
     position, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
     path.write_bytes(flip_bit(content, position, bit))
     try:
-        for check in (check_model, load_all):
+        for check in (verify, load_all):
             # A flip in the key "checksum" makes it an unknown key.
             damage = rf"cannot read .*{name}: (it is damaged|unknown key)"
             with pytest.raises(CheckpointError, match=damage):
@@ -123,15 +127,16 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_damaged(model_dir, monkey
 
     monkeypatch.setattr(model_folder, "sha256_of", fail)
     with pytest.raises(CheckpointError, match=r"bpe\.model: Input/output error") as caught:
-        load_info(model_dir)
+        ModelFolder(model_dir)
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
 def test_a_model_removed_during_reading_is_not_reported_as_damaged(model_dir):
+    folder = ModelFolder(model_dir)
     shutil.rmtree(model_dir)
-    for load in (load_info, load_weights, load_training_state):
+    for load in (lambda: ModelFolder(model_dir), folder.weights, folder.training_state):
         with pytest.raises(CheckpointError, match="was removed while it was read") as caught:
-            load(model_dir)
+            load()
         assert not isinstance(caught.value, DamagedCheckpointError)
 
 
@@ -151,7 +156,7 @@ def test_a_model_of_an_older_tfm_reads_text_by_the_first_rules(model_dir, space)
         record["normalizes_space"] = space
 
     edit(model_dir, forget_version)
-    assert load_info(model_dir).normalization == dataclasses.replace(
+    assert ModelFolder(model_dir).info.normalization == dataclasses.replace(
         FIRST_NORMALIZATION, space=space
     )
 
@@ -162,11 +167,11 @@ def test_the_error_for_edited_settings_explains_how_to_accept_them(model_dir):
     with pytest.raises(
         CheckpointError, match='was edited: if you edited it, remove its "checksum"'
     ):
-        load_info(model_dir)
+        ModelFolder(model_dir)
     record = json.loads((model_dir / "config.json").read_text())
     del record["checksum"]
     (model_dir / "config.json").write_text(json.dumps(record))
-    assert load_info(model_dir).data_dir == "data/y"
+    assert ModelFolder(model_dir).info.data_dir == "data/y"
 
 
 NESTED = {"a": 1}
@@ -197,13 +202,13 @@ def test_a_record_with_invalid_values_is_refused_though_its_checksum_is_correct(
 def test_a_record_with_a_missing_value_is_refused(model_dir):
     edit(model_dir, lambda record: record.pop("source"))
     with pytest.raises(CheckpointError, match=r"config\.json: source is missing; choose another"):
-        load_info(model_dir)
+        ModelFolder(model_dir)
 
 
 def test_a_model_of_another_program_is_refused(model_dir):
     (model_dir / "config.json").write_text('{"model_type": "marian"}')
     with pytest.raises(CheckpointError, match=r"is not of a tfm model: .* with tfm import"):
-        load_info(model_dir)
+        ModelFolder(model_dir)
 
 
 def test_a_model_of_another_format_is_refused(model_dir):
@@ -211,7 +216,7 @@ def test_a_model_of_another_format_is_refused(model_dir):
     with pytest.raises(
         CheckpointError, match="has format 99, but this version of tfm reads format"
     ) as caught:
-        load_info(model_dir)
+        ModelFolder(model_dir)
     assert not isinstance(caught.value, DamagedCheckpointError)
 
 
@@ -245,7 +250,7 @@ def test_an_invalid_training_state_is_refused_though_its_checksum_is_correct(mod
     content = safetensors.torch.save({}, metadata={"state": outline})
     replace_file(model_dir, "training.safetensors", content)
     with pytest.raises(CheckpointError, match=r"training\.safetensors: it is damaged"):
-        load_training_state(model_dir)
+        ModelFolder(model_dir).training_state()
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -263,11 +268,11 @@ def test_an_average_is_the_mean_of_the_weights(tmp_path):
     torch.manual_seed(0)
     weights = [{"a": torch.randn(50, 3), "b": torch.randn(4)} for _ in range(3)]
     paths = [save(tmp_path / str(i), weights=w) for i, w in enumerate(weights)]
-    averaged = average_weights(paths)
+    averaged = average_weights(list(map(ModelFolder, paths)))
     for name in ("a", "b"):
         mean = sum(w[name].double() for w in weights) / 3
         torch.testing.assert_close(averaged[name], mean.float(), rtol=0, atol=0)
-        assert torch.equal(average_weights(paths[:1])[name], weights[0][name])
+        assert torch.equal(average_weights([ModelFolder(paths[0])])[name], weights[0][name])
 
 
 @pytest.mark.parametrize(
@@ -279,7 +284,7 @@ def test_different_models_cannot_be_averaged(tmp_path, other):
         save(tmp_path / "y", weights=other),
     ]
     with pytest.raises(CheckpointError, match="not checkpoints of one model"):
-        average_weights(paths)
+        average_weights(list(map(ModelFolder, paths)))
 
 
 def test_a_damaged_model_cannot_be_averaged(tmp_path):
@@ -288,9 +293,9 @@ def test_a_damaged_model_cannot_be_averaged(tmp_path):
     content[-1] ^= 1
     (paths[1] / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"y/model\.safetensors: it is damaged"):
-        average_weights(paths)
+        average_weights(list(map(ModelFolder, paths)))
 
 
 def test_every_field_of_a_model_is_saved(tmp_path):
     info = dataclasses.replace(new_info(7, {"loss": 1.25}, seed=3), averaged=(5, 6, 7))
-    assert load_info(save(tmp_path / "model", info)) == info
+    assert ModelFolder(save(tmp_path / "model", info)).info == info

@@ -27,8 +27,8 @@ from tfm.config import (
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.device.compute import torch_and_device
-from tfm.folders.model_folder import load_info
-from tfm.folders.run_folder import newest_intact_checkpoint
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.saving import newest_intact_checkpoint
 
 COMMANDS = [
     "prepare",
@@ -237,7 +237,7 @@ def test_without_arch_the_preset_suits_the_dataset_and_is_printed(run, data_dir)
     code, out, err = run("train", data_dir, *flags)
     assert (code, out) == (0, "")
     assert err.startswith(CHOSEN)
-    assert load_info(newest_intact_checkpoint(Path("runs/tiny-tiny"))).run.arch == "tiny"
+    assert ModelFolder(newest_intact_checkpoint(Path("runs/tiny-tiny"))).info.run.arch == "tiny"
 
 
 @pytest.mark.parametrize("named", [["--arch", "base"], ["--config", "x.toml"]])

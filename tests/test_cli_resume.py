@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tfm.config import read_toml
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints, newest_step, trained_on
 from tfm.storage.files import read_json
 from tfm.training.loop import TrainingRun
@@ -71,7 +71,7 @@ def test_flags_take_precedence_over_the_settings_of_the_run(run, run_dir):
     code, _, err = run("train", "--run", run_dir, "--max-steps", 13)
     assert code == 0, err
     assert newest_step(run_dir) == 13
-    before, after = (load_info(path).run for path in checkpoints(run_dir)[-2:])
+    before, after = (ModelFolder(path).info.run for path in checkpoints(run_dir)[-2:])
     assert (before.model, before.optimizer) == (after.model, after.optimizer)
     assert read_toml(run_dir / "config.toml")["training"]["max_steps"] == 13
 

@@ -11,9 +11,9 @@ from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, DataError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
+from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.stages.export import check, folder
 from tfm.stages.export.folder import Quantization, export
@@ -124,7 +124,7 @@ def test_both_find_the_same_translations_without_a_length_penalty(trained_norms,
 def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
     exported = export(trained_norms["pre"], out_dir=tmp_path / "out").out_dir
     lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
-    agreement = check.compare(checkpoints(trained_norms["post"])[-1], exported, lines)
+    agreement = check.compare(ModelFolder(checkpoints(trained_norms["post"])[-1]), exported, lines)
     assert (agreement.num_lines, agreement.max_error > 0.1) == (8, True)
     numbers = [each.line_number for each in agreement.differences]
     assert len(numbers) > 2
@@ -139,7 +139,7 @@ def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
 def test_the_check_gives_both_programs_normalized_text(trained_norms, tmp_path):
     exported = export(trained_norms["post"], out_dir=tmp_path / "out").out_dir
     lines = ["on\tMonday", "\u200b", " I am\xa0buying 3 red cars for $5. "]
-    agreement = check.compare(checkpoints(trained_norms["post"])[-1], exported, lines)
+    agreement = check.compare(ModelFolder(checkpoints(trained_norms["post"])[-1]), exported, lines)
     assert (agreement.num_lines, agreement.differences) == (2, [])
     assert agreement.max_error < 1e-4
 
@@ -165,12 +165,14 @@ def test_nan_does_not_pass_the_check():
 
 def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_model, tmp_path):
     model = make_model()
-    info = load_info(model)
+    opened = ModelFolder(model)
+    info = opened.info
+    opened.info = replace(info, source="de", target="en")
     with pytest.raises(DataError, match=r"no test set from de in .*: leave --check out"):
-        check.lines_to_check(replace(info, source="de", target="en"), 3)
+        check.lines_to_check(opened, 3)
     info = replace(info, data_dir=str(tmp_path / "gone"))
     files = Vocabulary.load(model).files()
-    save_checkpoint(model, info, dict(load_weights(model)), subword_files=files)
+    save_checkpoint(model, info, dict(ModelFolder(model).weights()), subword_files=files)
     with pytest.raises(DataError, match=r"no test set from en in .*gone.*: leave --check out"):
         export(model, check_lines=3)
     assert list(tmp_path.iterdir()) == [model]

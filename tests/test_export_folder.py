@@ -14,9 +14,9 @@ import pytest
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
+from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
 from tfm.stages.models import summarize_model
@@ -214,9 +214,9 @@ def test_a_library_that_is_too_old_is_refused(make_model, monkeypatch, version, 
 
 def test_another_subword_model_is_refused(make_model, data_dir):
     model = make_model(tied_embeddings="none")
-    info = load_info(model)
+    info = ModelFolder(model).info
     save_checkpoint(
-        model, info, load_weights(model), subword_files=Vocabulary.load(data_dir).files()
+        model, info, ModelFolder(model).weights(), subword_files=Vocabulary.load(data_dir).files()
     )
     with pytest.raises(CheckpointError, match="was trained with subword model"):
         export(model)

@@ -12,7 +12,7 @@ from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization,
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.translator import Translator
 from tfm.stages.export.folder import export
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_expressed_is_refused(make_model, tmp_path, changes, miss
 
 
 def test_other_architectures_and_subword_models_are_refused(make_model, make_dataset, tmp_path):
-    info = load_info(make_model())
+    info = ModelFolder(make_model()).info
     pairs = list(generate_pairs("train", num_pairs=200, seed=1))
     splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
     data_dir = make_dataset(tmp_path / "data", splits, vocab_size=350, model_type="unigram")

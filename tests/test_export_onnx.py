@@ -9,6 +9,7 @@ import pytest
 from tfm.config import SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.translator import Translator
 from tfm.stages.export import check
 from tfm.stages.export.folder import export
@@ -56,7 +57,7 @@ def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_sea
     expected = model.translate(LINES[1:], config)
     assert [names["translate"](line) for line in LINES[1:]] == expected
     assert len(set(expected)) > 4
-    agreement = check.compare(path, exported, LINES, "onnx")
+    agreement = check.compare(ModelFolder(path), exported, LINES, "onnx")
     assert (agreement.num_lines, agreement.differences) == (6, [])
     assert (agreement.program, agreement.beam_size) == ("ONNX Runtime", 1)
     assert 0 < agreement.max_error < 1e-4
@@ -68,7 +69,7 @@ def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_sea
 def test_both_compute_a_model_with_learned_positions(make_model):
     path = make_model(**SMALL, learned_positions=200)
     exported = export(path, format_="onnx").out_dir
-    agreement = check.compare(path, exported, ["7 cars", "9"], "onnx")
+    agreement = check.compare(ModelFolder(path), exported, ["7 cars", "9"], "onnx")
     assert agreement.differences == []
     assert 0 < agreement.max_error < 1e-4
 

@@ -141,7 +141,7 @@ def test_typed_sentences_get_a_hint_and_no_progress_bar(translated, user, capsys
 @pytest.mark.usefixtures("terminal")
 def test_without_text_the_test_set_of_the_newest_run_is_translated(trained_run, data_dir, tmp_path):
     plan = plan_generation([], input_path=None, split=None, runs_dir=trained_run.parent)
-    assert plan.models == [checkpoints(trained_run)[-1]]
+    assert [model.path for model in plan.models] == [checkpoints(trained_run)[-1]]
     assert (plan.source.path, plan.source.split) == (data_dir / "test.en", "test")
     assert plan.source.reference == data_dir / "test.de"
     found = list(generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path))

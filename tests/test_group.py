@@ -11,8 +11,7 @@ import torch
 
 from tfm.config import run_toml
 from tfm.distributed.group import Group
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.stages.train import train
 
@@ -107,7 +106,7 @@ def losses(run_dir):
 
 
 def bleus(run_dir):
-    return [load_info(path).metrics["bleu"] for path in checkpoints(run_dir)]
+    return [ModelFolder(path).info.metrics["bleu"] for path in checkpoints(run_dir)]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,7 @@ def assert_same_run(one, other):
     assert losses(one).keys() == losses(other).keys()
     assert list(losses(one).values()) == pytest.approx(list(losses(other).values()), rel=1e-5)
     assert bleus(one) == bleus(other)
-    weights, expected = (load_weights(checkpoints(run)[-1]) for run in (one, other))
+    weights, expected = (ModelFolder(checkpoints(run)[-1]).weights() for run in (one, other))
     for name in expected:
         torch.testing.assert_close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
 
@@ -195,7 +194,7 @@ def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run,
     codes, errors = run_processes(run_dir, settings, meanwhile=stop)
     assert codes == [0, 0], errors
     [saved] = checkpoints(run_dir)
-    step = load_info(saved).step
+    step = ModelFolder(saved).info.step
     assert f"stopped and saved at step {step:,}; run the same command to resume" in errors[0]
     assert errors[1] == ""
 

@@ -14,8 +14,7 @@ from foreign_models import PAIRS, new_fairseq, new_marian
 from tfm.cli import main as cli
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
 from tfm.stages.importing.folder import import_model
@@ -130,12 +129,12 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
     batching = {"batch_tokens": 600, "bucket_tokens": 100}
     start = run_config(
         None,
-        adapting_table(load_info(imported).run),
+        adapting_table(ModelFolder(imported).info.run),
         {"training": {**settings, "max_epochs": None}, "batching": batching},
     )
     result = train(data, tmp_path / "run", replace(start, from_model=str(imported)))
     assert result.step == 4
-    info = load_info(tmp_path / "run" / "checkpoints" / "step-00000004")
+    info = ModelFolder(tmp_path / "run" / "checkpoints" / "step-00000004").info
     assert [ancestor.path for ancestor in info.ancestors][-1] == str(imported)
     assert len(info.ancestors) == 2
     assert info.run.model.output_bias
@@ -147,7 +146,7 @@ def test_an_imported_model_is_exported(imported, tmp_path):
     from tfm.stages.export.folder import export
 
     exported = export(imported, out_dir=tmp_path / "out").out_dir
-    assert check.compare(imported, exported, LINES).max_error < 1e-3
+    assert check.compare(ModelFolder(imported), exported, LINES).max_error < 1e-3
 
 
 # --- fairseq
@@ -288,7 +287,7 @@ def test_weights_that_are_no_finite_numbers_of_the_right_shape_are_refused(
 
 def test_weights_in_other_precisions_are_imported(import_changed, fairseq):
     weights = {name: each.to(torch.bfloat16) for name, each in fairseq[1]["model"].items()}
-    found = load_weights(import_changed(weights=weights).out_dir)
+    found = ModelFolder(import_changed(weights=weights).out_dir).weights()
     assert {each.dtype for each in found.values()} == {torch.float32}
 
 

@@ -10,7 +10,7 @@ import torch
 from tfm.config import run_toml
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoint_path, checkpoints
 from tfm.stages.train import train
 from tfm.training.trainer import Trainer
@@ -31,7 +31,7 @@ def records(run_dir, kind):
 
 
 def steps(run_dir):
-    return [load_info(path).step for path in checkpoints(run_dir)]
+    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 @pytest.fixture

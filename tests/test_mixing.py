@@ -19,7 +19,7 @@ from tfm.data.plan import expand
 from tfm.data.subword import Vocabulary, learn_subword_model
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
-from tfm.folders.run_folder import find_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.pair_scores import PairScorer
 from tfm.inference.translator import Translator
 from tfm.stages.attend import attend
@@ -288,7 +288,7 @@ def tagged_run(tagged_dir, tiny_run, tmp_path_factory):
 
 def described_as(run_dir, folder, **changes):
     """Return a copy of the model of a run with another description."""
-    shutil.copytree(find_model(run_dir), folder)
+    shutil.copytree(ModelFolder.open(run_dir).path, folder)
     record = json.loads((folder / "config.json").read_text())
     del record["checksum"]
     (folder / "config.json").write_text(json.dumps(record | changes))

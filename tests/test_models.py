@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tfm.folders.model_folder import CONFIG, WEIGHTS, load_info
-from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders.model_folder import CONFIG, WEIGHTS, ModelFolder
 from tfm.folders.run_folder import checkpoint_path
+from tfm.folders.saving import save_checkpoint
 from tfm.stages.models import describe_export, find_models, summarize_model
 
 
@@ -17,7 +17,7 @@ from tfm.stages.models import describe_export, find_models, summarize_model
 def make_folder(make_model, tmp_path):
     """Copy a model to a folder, with changes of its description."""
     model = make_model()
-    info, weights = load_info(model), load_weights(model)
+    info, weights = ModelFolder(model).info, ModelFolder(model).weights()
     files = {"bpe.model": (model / "bpe.model").read_bytes()}
 
     def make(name, **changes):
@@ -56,7 +56,9 @@ def test_a_summary_has_languages_size_and_license(make_folder, tiny_run):
     assert (found.kind, found.source, found.target, found.license) == (
         *("checkpoint", "en", "de", "CC-BY-4.0"),
     )
-    assert found.num_parameters == sum(weight.numel() for weight in load_weights(path).values())
+    assert found.num_parameters == sum(
+        weight.numel() for weight in ModelFolder(path).weights().values()
+    )
     assert found.num_bytes == sum(file.stat().st_size for file in path.iterdir())
     assert found.num_bytes > 4 * found.num_parameters
 

@@ -11,9 +11,8 @@ from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig
 from tfm.data.corpus.loading import recipe_from_trees
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import parse_tree_line, words_of
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model, load_weights
-from tfm.folders.run_folder import checkpoints, find_model
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.forced import forced_decoding
@@ -87,7 +86,7 @@ def test_a_parser_is_validated_by_bracket_f1(parser):
 
 
 def test_a_parser_has_the_search_settings_of_its_dataset(parser):
-    info = load_info(find_model(parser / "runs" / "trees"))
+    info = ModelFolder(ModelFolder.open(parser / "runs" / "trees").path).info
     assert info.task == "parsing"
     assert info.search == {"beam_size": 21, "length_penalty": 0.3, "max_extra_length": 300}
 
@@ -97,7 +96,7 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
     plan = plan_generation(
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
     )
-    config = SearchConfig.for_model({**plan.search, "max_extra_length": 20}, {"beam_size": 2})
+    config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
     outputs = list(generate(plan, config, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
@@ -140,13 +139,13 @@ def check_variation(data_dir, folder, run_of):
     train(data_dir, straight, run_of(4))
     train(data_dir, stopped, run_of(2))
     train(data_dir, stopped, run_of(4))
-    weights, others = (load_weights(checkpoints(run)[-1]) for run in (straight, stopped))
+    weights, others = (ModelFolder(checkpoints(run)[-1]).weights() for run in (straight, stopped))
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     average(straight, AverageConfig(last=2))
-    folder = find_model(straight)
+    folder = ModelFolder.open(straight).path
     assert folder.name == "averaged"
-    model = load_model(folder, load_info(folder)).eval()
+    model = ModelFolder(folder).model().eval()
     source = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
     lengths = torch.tensor([4, 2])
     config = SearchConfig(max_extra_length=8)

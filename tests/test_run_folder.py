@@ -9,23 +9,23 @@ import torch
 from small_models import new_info
 
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders import run_folder
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_weights, save_checkpoint
+from tfm.folders import model_folder, run_folder, saving
+from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import (
-    best_checkpoints,
     check_new_run,
     checkpoint_path,
     checkpoints,
-    find_model,
-    last_good_checkpoint,
-    newest_intact_checkpoint,
     newest_run,
-    prune_checkpoints,
     record_dataset,
     record_run,
     recorded_runs,
     trained_on,
+)
+from tfm.folders.saving import (
+    last_good_checkpoint,
+    newest_intact_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
 )
 
 STATE = "training.safetensors"
@@ -63,7 +63,11 @@ def make_run(tmp_path):
 
 
 def steps_of(paths):
-    return [load_info(path).step for path in paths]
+    return [ModelFolder(path).info.step for path in paths]
+
+
+def best(run_dir, metric):
+    return [each.path for each in best_first(open_checkpoints(run_dir), metric)]
 
 
 def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
@@ -108,12 +112,12 @@ def test_a_damaged_record_of_the_dataset_is_named_with_the_remedy(tmp_path, cont
 def test_checkpoints_are_ranked_by_quality_then_by_step(make_run):
     run_dir = make_run({1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.0})
     for metric in ("loss", "score"):
-        assert steps_of(best_checkpoints(run_dir, metric)) == [5, 2, 3, 1]
+        assert steps_of(best(run_dir, metric)) == [5, 2, 3, 1]
 
 
 def test_a_checkpoint_with_a_nan_loss_is_never_the_best(make_run):
     run_dir = make_run({1: float("nan"), 2: 3.0, 3: float("nan"), 4: 2.0, 5: float("inf")})
-    assert steps_of(best_checkpoints(run_dir, "loss")) == [4, 2, 5]
+    assert steps_of(best(run_dir, "loss")) == [4, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,7 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(make_run, keep_last, 
     assert len(list((run_dir / "checkpoints").iterdir())) == len(kept)
     with_state = [path for path in checkpoints(run_dir) if (path / STATE).exists()]
     assert steps_of(with_state) == kept[-2:]
-    assert all(load_weights(path) for path in checkpoints(run_dir))
+    assert all(ModelFolder(path).weights() for path in checkpoints(run_dir))
 
 
 def test_pruning_removes_leftovers_of_a_killed_run(make_run):
@@ -148,24 +152,24 @@ def test_pruning_removes_leftovers_of_a_killed_run(make_run):
 
 def test_the_model_of_a_run_is_its_average_or_best_or_newest_checkpoint(make_run):
     run_dir = make_run({1: None, 2: None}, best_metric="loss")
-    assert find_model(run_dir).name == "step-00000002"
+    assert ModelFolder.open(run_dir).path.name == "step-00000002"
     make_run({3: 1.0, 4: 2.0}, best_metric="loss")
-    assert find_model(run_dir).name == "step-00000003"
+    assert ModelFolder.open(run_dir).path.name == "step-00000003"
     save(run_dir / "averaged", new_info(4, {}))
-    assert find_model(run_dir).name == "averaged"
-    assert find_model(run_dir / "averaged") == run_dir / "averaged"
+    assert ModelFolder.open(run_dir).path.name == "averaged"
+    assert ModelFolder.open(run_dir / "averaged").path == run_dir / "averaged"
     with pytest.raises(CheckpointError, match="not a run or model folder"):
-        find_model(run_dir / "checkpoints")
+        ModelFolder.open(run_dir / "checkpoints")
     with pytest.raises(UsageError, match="nowhere does not exist: check its name"):
-        find_model(run_dir / "nowhere")
+        ModelFolder.open(run_dir / "nowhere")
 
 
 def test_the_current_folder_may_be_a_run(make_run, monkeypatch):
     run_dir = make_run({1: None}, best_metric="loss")
     monkeypatch.chdir(run_dir)
-    assert find_model(Path()).samefile(run_dir / "checkpoints" / "step-00000001")
+    assert ModelFolder.open(Path()).path.samefile(run_dir / "checkpoints" / "step-00000001")
     monkeypatch.chdir("checkpoints/step-00000001")
-    assert find_model(Path()) == Path()
+    assert ModelFolder.open(Path()).path == Path()
 
 
 def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warning(
@@ -173,14 +177,14 @@ def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warni
 ):
     run_dir = make_run({1: 1.0, 2: 2.0}, best_metric="loss")
     save(run_dir / "averaged", new_info(2, {}))
-    assert find_model(run_dir).name == "averaged"
+    assert ModelFolder.open(run_dir).path.name == "averaged"
     assert not capsys.readouterr().err
     make_run({3: 0.5}, best_metric="loss")
-    assert find_model(run_dir).name == "step-00000003"
+    assert ModelFolder.open(run_dir).path.name == "step-00000003"
     said = capsys.readouterr().err
     assert "averaged is older than the newest checkpoint: using" in said
     assert said.count("\n") == 1
-    assert find_model(run_dir / "averaged").name == "averaged"
+    assert ModelFolder.open(run_dir / "averaged").path.name == "averaged"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ def test_the_reason_is_given_if_another_checkpoint_than_the_newest_is_used(
     make_run, capsys, losses, metric, chosen, reason
 ):
     run_dir = make_run(losses, best_metric=metric)
-    assert find_model(run_dir) == checkpoint_path(run_dir, chosen)
+    assert ModelFolder.open(run_dir).path == checkpoint_path(run_dir, chosen)
     expected = f"{run_dir}: using step-{chosen:08d}, the best by validation {metric}; {reason}\n"
     assert capsys.readouterr().err == (expected if reason else "")
 
@@ -276,7 +280,7 @@ def test_a_run_does_not_resume_from_a_checkpoint_without_state(make_run):
         damage(checkpoint_path(run_dir, step), STATE)
     with pytest.raises(CheckpointError, match=r"newest intact .*step-00000001, has no train"):
         newest_intact_checkpoint(run_dir)
-    assert find_model(run_dir) == checkpoint_path(run_dir, 1)
+    assert ModelFolder.open(run_dir).path == checkpoint_path(run_dir, 1)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(make_run, monkeypatch):
@@ -284,7 +288,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_set_aside(make_run, monkeypatch
         raise CheckpointError(f"cannot read {path}: Permission denied")
 
     run_dir = make_run({1: 1.0, 2: 1.0})
-    monkeypatch.setattr(run_folder, "check_model", fail)
+    monkeypatch.setattr(saving, "ModelFolder", fail)
     with pytest.raises(CheckpointError, match="Permission denied"):
         newest_intact_checkpoint(run_dir)
     assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
@@ -301,7 +305,7 @@ def test_damaged_checkpoints_are_never_removed(make_run):
 def test_readers_report_damage_and_rename_nothing(make_run):
     run_dir = make_run({1: 1.0, 2: 2.0})
     damage(checkpoint_path(run_dir, 1), "config.json")
-    for read in (find_model, lambda path: best_checkpoints(path, "loss")):
+    for read in (ModelFolder.open, open_checkpoints):
         with pytest.raises(CheckpointError, match=r"step-00000001/config\.json: it is damaged"):
             read(run_dir)
     assert folder_names(run_dir) == ["step-00000001", "step-00000002"]
@@ -311,16 +315,17 @@ def test_a_checkpoint_removed_during_the_search_is_ignored(make_run, monkeypatch
     run_dir = make_run({1: 1.0, 2: 2.0})
     present = checkpoints(run_dir)
     shutil.rmtree(present[0])
-    monkeypatch.setattr(run_folder, "checkpoints", lambda _: present)
-    assert best_checkpoints(run_dir, "loss") == present[1:]
+    for module in (model_folder, run_folder):
+        monkeypatch.setattr(module, "checkpoints", lambda _: present)
+    assert best(run_dir, "loss") == present[1:]
     assert newest_run(run_dir.parent) == run_dir
 
 
 def test_an_interrupted_replacement_leaves_the_older_average(make_run):
     run_dir = make_run({1: 1.0})
     save(run_dir / ".averaged.old", new_info(7, {}))
-    assert load_info(find_model(run_dir)).step == 7
-    assert load_info(find_model(run_dir / "averaged")).step == 7
+    assert ModelFolder.open(run_dir).info.step == 7
+    assert ModelFolder.open(run_dir / "averaged").info.step == 7
 
 
 def test_an_interrupted_replacement_of_a_checkpoint_is_undone(make_run):

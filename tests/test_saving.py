@@ -10,10 +10,9 @@ from small_models import new_info
 
 from tfm.errors import CheckpointError
 from tfm.folders import saving
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_training_state, load_weights, save_checkpoint
-from tfm.folders.run_folder import checkpoint_path, checkpoints, newest_intact_checkpoint
-from tfm.folders.saving import Saver
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoint_path, checkpoints
+from tfm.folders.saving import Saver, newest_intact_checkpoint, save_checkpoint
 
 
 def info(step):
@@ -34,7 +33,7 @@ def save(saver, step):
 
 
 def steps(run_dir):
-    return [load_info(path).step for path in checkpoints(run_dir)]
+    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])
@@ -84,9 +83,10 @@ def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path, background):
     assert saver.saved_step == 7
     path = newest_intact_checkpoint(tmp_path)
     assert path == checkpoint_path(tmp_path, 7)
-    assert load_info(path) == info(7)
-    assert all(torch.equal(load_weights(path)[name], weight) for name, weight in model(7).items())
-    assert repr(load_training_state(path)) == repr(state(7))
+    assert ModelFolder(path).info == info(7)
+    weights = ModelFolder(path).weights()
+    assert all(torch.equal(weights[name], weight) for name, weight in model(7).items())
+    assert repr(ModelFolder(path).training_state()) == repr(state(7))
     assert (path / "bpe.model").read_bytes() == b"subword"
     assert saver.problem is None
 
@@ -123,8 +123,8 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     released.set()
     saver.finish()
     [path] = checkpoints(tmp_path)
-    assert torch.equal(load_weights(path)["a"], model(1)["a"])
-    assert repr(load_training_state(path)) == repr(state(1))
+    assert torch.equal(ModelFolder(path).weights()["a"], model(1)["a"])
+    assert repr(ModelFolder(path).training_state()) == repr(state(1))
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
@@ -141,7 +141,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
     saver.finish()
     assert steps(tmp_path) == [1, 2]
     for step, path in enumerate(checkpoints(tmp_path), start=1):
-        assert torch.equal(load_weights(path)["a"], model(step)["a"])
+        assert torch.equal(ModelFolder(path).weights()["a"], model(step)["a"])
 
 
 def test_a_full_disk_is_reported_once_and_saving_is_retried(
@@ -216,8 +216,9 @@ KILLED_WHILE_SAVING = """
 import os, pathlib, signal, sys
 sys.path.insert(0, sys.argv[2])
 import test_saving
-from tfm.folders.model_folder import check_model
-from tfm.folders.run_folder import checkpoints, newest_intact_checkpoint
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
+from tfm.folders.saving import newest_intact_checkpoint
 from tfm.folders.saving import Saver
 
 run_dir = pathlib.Path(sys.argv[1])
@@ -248,7 +249,8 @@ for moment in range(1, 1000):
     status = os.waitpid(child, 0)[1]
     assert status in (0, signal.SIGKILL), status
     for path in checkpoints(run_dir):
-        check_model(path)
+        ModelFolder(path).file("model.safetensors")
+        ModelFolder(path).file("training.safetensors")
     newest = newest_intact_checkpoint(run_dir)
     assert newest.name in (f"step-{step:08d}", f"step-{step + 1:08d}"), newest
     train(step + 2)

@@ -18,9 +18,9 @@ from tfm.device.compute import choose_compute
 from tfm.device.threads import one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.folders import saving
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model, load_training_state, load_weights, save_checkpoint
-from tfm.folders.run_folder import checkpoints, find_model
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
+from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.stages.binarize import binarize
@@ -54,11 +54,11 @@ def records(run_dir, kind=None):
 
 
 def steps(run_dir):
-    return [load_info(path).step for path in checkpoints(run_dir)]
+    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 def same_weights(one, other):
-    one, other = load_weights(one), load_weights(other)
+    one, other = ModelFolder(one).weights(), ModelFolder(other).weights()
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -111,7 +111,7 @@ def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):
     assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 13, 3))
     assert [line["step"] for line in records(run_dir, "validation")] == [3, 6, 9, 12]
     assert (run_dir / "report.html").is_file()
-    assert result.metrics == load_info(checkpoints(run_dir)[-1]).metrics
+    assert result.metrics == ModelFolder(checkpoints(run_dir)[-1]).info.metrics
     assert records(run_dir, "validation")[-1]["loss"] == result.metrics["loss"]
 
 
@@ -159,19 +159,24 @@ def test_a_resumed_run_with_a_moving_average_equals_an_uninterrupted_one(
     assert records(tmp_path / "run") == records(run_dir)
     newest = [checkpoints(each)[-1] for each in (run_dir, tmp_path / "run")]
     assert same_weights(*newest)
-    one, other = (load_training_state(each)["trainer"]["trained_weights"] for each in newest)
+    one, other = (
+        ModelFolder(each).training_state()["trainer"]["trained_weights"] for each in newest
+    )
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
 def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(averaged, data_dir):
     run, run_dir = averaged
     newest = checkpoints(run_dir)[-1]
-    average, trained = load_weights(newest), load_training_state(newest)["trainer"]
+    average, trained = (
+        ModelFolder(newest).weights(),
+        ModelFolder(newest).training_state()["trainer"],
+    )
     assert not any(
         torch.equal(average[name], weight) for name, weight in trained["trained_weights"].items()
     )
     assert not (run_dir / "averaged").exists()
-    assert find_model(run_dir) in checkpoints(run_dir)
+    assert ModelFolder.open(run_dir).path in checkpoints(run_dir)
     data = open_data(data_dir, run)
     validator = Validator(
         split=data.valid,
@@ -179,8 +184,10 @@ def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(ave
         info=replace(data.info, run=replace(run, training=TrainingConfig(validation_beam=0))),
         compute=choose_compute("cpu", "fp32"),
     )
-    found = validator.validate(load_model(newest, load_info(newest)))
-    assert found.metrics["loss"] == pytest.approx(load_info(newest).metrics["loss"], rel=1e-5)
+    found = validator.validate(ModelFolder(newest).model())
+    assert found.metrics["loss"] == pytest.approx(
+        ModelFolder(newest).info.metrics["loss"], rel=1e-5
+    )
 
 
 def test_validating_a_moving_average_draws_no_random_weights(
@@ -204,8 +211,8 @@ def test_the_trained_weights_are_those_of_a_run_without_a_moving_average(
     run, run_dir = averaged
     plain = replace(run, optimizer=replace(run.optimizer, ema=None))
     train(data_dir, tmp_path / "run", plain)
-    trained = load_training_state(checkpoints(run_dir)[-1])["trainer"]["trained_weights"]
-    expected = load_weights(checkpoints(tmp_path / "run")[-1])
+    trained = ModelFolder(checkpoints(run_dir)[-1]).training_state()["trainer"]["trained_weights"]
+    expected = ModelFolder(checkpoints(tmp_path / "run")[-1]).weights()
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], weight) for name, weight in expected.items())
     assert (tmp_path / "run" / "averaged").exists()
@@ -246,9 +253,9 @@ def test_a_signal_interrupts_validation_which_is_repeated_on_resume(
         train(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run", "validation")[-1]["step"] == step - 3
     saved = checkpoints(tmp_path / "run")[-1]
-    assert load_info(saved).metrics == {}
+    assert ModelFolder(saved).info.metrics == {}
     assert train(data_dir, tmp_path / "run", run) == replace(result, run_dir=tmp_path / "run")
-    assert "loss" in load_info(saved).metrics
+    assert "loss" in ModelFolder(saved).info.metrics
     assert records(tmp_path / "run") == records(run_dir)
 
 
@@ -300,12 +307,12 @@ def test_a_state_with_wrong_values_is_refused_though_its_checksum_is_correct(
     run, run_dir, _ = uninterrupted
     newest = checkpoints(run_dir)[-1]
     copy = tmp_path / "run" / "checkpoints" / newest.name
-    state = load_training_state(newest)
+    state = ModelFolder(newest).training_state()
     change(state, *keys, value=value)
     save_checkpoint(
         copy,
-        load_info(newest),
-        load_weights(newest),
+        ModelFolder(newest).info,
+        ModelFolder(newest).weights(),
         subword_files={"bpe.model": (newest / "bpe.model").read_bytes()},
         training_state=state,
     )
@@ -361,10 +368,10 @@ def test_the_tokenizer_of_bleu_is_that_of_the_start_of_a_run(trained_run, tiny_r
         before = json.loads((path / "config.json").read_text())
         del before["checksum"], before["bleu_tokenizer"]
         (path / "config.json").write_text(json.dumps(before | record))
-        return _with_history(info, path).bleu_tokenizer
+        return _with_history(info, ModelFolder(path), None).bleu_tokenizer
 
-    info = replace(load_info(checkpoints(trained_run)[-1]), bleu_tokenizer="zh")
-    assert _with_history(info, None).bleu_tokenizer == "zh"
+    info = replace(ModelFolder(checkpoints(trained_run)[-1]).info, bleu_tokenizer="zh")
+    assert _with_history(info, None, None).bleu_tokenizer == "zh"
     assert resumed(bleu_tokenizer="char") == "char"
     assert resumed() == "13a"  # as before there was a choice
 
@@ -491,7 +498,7 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     assert found.rows()["dataset"] == f"{data_dir}, 200 training pairs"
     epochs = [line["epoch"] for line in records(run_dir, "train")]
     assert epochs[-1] == -(-12 // found.steps_per_epoch)
-    weights = load_weights(checkpoints(run_dir)[-1])
+    weights = ModelFolder(checkpoints(run_dir)[-1]).weights()
     assert found.cost.num_parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.microbatches_per_step > 1
     assert found.estimate.num_steps == 12
@@ -582,7 +589,7 @@ def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path, monkeypatch
     monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 1.0)
     limits = {"max_steps": 1000, "max_minutes": 1.0, "average": True}
     train(data_dir, tmp_path / "run", tiny_run(training=settings | limits))
-    assert load_info(tmp_path / "run" / "averaged").averaged == (4,)
+    assert ModelFolder(tmp_path / "run" / "averaged").info.averaged == (4,)
 
 
 def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(
@@ -596,6 +603,6 @@ def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdate
     assert (run_dir / "averaged" / "config.json").stat().st_mtime_ns == written
     shutil.rmtree(run_dir / "averaged")
     train(data_dir, run_dir, settings)
-    assert load_info(run_dir / "averaged").step == 12
+    assert ModelFolder(run_dir / "averaged").info.step == 12
     train(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
-    assert load_info(run_dir / "averaged").step == 16
+    assert ModelFolder(run_dir / "averaged").info.step == 16

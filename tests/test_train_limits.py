@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tfm.errors import UsageError
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
@@ -20,7 +20,7 @@ def records(run_dir, kind):
 
 
 def steps(run_dir):
-    return [load_info(path).step for path in checkpoints(run_dir)]
+    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(

@@ -11,7 +11,7 @@ from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
-from tfm.folders.model_tensors import load_weights
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.tensor_file import write_tensors
 from tfm.inference import engine
@@ -318,7 +318,7 @@ def test_a_translation_is_one_line_without_control_characters(
 ):
     edit(model_dir, normalization={"space": space, "unicode": True, "version": 2})
     translator = Translator.load(model_dir, device="cpu")
-    tokens = [translator._vocabulary.target.byte_values.tolist().index(byte) for byte in bytes_]
+    tokens = [translator.vocabulary.target.byte_values.tolist().index(byte) for byte in bytes_]
     found = [Hypothesis(tokens=tuple(tokens), log_prob=-1.0, score=-1.0)]
     monkeypatch.setattr(engine, "search", lambda *_, **__: [found])
     [text] = translator.translate(["seven"], SearchConfig(search="sample"))
@@ -455,7 +455,7 @@ def test_vocabulary_sizes_must_be_those_of_the_subword_models(model_dir, sizes):
 
 
 def test_weights_of_another_type_are_refused(model_dir):
-    weights = {name: each.half() for name, each in load_weights(model_dir).items()}
+    weights = {name: each.half() for name, each in ModelFolder(model_dir).weights().items()}
     path = model_dir / "model.safetensors"
     write_tensors(path.with_name("new"), weights)
     path.with_name("new").replace(path)
@@ -473,7 +473,7 @@ def test_a_path_without_a_model_is_refused(tmp_path):
 
 
 def test_dropout_is_off_after_loading(trained_run):
-    [model] = Translator.load(trained_run, device="cpu")._engine._models
+    [model] = Translator.load(trained_run, device="cpu").engine._models
     assert not any(module.training for module in model.modules())
     source, lengths = torch.tensor([[5, 6, 2]]), torch.tensor([3])
     with torch.inference_mode():

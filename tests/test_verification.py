@@ -14,7 +14,8 @@ from tfm.backends.verification import MAX_ERRORS, inference_error, training_erro
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
-from tfm.inference.engine import load_engine
+from tfm.folders.model_folder import ModelFolder
+from tfm.inference.engine import Engine
 from tfm.inference.translator import Translator
 
 CPU = torch.device("cpu")
@@ -128,8 +129,10 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     this_cpu_has("avx512_vnni")
     change_products(INT8, lambda out: out * 0)
     [folder] = (trained_run / "checkpoints").glob("*12")
-    engine = load_engine(
-        [folder], InferenceConfig(device="cpu", precision="int8"), notify=reported.append
+    engine = Engine.load(
+        [ModelFolder(folder)],
+        InferenceConfig(device="cpu", precision="int8"),
+        notify=reported.append,
     )
     assert engine.compute.dtype == FP32
     assert len(reported) == 1

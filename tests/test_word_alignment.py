@@ -9,7 +9,7 @@ import torch
 
 from tfm.config import RecurrentConfig
 from tfm.data.subword import BOS, EOS
-from tfm.folders.run_folder import find_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference import alignment, alignment_heads
 from tfm.inference.alignment import Side, grow_diagonal
 from tfm.inference.alignment_heads import choose_heads, load_aligner, predictability
@@ -22,7 +22,7 @@ TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Ma
 
 @pytest.fixture
 def aligner(trained_run):
-    return load_aligner(find_model(trained_run), "cpu")
+    return load_aligner(ModelFolder.open(trained_run), "cpu")
 
 
 def test_links_are_the_greatest_weights_of_the_chosen_heads(aligner):
@@ -122,7 +122,10 @@ def test_the_head_that_aligns_is_chosen():
 
 def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
     monkeypatch.setattr(alignment_heads, "_validation_text", lambda info: ([], []))
-    assert load_aligner(make_model(), "cpu").heads == [0, 1]  # of two layers of two heads
+    assert load_aligner(ModelFolder(make_model()), "cpu").heads == [
+        0,
+        1,
+    ]  # of two layers of two heads
     assert "1.1, 1.2 (layer.head), the default" in capsys.readouterr().err
 
 
@@ -149,7 +152,7 @@ def test_given_targets_are_aligned(run, trained_run, elsewhere):
     command = ("generate", trained_run, "--input", "in.en", "--score-target", "in.de")
     code, out, _ = run(*command, "--device", "cpu", "--align")
     assert code == 0
-    expected = load_aligner(find_model(trained_run), "cpu").align(SOURCES, TARGETS)
+    expected = load_aligner(ModelFolder.open(trained_run), "cpu").align(SOURCES, TARGETS)
     found = [line.split("\t")[-1] for line in out.split("\n")[:-1]]
     assert found == [" ".join(f"{s}-{t}" for s, t in links) for links in expected]
 

@@ -21,12 +21,12 @@ import torch
 import tfm
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
-from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.batches import Chunk, SentenceBatch, SentenceEncoder
-from tfm.inference.engine import Engine, load_engine, load_models
-from tfm.inference.lines import score_lines, translate_lines
+from tfm.inference.engine import Engine
+from tfm.inference.translator import Translator
 from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -56,14 +56,13 @@ def one_process(trained_run, vocabulary):
     """An engine in this process, with as many threads as a worker has."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    compute = choose_compute("cpu", "fp32")
-    models = load_models([checkpoints(trained_run)[-1]], compute)
-    yield Engine(models, compute, vocabulary=lambda: vocabulary)
+    folder = ModelFolder(checkpoints(trained_run)[-1])
+    yield Engine.load([folder], CPU)
     torch.set_num_threads(num_threads)
 
 
 def two_workers(folder, *, forked=False):
-    models = load_engine([folder], CPU) if forked else [folder]
+    models = Engine.start([ModelFolder(folder)], CPU) if forked else [folder]
     return Workers(models, inference=CPU, num_workers=2)
 
 
@@ -104,15 +103,15 @@ def assert_same(found, expected):
 )
 def test_workers_translate_as_one_process_does_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
-    expected = list(translate_lines(one_process, vocabulary, CHUNKS, config))
-    assert_same(translate_lines(workers, vocabulary, CHUNKS, config), expected)
+    expected = list(Translator(one_process, vocabulary).translate_chunks(CHUNKS, config))
+    assert_same(Translator(workers, vocabulary).translate_chunks(CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
 def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    expected = score_lines(one_process, vocabulary, CHUNKS, config)
-    found = score_lines(workers, vocabulary, CHUNKS, config)
+    expected = Translator(one_process, vocabulary).score_chunks(CHUNKS, config)
+    found = Translator(workers, vocabulary).score_chunks(CHUNKS, config)
     for (chunk, targets), (other_chunk, others) in zip(found, expected, strict=True):
         assert chunk == other_chunk
         for target, other in zip(targets, others, strict=True):
@@ -158,7 +157,9 @@ def test_the_interpreter_awaits_the_thread_that_encodes(workers, vocabulary, mon
         return to_search(self, chunk)
 
     monkeypatch.setattr(SentenceEncoder, "to_search", record)
-    results = translate_lines(workers, vocabulary, CHUNKS, SearchConfig(max_extra_length=1))
+    results = Translator(workers, vocabulary).translate_chunks(
+        CHUNKS, SearchConfig(max_extra_length=1)
+    )
     next(results)
     results.close()
     assert threads
@@ -170,7 +171,9 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
 
-    results = translate_lines(workers, vocabulary, chunks(), SearchConfig(max_extra_length=3))
+    results = Translator(workers, vocabulary).translate_chunks(
+        chunks(), SearchConfig(max_extra_length=3)
+    )
     assert next(results)[0] is CHUNKS[0]
     with pytest.raises(DataError, match="line 4 is not UTF-8"):
         next(results)

@@ -39,7 +39,7 @@ from preparation import Text, export_to_ctranslate2, read_text, write_setup
 from runs import markdown, median, run
 
 from tfm.data.subword import Vocabulary
-from tfm.folders.run_folder import find_model
+from tfm.folders.model_folder import ModelFolder
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"
@@ -87,7 +87,7 @@ def main() -> None:
     """Run the benchmark."""
     started = time.monotonic()
     options = _options()
-    options.model = find_model(options.model)
+    options.model = ModelFolder.open(options.model).path
     text = read_text(options.model, options.input, options.reference)
     setup = options.out / "setup"
     write_setup(setup, options.model, text)

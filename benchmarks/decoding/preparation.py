@@ -15,8 +15,7 @@ from weights import Example, Shape, StoredModel, write_model
 from tfm.config import TransformerConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, EOS, Vocabulary
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.model.embedding import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
@@ -41,7 +40,7 @@ class Text(NamedTuple):
 def read_text(folder: Path, source: Path | None, reference: Path | None) -> Text:
     """Read the text, by default the test split of the dataset of the model in a folder."""
     if source is None or reference is None:
-        data_dir = Path(load_info(folder).data_dir)
+        data_dir = Path(ModelFolder(folder).info.data_dir)
         manifest = Manifest.load(data_dir)
         source = manifest.text_path("test", manifest.source)
         reference = manifest.reference_path("test")
@@ -85,8 +84,8 @@ def _stored_model(
     folder: Path, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> StoredModel:
     """Return the model with examples of its log probabilities."""
-    info = load_info(folder)
-    model = load_model(folder, info).eval()
+    opened = ModelFolder(folder)
+    model, info = opened.model().eval(), opened.info
     config = info.run.model
     if not (isinstance(config, TransformerConfig) and isinstance(model, Transformer)):
         raise SystemExit(f"{folder} is no Transformer, and only those are compared")

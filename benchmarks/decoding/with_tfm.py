@@ -10,10 +10,12 @@ from timing import Sentence, Settings, measure, read_settings
 from tfm import __version__
 from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
-from tfm.inference.engine import Engine, load_engine
-from tfm.inference.lines import LineEngine, translate_lines
+from tfm.inference.engine import Engine
+from tfm.inference.lines import LineEngine
 from tfm.inference.reader import LineReader
+from tfm.inference.translator import Translator
 from tfm.inference.workers import Workers
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
@@ -58,7 +60,7 @@ def main() -> None:
     with open_engine(settings) as engine:
 
         def translate_all(recording: RecordingEngine, chunks: Iterable[Chunk]) -> None:
-            for _ in translate_lines(recording, vocabulary, chunks, config):
+            for _ in Translator(recording, vocabulary).translate_chunks(chunks, config):
                 pass
 
         def translate(sentences: Sequence[Sentence]) -> list[list[int]]:
@@ -84,7 +86,7 @@ def open_engine(settings: Settings) -> Iterator[LineEngine]:
     inference = InferenceConfig(device=device, precision=precision)
     models: list[Path] | Engine = [settings.model]
     if settings.processes == 1 or settings.threads == 1:
-        models = load_engine([settings.model], inference)
+        models = Engine.start([ModelFolder(settings.model)], inference)
     if isinstance(models, Engine) and settings.processes == 1:
         yield models
         return

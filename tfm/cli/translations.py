@@ -132,7 +132,7 @@ def generate(
         output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
-    config = merged(plan.search, overrides.get("search", {}))
+    config = merged(plan.info.search, overrides.get("search", {}))
     if align and config.tag is not None:
         raise UsageError(
             "--align cannot go with --tag: write the tag at the beginning of each line instead"

@@ -280,8 +280,15 @@ class Vocabulary:
         return True
 
     @classmethod
-    def load(cls, folder: Path, normalization: Normalization = FIRST_NORMALIZATION) -> "Vocabulary":
-        """Read the model or models of a dataset or model folder, which may record a normalization.
+    def load(
+        cls,
+        folder: Path,
+        normalization: Normalization = FIRST_NORMALIZATION,
+        *,
+        tags: tuple[str, ...] = (),
+        tags_choose_language: bool = False,
+    ) -> "Vocabulary":
+        """Read the subword models of a dataset or model folder, which may record the other fields.
 
         Raises:
             DataError: Models are missing, or are not SentencePiece models.
@@ -293,7 +300,7 @@ class Vocabulary:
                 models = [
                     SubwordModel(path.read_bytes(), origin=path, version=version) for path in paths
                 ]
-                return cls(models[0], models[-1], normalization)
+                return cls(models[0], models[-1], normalization, tags, tags_choose_language)
         raise DataError(
             f"{folder} has no subword model (bpe.model): run {tfm_command('learn-bpe', folder)}"
         )

@@ -1,165 +1,348 @@
-"""The description of a model in its folder, and the checksums of all files there.
+"""The door to a model: its folder, of which each file is verified before it is used.
 
-Reading it does not import torch.
+Opening it does not import torch.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from tfm.config import (
-    FIRST_NORMALIZATION,
-    LATEST_NORMALIZATION,
-    BleuTokenizer,
-    Normalization,
-    RunConfig,
-    SearchConfig,
-    Task,
-    run_config,
-    run_table,
-)
-from tfm.config.schema import Measured, from_table
-from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders.calibration import Calibration
-from tfm.storage.files import read_json, sha256_of, write_json
+from tfm.config import ModelConfig
+from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
+from tfm.folders.model_info import Ancestor, ModelInfo
+from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
+from tfm.reporting import say
+from tfm.storage.files import intact_directory, read_json, sha256_of, write_json
+from tfm.storage.paths import existing_folder, where_instead
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tfm.data.shortlist import Shortlist
+    from tfm.data.subword import Vocabulary
+    from tfm.model.build import Model
 
 FORMAT = 2
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 
 # Files of a folder whose record is damaged.
 _USUAL_FILES = (CONFIG, WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
-
-# The metric of each task, by its name in validation.
-SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
+# Errors of files with a correct checksum whose content is not safetensors, or not a state.
+UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
+_INVALID = (LookupError, TypeError, RecursionError)
 
 
 class DamagedCheckpointError(CheckpointError):
     """A model folder whose files have changed since they were written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ancestor:
-    """A model that the training of another one started from.
+class NoSplitError(DataError):
+    """The dataset of a model is gone, is another one now, or has no such split."""
+
+
+class ModelFolder:
+    """A model folder, whose description is read and whose subword models are verified.
+
+    Its other files are read and verified when they are asked for.
+
+    Args:
+        path: The folder itself; `open` also takes that of a run.
 
     Attributes:
-        path: Its folder, as the user gave it.
-        data_dir: Its training dataset.
-        step: Number of its training steps.
-        sha256: Checksum of its weights.
-    """
-
-    path: str
-    data_dir: str
-    step: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """Description of a model, besides its weights.
-
-    Attributes:
-        run: Settings of its training.
-        source: Source language.
-        target: Target language.
-        vocab_sizes: Number of source and target pieces.
-        fingerprint: The vocabulary's fingerprint.
-        data_dir: Training dataset, as the user gave it.
-        step: Number of training steps.
-        metrics: Validation loss (nats per token), perplexity, score; empty without validation.
-        averaged: Steps of the checkpoints that it averages; empty if it is not an average.
-        task: "translation" or "parsing".
-        search: Values of SearchConfig that suit its dataset better than the defaults.
-        normalization: That of its training text, by which text to translate must be read, too.
-        tags: The tags before the sources of its training texts; empty if a text has none.
-        calibration: The confidence in its translations; None if it was not calibrated.
-        ancestors: The models that its training started from, oldest first; empty if from scratch.
-        bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
-    """
-
-    run: RunConfig
-    source: str
-    target: str
-    vocab_sizes: tuple[int, int]
-    fingerprint: str
-    data_dir: str
-    step: int
-    metrics: Mapping[str, Measured] = field(default_factory=dict)
-    averaged: tuple[int, ...] = ()
-    task: Task = "translation"
-    search: Mapping[str, Any] = field(default_factory=dict)
-    normalization: Normalization = LATEST_NORMALIZATION
-    tags: tuple[str, ...] = ()
-    calibration: Calibration | None = None
-    ancestors: tuple[Ancestor, ...] = ()
-    bleu_tokenizer: BleuTokenizer = "13a"
-
-    @property
-    def license(self) -> str | None:
-        """The license that the user gave it; None if unknown."""
-        return self.run.training.license
-
-    def quality(self, metric: str) -> float | None:
-        """Return its validation score or negated loss; None if it was not measured.
-
-        The metric is "loss" or "score", or that of a further validation set: "NAME:loss".
-        """
-        prefix, colon, kind = metric.rpartition(":")
-        name, sign = (SCORES[self.task], 1) if kind == "score" else ("loss", -1)
-        figure = self.metrics.get(f"{prefix}{colon}{name}")
-        return None if figure is None or math.isnan(figure) else sign * figure
-
-
-def load_info(path: Path) -> ModelInfo:
-    """Read the description of a model, and verify its subword models.
+        path: The folder.
+        info: The description of the model.
 
     Raises:
         CheckpointError: The folder holds no model, or one of another format.
         DamagedCheckpointError: A file has changed since it was written.
     """
-    record = _read_record(path)
-    for name in record.pop("sha256"):
-        if name not in (WEIGHTS, STATE):
-            verified_file(path, name)
-    try:
-        return _parse_info(record)
-    except (UsageError, ValueError) as error:
-        raise damaged(path / CONFIG, UsageError(str(error))) from error
+
+    def __init__(self, path: Path) -> None:
+        record = _read_record(path)
+        self.path = path
+        self._digests: dict[str, str] = record.pop("sha256")
+        for name in self._digests:
+            if name not in (WEIGHTS, STATE):
+                self.file(name)
+        try:
+            self.info = ModelInfo.of_record(record)
+        except (UsageError, ValueError) as error:
+            raise damaged(path / CONFIG, UsageError(str(error))) from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def open(cls, path: Path) -> "ModelFolder":
+        """Open the model folder at a path; of a run, its average, best or newest checkpoint.
+
+        An average is passed over, with a warning, if the run has newer checkpoints. A message says
+        why an older checkpoint than the newest is used.
+
+        Raises:
+            UsageError: The path does not exist, or is a file.
+            CheckpointError: There is no model, or it is damaged.
+        """
+        existing_folder(path)
+        folder, averaged = intact_directory(path), intact_directory(path / "averaged")
+        if (folder / CONFIG).is_file():
+            return cls(folder)
+        if (average := current_average(path)) is not None:
+            return average
+        present = open_checkpoints(path)
+        if not present:
+            advice = where_instead(path, "run", "model") or "train one with tfm train"
+            raise CheckpointError(
+                f"{path} is not a run or model folder: {advice}",
+                exit_code=UsageError.exit_code,
+            )
+        newest = present[-1]
+        metric = newest.info.run.training.best_metric
+        chosen, *_ = best_first(present, metric) or [newest]
+        if (averaged / CONFIG).is_file():
+            say(
+                f"warning: {averaged} is older than the newest checkpoint: using {chosen} "
+                f"instead; make a new average with {tfm_command('average', path)}"
+            )
+        if chosen is not newest:
+            reason = f"has a worse {metric}" if newest.info.metrics else "was not validated"
+            say(
+                f"{path}: using {chosen.path.name}, the best by validation {metric}; "
+                f"{newest.path.name} {reason}"
+            )
+        return chosen
+
+    @cached_property
+    def vocabulary(self) -> "Vocabulary":
+        """The subword models, which read text as the training text of the model was read.
+
+        Raises:
+            CheckpointError: They are not those that the model was trained with.
+            DataError: They are missing or damaged.
+        """
+        from tfm.data.subword import Vocabulary  # here, because it loads SentencePiece
+
+        info = self.info
+        vocabulary = Vocabulary.load(
+            self.path, info.normalization, tags=info.tags, tags_choose_language="+" in info.target
+        )
+        if vocabulary.fingerprint != info.fingerprint:
+            raise CheckpointError(
+                f"{self} was trained with subword model {info.fingerprint[:8]}, not "
+                f"{vocabulary.fingerprint[:8]}, which it contains: choose another model"
+            )
+        sizes = (len(vocabulary.source), len(vocabulary.target))
+        if sizes != info.vocab_sizes:
+            raise CheckpointError(
+                f"{self}/config.json has vocabularies of {info.vocab_sizes} pieces, but the "
+                f"subword models have {sizes}: choose another model"
+            )
+        return vocabulary
+
+    @cached_property
+    def shortlist(self) -> "Shortlist | None":
+        """The target pieces that source pieces can become; None if they were not learned.
+
+        Raises:
+            DataError: The file is damaged, of another format, or of another vocabulary.
+        """
+        from tfm.data.shortlist import Shortlist
+
+        return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
+
+    def model(self, config: ModelConfig | None = None) -> "Model":
+        """Build a model with the weights of the folder.
+
+        Args:
+            config: Its settings, of which the dropout may differ; those in the folder if None.
+
+        Raises:
+            CheckpointError: The weights are damaged, or do not fit the settings.
+        """
+        from tfm.model.build import build_model
+
+        weights = {name: weight.clone() for name, weight in self.weights().items()}
+        source_size, target_size = self.info.vocab_sizes
+        try:
+            return build_model(
+                config or self.info.run.model,
+                weights,
+                source_vocab_size=source_size,
+                target_vocab_size=target_size,
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self}: the weights do not fit config.json: copy both files from the same model"
+            ) from error
+
+    def weights(self) -> "dict[str, Tensor]":
+        """Return the parameters of the model, of any shape, by name.
+
+        The tensors are views of the memory-mapped file: copy them to keep them.
+
+        Raises:
+            CheckpointError: They are missing or damaged.
+        """
+        file = self.file(WEIGHTS)
+        try:
+            with safe_open(file, "pt") as tensors:
+                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        except UNREADABLE as error:
+            raise damaged(file, error) from error
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the training state of a checkpoint, in memory of its own.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        from tfm.folders.tensor_file import read_state
+
+        file = self.file(STATE)
+        try:
+            state = read_state(file)
+            if not isinstance(state, dict):
+                raise TypeError("not a mapping")
+        except (*_INVALID, *UNREADABLE) as error:
+            raise damaged(file, error) from error
+        return state
+
+    def split(self, name: Literal["valid", "test"], *, advice: str) -> tuple[Path, Path]:
+        """Return the text and the references of a split of the model's dataset.
+
+        Raises:
+            NoSplitError: There is no such text; the message ends with the advice.
+            DataError: The manifest of the dataset is missing or damaged.
+        """
+        from tfm.data.manifest import Manifest
+
+        data_dir = Path(self.info.data_dir)
+        owned = f"{data_dir}, the dataset of {self},"
+        if not self.info.data_dir:
+            raise NoSplitError(f"{self} was not trained on a dataset of tfm: {advice}")
+        if not data_dir.is_dir():
+            raise NoSplitError(f"{owned} does not exist: {advice}")
+        manifest = Manifest.load(data_dir)
+        purpose = f"{manifest.task} from {manifest.source} to {manifest.target}"
+        if purpose != self.info.purpose:
+            raise NoSplitError(
+                f"{owned} is now for {purpose}, but the model is for {self.info.purpose}: {advice}"
+            )
+        path = manifest.text_path(name, manifest.source)
+        if not path.is_file():
+            raise NoSplitError(f"{data_dir} has no {name} split: {advice}")
+        return path, manifest.reference_path(name)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file, after verifying its checksum.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        file = self.path / name
+        if Path(name).name != name:
+            raise damaged(self.path / CONFIG, None)  # the record names a file outside of the folder
+        if not file.exists():
+            raise damaged(file, FileNotFoundError())
+        try:
+            # Reading something else than a file, such as a pipe, might never end.
+            is_intact = file.is_file() and sha256_of(file) == self._digests[name]
+        except (OSError, KeyError) as error:
+            raise damaged(file, error) from error
+        if not is_intact:
+            raise damaged(file, None)
+        return file
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum that changes with any file of the model."""
+        return sha256_of(self.path / CONFIG)  # which has the checksums of the others
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters, from the sizes of the tensors.
+
+        Raises:
+            CheckpointError: The weights are missing or truncated. Their checksum is not verified.
+        """
+        file = self.path / WEIGHTS
+        try:
+            with safe_open(file, "np") as tensors:
+                shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
+                return sum(map(math.prod, shapes))
+        except (SafetensorError, OSError) as error:
+            raise damaged(file, error) from error
+
+    def as_ancestor(self) -> Ancestor:
+        """Describe the model for those whose training starts from it."""
+        return Ancestor(
+            path=str(self.path),
+            data_dir=self.info.data_dir,
+            step=self.info.step,
+            sha256=str(self._digests.get(WEIGHTS)),
+        )
 
 
-def check_model(path: Path, *, needs_state: bool = False) -> ModelInfo:
-    """Verify all files of a model folder; with `needs_state`, one must be the training state.
+def current_average(run_dir: Path) -> ModelFolder | None:
+    """Return the average of a run, unless there is none or a checkpoint is newer.
 
     Raises:
-        CheckpointError: The folder holds no model, or one of another format.
-        DamagedCheckpointError: A file is missing or has changed since it was written.
+        CheckpointError: The average is damaged.
     """
-    info = load_info(path)
-    verified_file(path, WEIGHTS)
-    if needs_state or (path / STATE).exists():
-        verified_file(path, STATE)
-    return info
+    averaged = intact_directory(run_dir / "averaged")
+    if not (averaged / CONFIG).is_file():
+        return None
+    folder = ModelFolder(averaged)
+    return folder if folder.info.step >= (newest_step(run_dir) or 0) else None
 
 
-def as_ancestor(path: Path) -> Ancestor:
-    """Describe the model of a folder for the models that start from it.
+def open_checkpoints(run_dir: Path) -> list[ModelFolder]:
+    """Return the checkpoints of a run, which may still be training, oldest first.
 
     Raises:
-        CheckpointError: The folder holds no model, or a damaged one.
+        CheckpointError: One of them is damaged.
     """
-    info, record = load_info(path), _read_record(path)
-    return Ancestor(
-        path=str(path),
-        data_dir=info.data_dir,
-        step=info.step,
-        sha256=str(record["sha256"].get(WEIGHTS)),
-    )
+    present = []
+    for path in checkpoints(run_dir):
+        try:
+            present.append(ModelFolder(path))
+        except CheckpointError:
+            if path.exists():  # otherwise, a running training has just removed it
+                raise
+    return present
+
+
+def best_first(folders: Iterable[ModelFolder], metric: str) -> list[ModelFolder]:
+    """Return the models that were validated, best first; of equals, the newer first."""
+    scored = [(each.info.quality(metric), each.info.step, each) for each in folders]
+    known = [(quality, step, each) for quality, step, each in scored if quality is not None]
+    return [each for *_, each in sorted(known, key=lambda each: each[:2], reverse=True)]
+
+
+def check_newest(run_dir: Path) -> None:
+    """Raise CheckpointError if the newest checkpoint is damaged, or all were set aside.
+
+    Of the weights, only the size is checked.
+    """
+    present = checkpoints(run_dir)
+    if present:
+        ModelFolder(present[-1]).num_parameters()
+    else:
+        check_any_intact(run_dir)
+
+
+def check_any_intact(run_dir: Path) -> None:
+    """Raise CheckpointError if a run without checkpoints has some that were set aside."""
+    if any((run_dir / "checkpoints").glob(f"{DAMAGED}*")):
+        raise DamagedCheckpointError(
+            f"{run_dir} has only damaged checkpoints: remove {run_dir / 'checkpoints'} to train "
+            "from scratch, or start another run with --run"
+        )
 
 
 def is_model(folder: Path) -> bool:
@@ -180,40 +363,10 @@ def own_files(folder: Path) -> frozenset[str]:
         return frozenset(_USUAL_FILES)
 
 
-def num_parameters(folder: Path) -> int:
-    """Return the number of parameters in a model folder, from the sizes of its tensors.
-
-    Raises:
-        CheckpointError: The weights are missing or truncated. Their checksum is not verified.
-    """
-    try:
-        with safe_open(folder / WEIGHTS, "np") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise damaged(folder / WEIGHTS, error) from error
-
-
 def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:
     """Write the description of a model beside its files, whose SHA-256 are given by name."""
-    record = {"format": FORMAT, **asdict(info), "run": run_table(info.run), "sha256": digests}
+    record = {"format": FORMAT, **info.record(), "sha256": digests}
     write_json(folder / CONFIG, {**record, "checksum": _checksum(record)})
-
-
-def verified_file(path: Path, name: str) -> Path:
-    """Return the path of a file whose checksum is correct; raise an error otherwise."""
-    file = path / name
-    if Path(name).name != name:
-        raise damaged(path / CONFIG, None)  # the record names a file outside of the folder
-    if not file.exists():
-        raise damaged(file, FileNotFoundError())
-    try:
-        # Reading something else than a file, such as a pipe, might never end.
-        is_intact = file.is_file() and sha256_of(file) == _read_record(path)["sha256"][name]
-    except (OSError, KeyError) as error:
-        raise damaged(file, error) from error
-    if not is_intact:
-        raise damaged(file, None)
-    return file
 
 
 def damaged(file: Path, error: Exception | None) -> CheckpointError:
@@ -265,19 +418,3 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _parse_info(record: dict[str, Any]) -> ModelInfo:
-    """Return the description in a record.
-
-    Raises:
-        UsageError, ValueError: Values are missing, unknown or wrong.
-    """
-    if isinstance(run := record.get("run"), dict):
-        record = {**record, "run": run_config(None, run)}
-    if "normalization" not in record:
-        space = record.pop("normalizes_space", True)
-        record["normalization"] = asdict(replace(FIRST_NORMALIZATION, space=space))
-    info = from_table(ModelInfo, record)
-    SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
-    return info

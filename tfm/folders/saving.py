@@ -1,9 +1,13 @@
-"""Saving checkpoints during training: optionally in the background, and despite a full disk."""
+"""Checkpoints during training: written, also in the background, set aside and removed."""
 
 import errno
+import hashlib
+import math
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,50 @@ import torch
 from torch import Tensor
 
 from tfm.errors import CheckpointError
-from tfm.folders.model_folder import ModelInfo
-from tfm.folders.model_tensors import save_checkpoint
-from tfm.folders.run_folder import checkpoint_path, newest_step, prune_checkpoints
+from tfm.folders.model_folder import (
+    STATE,
+    WEIGHTS,
+    DamagedCheckpointError,
+    ModelFolder,
+    best_first,
+    check_any_intact,
+    own_files,
+    write_description,
+)
+from tfm.folders.model_info import ModelInfo
+from tfm.folders.run_folder import DAMAGED, PREFIX, checkpoint_path, checkpoints, newest_step
+from tfm.folders.tensor_file import write_state, write_tensors
 from tfm.reporting import say
+from tfm.storage.files import atomic_directory, finish_replacement, remove_path
 
+NUM_STATES_KEPT = 2
 _RETRY_SECONDS = 60.0
+
+
+def save_checkpoint(
+    path: Path,
+    info: ModelInfo,
+    weights: Mapping[str, Tensor],
+    *,
+    subword_files: Mapping[str, bytes],
+    training_state: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model folder atomically; files that others put into an older one stay.
+
+    It holds the parameters, of any shape, each under one name; the subword models by file name; and
+    the tensors and plain values needed to resume training.
+
+    Raises:
+        OSError: It cannot be written; an existing folder is unchanged.
+    """
+    with atomic_directory(path, own=own_files(path)) as folder:
+        digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
+        if training_state is not None:
+            digests[STATE] = write_state(folder / STATE, training_state)
+        for name, content in subword_files.items():
+            (folder / name).write_bytes(content)
+            digests[name] = hashlib.sha256(content).hexdigest()
+        write_description(folder, info, digests)
 
 
 class Saver:
@@ -168,3 +210,96 @@ class _Copies:
                 kind = type(value)
                 return kind(self._copy(item, (*path, i)) for i, item in enumerate(value))
         return value
+
+
+def newest_intact_checkpoint(run_dir: Path) -> Path | None:
+    """Return the checkpoint to resume from; None if the run has none yet.
+
+    Damaged checkpoints are reported and renamed to "damaged-step-…"; they are never removed.
+
+    Raises:
+        CheckpointError: All checkpoints are damaged, or the newest intact one has no training
+            state.
+    """
+    _remove_leftovers(run_dir / "checkpoints")
+    present = checkpoints(run_dir)
+    while present:
+        path = present.pop()
+        # Pruning removes the state of the oldest first: if an older one has it, this one lost it.
+        needs_state = (path / STATE).exists() or any((each / STATE).exists() for each in present)
+        if _open_intact(path, WEIGHTS, *([STATE] if needs_state else [])) is None:
+            continue
+        if not needs_state:
+            raise CheckpointError(
+                f"cannot resume {run_dir}: its newest intact checkpoint, {path}, has no {STATE}; "
+                "use it to translate or average, and start another run with --run"
+            )
+        return path
+    check_any_intact(run_dir)
+    return None
+
+
+def last_good_checkpoint(run_dir: Path, *, before: int) -> Path | None:
+    """Return the newest intact checkpoint that was validated or is older than a step.
+
+    None if there is none. A validation without a finite loss does not count.
+    """
+    for path in reversed(checkpoints(run_dir)):
+        with suppress(DamagedCheckpointError):
+            info = ModelFolder(path).info
+            quality = info.quality("loss")
+            if info.step < before or (quality is not None and math.isfinite(quality)):
+                return path
+    return None
+
+
+def prune_checkpoints(run_dir: Path) -> None:
+    """Remove all checkpoints but the newest and the best, by the run's settings.
+
+    Only the two newest keep their training state, which is twice the size of the model. Only the
+    process that writes to the run may call this.
+
+    Raises:
+        OSError: A file could not be removed; the next call tries again.
+    """
+    _remove_leftovers(run_dir / "checkpoints")
+    present = [folder for path in checkpoints(run_dir) if (folder := _open_intact(path))]
+    if not present:
+        return
+    settings = present[-1].info.run.training
+    best = best_first(present, settings.best_metric)[: settings.keep_best]
+    kept = {*present[-settings.keep_last :], *best}
+    for folder in present:
+        if folder not in kept:
+            outgoing = folder.path.with_name(f".{folder.path.name}.removed")
+            os.replace(folder.path, outgoing)  # atomic, unlike the removal of the files
+            remove_path(outgoing)
+        elif folder not in present[-NUM_STATES_KEPT:]:
+            (folder.path / STATE).unlink(missing_ok=True)
+
+
+def _open_intact(path: Path, *files: str) -> ModelFolder | None:
+    """Open a checkpoint and verify some of its files; if it is damaged, set it aside."""
+    try:
+        folder = ModelFolder(path)
+        for name in files:
+            folder.file(name)
+    except DamagedCheckpointError as error:
+        number, aside = 1, path.with_name(DAMAGED + path.name)
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f"{DAMAGED}{path.name}-{number}")
+        os.replace(path, aside)
+        problem, *_advice = str(error).split("; ")
+        say(f"warning: {problem}; it is set aside as {aside.name}")
+        return None
+    return folder
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove or finish the incomplete checkpoints of a killed run, on any machine."""
+    for pattern in ("partial", "removed"):
+        for leftover in folder.glob(f".{PREFIX}*.{pattern}"):
+            remove_path(leftover)
+    for leftover in folder.glob(f".{PREFIX}*.old"):
+        finish_replacement(leftover.with_name(leftover.name[1:].removesuffix(".old")))

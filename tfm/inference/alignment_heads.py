@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm.config import InferenceDevice, TransformerConfig
-from tfm.data.manifest import Manifest
 from tfm.data.subword import EOS
 from tfm.data.text import read_lines
 from tfm.device.compute import choose_compute
-from tfm.folders.model_folder import ModelInfo, load_info
-from tfm.folders.model_tensors import load_model
+from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.inference.alignment import Aligner, Side
-from tfm.inference.engine import load_vocabulary
 from tfm.reporting import say
 
 Integers = npt.NDArray[np.int64]
@@ -24,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 _VALIDATION_LINES = 500
 
 
-def load_aligner(folder: Path, device: InferenceDevice) -> Aligner:
+def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
     """Load a model to align with, and choose its heads on the validation text of its dataset.
 
     Without that text, these are the heads of the last decoder layer but one, as in Garg et al.
@@ -33,15 +29,12 @@ def load_aligner(folder: Path, device: InferenceDevice) -> Aligner:
     Raises:
         CheckpointError: The folder has no valid model, or one that has diverged.
     """
-    info = load_info(folder)
     compute = choose_compute(device, "fp32")
-    model = load_model(folder, info).to(compute.device).eval()
-    aligner = Aligner(
-        model=model, vocabulary=load_vocabulary(folder, info), compute=compute, heads=[]
-    )
-    config = info.run.model
+    model = folder.model().to(compute.device).eval()
+    aligner = Aligner(model=model, vocabulary=folder.vocabulary, compute=compute, heads=[])
+    config = folder.info.run.model
     num_heads = config.num_heads if isinstance(config, TransformerConfig) else 1
-    pairs = aligner.encode(*_validation_text(info))
+    pairs = aligner.encode(*_validation_text(folder))
     if any(source.ids and target.ids for source, target in pairs):
         heads = choose_heads(aligner, pairs)
         origin = f"chosen on {len(pairs):,} validation lines"
@@ -106,20 +99,14 @@ def predictability(source_ids: Integers, target_ids: Integers, half: Integers) -
     return total / len(target_ids)
 
 
-def _validation_text(info: ModelInfo) -> tuple[list[str], list[str]]:
+def _validation_text(folder: ModelFolder) -> tuple[list[str], list[str]]:
     """Return the first lines of both sides of a model's validation text; empty without it."""
-    data_dir = Path(info.data_dir)
-    if not data_dir.is_dir():
+    try:
+        paths = folder.split("valid", advice="align without it")
+    except NoSplitError:
         return [], []
-    manifest = Manifest.load(data_dir)
-    if (manifest.source, manifest.target) != (info.source, info.target):
-        return [], []
-    paths = [manifest.text_path("valid", language) for language in (info.source, info.target)]
     if not all(path.is_file() for path in paths):
         return [], []
-    source, target = (
-        [line.decode() for line in islice(read_lines(path, strict=True), _VALIDATION_LINES)]
-        for path in paths
-    )
-    size = min(len(source), len(target))
-    return source[:size], target[:size]
+    columns = (read_lines(path, strict=True) for path in paths)
+    pairs = list(islice(zip(*columns, strict=False), _VALIDATION_LINES))
+    return [source.decode() for source, _ in pairs], [target.decode() for _, target in pairs]

@@ -1,9 +1,7 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,8 +16,7 @@ from tfm.data.subword import EOS, PAD, Vocabulary
 from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.device.threads import ComputeThreads, oversubscription
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders.model_folder import ModelInfo, load_info
-from tfm.folders.model_tensors import load_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
 from tfm.model.build import Model
 from tfm.reporting import say
@@ -92,6 +89,58 @@ class Engine:
             max_hypotheses=max(1, scale * logits_elements // vocab_size),
             chunk_lines=scale * CHUNK_LINES,
         )
+
+    @classmethod
+    def load(
+        cls,
+        folders: Sequence[ModelFolder],
+        inference: InferenceConfig,
+        *,
+        threads: ComputeThreads | None = None,
+        local_rank: int = 0,
+        notify: Callable[[str], None] = say,
+    ) -> "Engine":
+        """Load one model, or an ensemble of several, onto GPU `local_rank` or another device.
+
+        Raises:
+            CheckpointError: A folder has no valid model, or models differ in task, languages or
+                vocabulary.
+            UsageError: This machine does not support the settings.
+        """
+        compute = verified_compute(
+            inference.device, inference.precision, local_rank=local_rank, notify=notify
+        )
+        return cls(
+            _load_models(folders, compute),
+            compute,
+            backend=inference_backend(compute, inference.kernels, notify=notify),
+            shortlist=folders[0].shortlist,
+            threads=threads if compute.device.type == "cpu" else None,
+            notify=notify,
+            vocabulary=lambda: folders[0].vocabulary,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        folders: Sequence[ModelFolder],
+        inference: InferenceConfig,
+        *,
+        index: int = 0,
+        num_processes: int = 1,
+        notify: Callable[[str], None] = say,
+    ) -> "Engine":
+        """Load models as `load` does, and set up the threads of this process for them.
+
+        `index` is that of this worker process, and of its GPU; `notify` receives messages for the
+        user.
+        """
+        threads = ComputeThreads(inference.threads, num_processes=num_processes)
+        engine = cls.load(folders, inference, threads=threads, local_rank=index, notify=notify)
+        device = engine.compute.device
+        if warning := oversubscription(device, inference.threads, num_processes=num_processes):
+            notify(warning)
+        return engine
 
     def enter_worker(self, notify: Callable[[str], None]) -> None:
         """Use one thread in a forked worker process, which inherits no other threads."""
@@ -171,100 +220,34 @@ class Engine:
         return [output for half in halves for output in self._in_halves(compute, half, config)]
 
 
-def load_engine(
-    folders: Sequence[Path],
-    inference: InferenceConfig,
-    *,
-    index: int = 0,
-    num_processes: int = 1,
-    notify: Callable[[str], None] = say,
-) -> Engine:
-    """Load one model, or an ensemble of several, and set up the threads of this process.
-
-    `index` is that of this worker process, and of its GPU; `notify` receives messages for the user.
-
-    Raises:
-        CheckpointError: A folder has no valid model, or models differ in task, languages or
-            vocabulary.
-        UsageError: This machine does not support the settings.
-    """
-    threads = ComputeThreads(inference.threads, num_processes=num_processes)
-    compute = verified_compute(
-        inference.device, inference.precision, local_rank=index, notify=notify
-    )
-    warning = oversubscription(compute.device, inference.threads, num_processes=num_processes)
-    if warning is not None:
-        notify(warning)
-    info = load_info(folders[0])
-    return Engine(
-        load_models(folders, compute),
-        compute,
-        backend=inference_backend(compute, inference.kernels, notify=notify),
-        shortlist=Shortlist.load(folders[0], info.fingerprint, info.vocab_sizes),
-        threads=threads if compute.device.type == "cpu" else None,
-        notify=notify,
-        vocabulary=lambda: load_vocabulary(folders[0], info),
-    )
-
-
-def load_models(folders: Sequence[Path], compute: Compute) -> list[Model]:
+def _load_models(folders: Sequence[ModelFolder], compute: Compute) -> list[Model]:
     """Load models of the same task, languages and vocabulary onto a device.
 
     Raises:
         CheckpointError: A folder has no valid model, or models differ in what they do.
     """
-    infos = [load_info(folder) for folder in folders]
-    purposes = [f"{info.task} from {info.source} to {info.target}" for info in infos]
-    first = infos[0]
-    for folder, info, purpose in zip(folders, infos, purposes, strict=True):
-        is_same = are_same(info.source, first.source) and are_same(info.target, first.target)
-        if info.task != first.task or not is_same:
+    first = folders[0]
+    for folder in folders:
+        info, other = folder.info, first.info
+        is_same = are_same(info.source, other.source) and are_same(info.target, other.target)
+        if info.task != other.task or not is_same:
             raise CheckpointError(
-                f"{folders[0]} was trained for {purposes[0]}, but {folder} for {purpose}: use only "
-                "models of the same task and languages"
+                f"{first} was trained for {other.purpose}, but {folder} for "
+                f"{info.purpose}: use only models of the same task and languages"
             )
-    models = []
-    for folder, info in zip(folders, infos, strict=True):
-        load_vocabulary(folder, info)
-        if info.fingerprint != infos[0].fingerprint:
+    for folder in folders:
+        if folder.vocabulary.fingerprint != first.info.fingerprint:
             raise CheckpointError(
-                f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-                f"{infos[0].fingerprint[:8]}: use only models that share a subword model"
+                f"{folder} was trained with subword model {folder.info.fingerprint[:8]}, not "
+                f"{first.info.fingerprint[:8]}: use only models that share a subword model"
             )
-        models.append(load_model(folder, info).to(compute.device))
-    return models
+    return [folder.model().to(compute.device) for folder in folders]
 
 
 def _batch_scale(device: torch.device) -> int:
     """Return by how much batches for a device are larger than those for a laptop."""
     memory = device_memory_bytes(device) if device.type == "cuda" else None
     return max(1, round((memory or 0) / _GPU_BYTES))
-
-
-def load_vocabulary(folder: Path, info: ModelInfo) -> Vocabulary:
-    """Read the subword models of a model folder.
-
-    Raises:
-        CheckpointError: They are not those that the model was trained with.
-        DataError: They are missing or damaged.
-    """
-    vocabulary = replace(
-        Vocabulary.load(folder, info.normalization),
-        tags=info.tags,
-        tags_choose_language="+" in info.target,
-    )
-    if vocabulary.fingerprint != info.fingerprint:
-        raise CheckpointError(
-            f"{folder} was trained with subword model {info.fingerprint[:8]}, not "
-            f"{vocabulary.fingerprint[:8]}, which it contains: choose another model"
-        )
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    if sizes != info.vocab_sizes:
-        raise CheckpointError(
-            f"{folder}/config.json has vocabularies of {info.vocab_sizes} pieces, but the subword "
-            f"models have {sizes}: choose another model"
-        )
-    return vocabulary
 
 
 def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Scores of sentence pairs by an existing model, to drop pairs that it finds improbable."""
 
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +11,10 @@ from tfm.data.languages import are_same
 from tfm.data.subword import shown_tags
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
-from tfm.folders.model_folder import CONFIG, load_info
-from tfm.folders.run_folder import find_model
-from tfm.inference.batches import Chunk, SentenceEncoder, by_line
-from tfm.inference.engine import Engine, load_engine, load_vocabulary
-from tfm.storage.files import sha256_of
+from tfm.folders.model_folder import ModelFolder
+from tfm.inference.batches import Chunk
+from tfm.inference.engine import Engine
+from tfm.inference.translator import Translator
 
 
 class PairScorer:
@@ -31,24 +31,24 @@ class PairScorer:
     """
 
     def __init__(self, path: Path, *, source: str, target: str) -> None:
-        self._folder = find_model(path)
-        info = load_info(self._folder)
+        self._folder = ModelFolder.open(path)
+        info, self._vocabulary = self._folder.info, self._folder.vocabulary
         are_other = not (are_same(info.source, source) and are_same(info.target, target))
         if info.task != "translation" or are_other:
             raise UsageError(
-                f"score_model: {path} is for {info.task} from {info.source} to {info.target}, but "
-                f"the text is from {source} to {target}: choose another model"
+                f"score_model: {path} is for {info.purpose}, but the text is from {source} to "
+                f"{target}: choose another model"
             )
-        self._vocabulary = load_vocabulary(self._folder, info)
 
     @property
     def fingerprint(self) -> str:
         """A checksum that changes with the model."""
-        return sha256_of(self._folder / CONFIG)  # which has the checksums of its other files
+        return self._folder.fingerprint
 
     @cached_property
-    def _engine(self) -> Engine:
-        return load_engine([self._folder], InferenceConfig())
+    def _translator(self) -> Translator:
+        folders = [self._folder]
+        return Translator.of(folders, Engine.start(folders, InferenceConfig()))
 
     def for_text(self, tag: str | None = None) -> Score:
         """Return a function that computes the scores of pairs, in nats; EOS is a token, too.
@@ -58,11 +58,12 @@ class PairScorer:
         is_known = tag is not None and self._vocabulary.source.has_tag(tag)
         if not is_known and self._vocabulary.tags_choose_language and self._vocabulary.tags:
             raise UsageError(
-                f"score_model: {self._folder} was trained with a tag before each sentence: give "
-                f"each text of the recipe one of {shown_tags(self._vocabulary.tags)}"
+                f"score_model: {self._folder} was trained with a tag before each sentence: "
+                f"give each text of the recipe one of {shown_tags(self._vocabulary.tags)}"
             )
         config = SearchConfig(tag=tag if is_known else None)
-        encoder = SentenceEncoder(self._vocabulary, self._engine.limits, config)
+        waiting: deque[Chunk] = deque()  # at most one
+        scored = self._translator.score_chunks(iter(waiting.popleft, None), config)
         num_scored = 0
 
         def score(pairs: Sequence[BytesPair]) -> list[float]:
@@ -70,11 +71,8 @@ class PairScorer:
             numbers = range(num_scored + 1, num_scored + len(pairs) + 1)
             num_scored += len(pairs)
             sources, targets = ([pair[side].decode() for pair in pairs] for side in (0, 1))
-            batches = encoder.to_score(
-                Chunk(line_numbers=numbers, lines=sources, paired_lines=targets)
-            )
-            outputs = by_line(batches, [self._engine.score(batch, config) for batch in batches])
-            log_probs = (outputs[number].token_log_probs for number in numbers)
-            return [sum(values) / len(values) for values in log_probs]
+            waiting.append(Chunk(line_numbers=numbers, lines=sources, paired_lines=targets))
+            _, found = next(scored)
+            return [each.log_prob / len(each.pieces) for each in found]
 
         return score

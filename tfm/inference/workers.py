@@ -24,8 +24,9 @@ from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import BatchLimits, ChunkT, Output, SentenceBatch
-from tfm.inference.engine import Engine, load_engine
+from tfm.inference.engine import Engine
 from tfm.reporting import say
 from tfm.search.forced import ForcedOutput
 from tfm.search.scoring import Hypothesis
@@ -281,8 +282,12 @@ def _load(
     folders: Sequence[Path], inference: InferenceConfig, index: int, num_workers: int
 ) -> WithMessages[BatchLimits]:
     global _engine
-    _engine = load_engine(
-        folders, inference, index=index, num_processes=num_workers, notify=_messages.append
+    _engine = Engine.start(
+        list(map(ModelFolder, folders)),
+        inference,
+        index=index,
+        num_processes=num_workers,
+        notify=_messages.append,
     )
     return _call(_LIMITS)
 

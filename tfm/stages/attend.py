@@ -5,19 +5,16 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.config import InferenceDevice, SearchConfig
-from tfm.data.subword import EOS, SubwordModel
+from tfm.data.subword import SubwordModel
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model
-from tfm.folders.run_folder import find_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.attention import attention_maps
-from tfm.inference.engine import load_vocabulary
+from tfm.inference.batches import Chunk
+from tfm.inference.translator import Translator
 from tfm.reporting import say
-from tfm.search import search as search_outputs
 from tfm.search.scoring import check_finite
 from tfm.storage.paths import new_file
 from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
@@ -71,20 +68,20 @@ def attend(
     """
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
-    folder = find_model(model_path)
-    info = load_info(folder)
-    vocabulary = load_vocabulary(folder, info)
-    model = load_model(folder, info).to(compute.device).eval()
+    folder = ModelFolder.open(model_path)
+    vocabulary = folder.vocabulary
+    model = folder.model().to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)
     [cleaned] = vocabulary.clean([sentence])
     vocabulary.check_tag(cleaned, "the sentence", say)
     source_ids = _encode(vocabulary.source, [cleaned], max_pieces, name="the sentence")
     if target is None:
-        source = torch.tensor([[*source_ids, EOS]], device=compute.device)
-        lengths = torch.tensor([source.size(1)], device=compute.device)
-        with torch.inference_mode():
-            [found] = search_outputs(model, source, lengths, search)
-        target_ids = list(found[0].tokens)
+        translator = Translator(
+            [model], vocabulary, compute, backend=PLAIN_INFERENCE, notify=lambda _: None
+        )
+        chunk = Chunk(line_numbers=[1], lines=[sentence])
+        [(_, found)] = translator.search_chunks([chunk], search)
+        target_ids = list(found[1][0].tokens)
         _check_length(target_ids, max_pieces, name="the translation")
         [target] = vocabulary.outputs([target_ids])
         origin = f"translated with beam {search.beam_size}"
@@ -115,12 +112,12 @@ def attend(
             path,
             list(maps.values()),
             **texts,
-            languages=(info.source, info.target),
+            languages=(folder.info.source, folder.info.target),
             kind=kind,
             layer=layers[-1],
             heads=heads,
         )
-    return AttendResult(model_dir=folder, target=target, paths=paths)
+    return AttendResult(model_dir=folder.path, target=target, paths=paths)
 
 
 def _encode(model: SubwordModel, lines: list[str], max_pieces: int, *, name: str) -> list[int]:

@@ -1,31 +1,39 @@
 """tfm average: checkpoints of a run → one model with their mean weights (§6.1)."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.shortlist import shortlist_files
-from tfm.data.subword import Vocabulary
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.calibration import MIN_LINES, Calibration
-from tfm.folders.model_folder import ModelInfo, is_model, load_info
-from tfm.folders.model_tensors import average_weights, save_checkpoint
-from tfm.folders.run_folder import (
-    best_checkpoints,
-    checkpoints,
-    scheduled_checkpoints,
-    step_of,
+from tfm.folders.model_folder import (
+    UNREADABLE,
+    WEIGHTS,
+    ModelFolder,
+    best_first,
+    is_model,
+    open_checkpoints,
 )
-from tfm.inference.calibration import calibrate
-from tfm.inference.engine import load_engine, load_vocabulary
-from tfm.stages.generate_plan import split_paths
+from tfm.folders.saving import save_checkpoint
+from tfm.inference.engine import Engine
+from tfm.inference.translator import Translator, by_length
+from tfm.metrics.sacre import sentence_chrf
+from tfm.reporting import Progress
+from tfm.search.scoring import Hypothesis
 from tfm.storage.paths import where_instead
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
 # model improves fast, older ones make the average worse than the newest checkpoint alone.
 _RECENT = 0.8
+_CHUNK_LINES = 128  # that are translated together to calibrate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +82,21 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     # In its usual place, a damaged average is replaced as well.
     if out_dir.exists() and not _is_average(out_dir, or_damaged=not is_chosen):
         raise UsageError(f"{out_dir} exists and is no average: choose another folder with --out")
-    present = checkpoints(run_dir)
+    present = open_checkpoints(run_dir)
     if not present:
         advice = where_instead(run_dir, "run") or "train with tfm train"
         raise CheckpointError(
             f"{run_dir} has no checkpoints: {advice}", exit_code=UsageError.exit_code
         )
-    newest = load_info(present[-1])
-    training, newest_step = newest.run.training, newest.step
+    newest = present[-1]
+    training = newest.info.run.training
     validation_text = _validation_text(newest, run_dir) if config.calibrate else None
     if config.best is not None:
-        number, ranked = config.best, best_checkpoints(run_dir, training.best_metric)
+        number, ranked = config.best, best_first(present, training.best_metric)
     else:
-        ranked = scheduled_checkpoints(run_dir)[::-1]
-        recent = [path for path in ranked if step_of(path) >= _RECENT * step_of(ranked[0])]
+        # Of a run with validation text, only those saved when it was stopped were not validated.
+        ranked = ([each for each in present if each.info.metrics] or present)[::-1]
+        recent = [each for each in ranked if each.info.step >= _RECENT * ranked[0].info.step]
         # Only a number that the user gave must be available.
         number = config.last or min(training.average_last, len(recent))
     if number > len(ranked):
@@ -95,47 +104,77 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         raise UsageError(
             f"{flag} {number} is more than the checkpoints in {run_dir}: {len(ranked)}"
         )
-    chosen = sorted(ranked[:number], key=step_of)
-    infos = [load_info(path) for path in chosen]
-    steps = [info.step for info in infos]
+    chosen = sorted(ranked[:number], key=lambda each: each.info.step)
+    steps = [each.info.step for each in chosen]
     weights = average_weights(chosen)
     if not all(weight.isfinite().all() for weight in weights.values()):
+        names = ", ".join(map(str, chosen))
         raise CheckpointError(
-            f"the mean of {', '.join(map(str, chosen))} is not finite: training diverged; remove "
-            "the bad checkpoints, or train in another --run"
+            f"the mean of {names} is not finite: training diverged; remove the bad checkpoints, or "
+            "train in another --run"
         )
+    last = chosen[-1]
     # The step says how far the run was, so that an outdated average can be recognized.
-    info = replace(infos[-1], step=newest_step, metrics={}, averaged=tuple(steps))
-    vocabulary = Vocabulary.load(chosen[-1])
-    files = vocabulary.files() | shortlist_files(chosen[-1], vocabulary)
+    info = replace(last.info, step=newest.info.step, metrics={}, averaged=tuple(steps))
+    files = last.vocabulary.files() | shortlist_files(last.path, last.vocabulary)
     save_checkpoint(out_dir, info, weights, subword_files=files)
     if validation_text is not None:
-        info = replace(info, calibration=_calibration(out_dir, info, *validation_text))
+        info = replace(info, calibration=_calibration(ModelFolder(out_dir), *validation_text))
         save_checkpoint(out_dir, info, weights, subword_files=files)
-    left_out = newest_step if config.best is None and present[-1] not in ranked else None
+    is_left_out = config.best is None and newest not in ranked
     return AverageResult(
         model_dir=out_dir,
         steps=steps,
-        left_out=left_out,
+        left_out=newest.info.step if is_left_out else None,
         calibrated_on=None if info.calibration is None else info.calibration.num_lines,
     )
 
 
 def _is_average(folder: Path, *, or_damaged: bool) -> bool:
     try:
-        return bool(load_info(folder).averaged)
+        return bool(ModelFolder(folder).info.averaged)
     except CheckpointError:
         return or_damaged and is_model(folder)
 
 
-def _validation_text(info: ModelInfo, run_dir: Path) -> tuple[list[str], list[str]]:
+def average_weights(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
+    """Return the mean of several checkpoints' parameters (Vaswani et al. 2017, §6.1), by name.
+
+    Each tensor, of any shape, is summed in float64 and returned in float32.
+
+    Raises:
+        CheckpointError: A checkpoint is damaged, or they belong to different models.
+    """
+    averaged: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as stack:
+        try:
+            # Open files can still be read if a running training removes them.
+            paths = [each.file(WEIGHTS) for each in folders]
+            files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+            shapes = [{n: file.get_slice(n).get_shape() for n in file.keys()} for file in files]  # noqa: SIM118
+            if any(each != shapes[0] for each in shapes):
+                raise ValueError("different models")
+            for name in shapes[0]:
+                total: Tensor | float = 0.0
+                for file in files:
+                    total = total + file.get_tensor(name).double()
+                averaged[name] = (torch.as_tensor(total) / len(files)).float()
+        except UNREADABLE as error:
+            names = ", ".join(map(str, folders))
+            raise CheckpointError(
+                f"cannot average {names}: they are not checkpoints of one model; choose others"
+            ) from error
+    return averaged
+
+
+def _validation_text(model: ModelFolder, run_dir: Path) -> tuple[list[str], list[str]]:
     """Return the source and target lines of the validation split, without empty ones."""
-    if info.task == "parsing":
+    if model.info.task == "parsing":
         raise UsageError(
             f"{run_dir} trains a parser, but confidence is the expected chrF of translations: "
             "leave --calibrate out"
         )
-    source, target = split_paths(info, "valid", run_dir)
+    source, target = model.split("valid", advice="leave --calibrate out")
     pairs = [
         (line.decode(), reference.decode())
         for line, reference in read_pairs(source, target, strict=True)
@@ -150,9 +189,18 @@ def _validation_text(info: ModelInfo, run_dir: Path) -> tuple[list[str], list[st
 
 
 def _calibration(
-    model_dir: Path, info: ModelInfo, lines: Sequence[str], references: Sequence[str]
+    model: ModelFolder, lines: Sequence[str], references: Sequence[str]
 ) -> Calibration:
-    """Return the calibration of a model with its own search settings."""
-    config = SearchConfig.for_model(info.search, {})
-    engine = load_engine([model_dir], InferenceConfig())
-    return calibrate(engine, load_vocabulary(model_dir, info), lines, references, config)
+    """Translate lines with the model's own search settings, and fit their chrF."""
+    translator = Translator.of([model], Engine.start([model], InferenceConfig()))
+    config = SearchConfig.for_model(model.info.search, {})
+    chunks = by_length(lines, range(len(lines)), size=_CHUNK_LINES)
+    best: dict[int, Hypothesis] = {}
+    with Progress("calibrate", total=len(lines), unit="lines") as bar:
+        for chunk, found in translator.search_chunks(chunks, config):
+            best |= {number: each[0] for number, each in found.items()}
+            bar.update(len(chunk.lines))
+    texts = model.vocabulary.outputs([each.tokens for each in best.values()])
+    scores = sentence_chrf(texts, [references[number - 1] for number in best])
+    log_probs = [each.log_prob / (len(each.tokens) + 1) for each in best.values()]
+    return Calibration.fit(log_probs, [score / 100 for score in scores])

@@ -6,7 +6,7 @@ from pathlib import Path
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
 from tfm.errors import DETAIL, CheckpointError, DataError, UsageError
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints, recorded_runs, trained_on
 from tfm.reporting import say
 from tfm.storage.files import is_same_file
@@ -52,7 +52,7 @@ def runs_on(data_dir: Path) -> list[Path]:
 def _vocabulary_of(run: str) -> str | None:
     """Return the fingerprint of a run's vocabulary; None if its newest checkpoint is damaged."""
     try:
-        return load_info(checkpoints(Path(run))[-1]).fingerprint
+        return ModelFolder(checkpoints(Path(run))[-1]).info.fingerprint
     except CheckpointError:
         return None
 

@@ -114,11 +114,10 @@ def _adapting_settings(
     from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
 ) -> RunConfig:
     """Return the settings of a run that starts from a model, which must be those of the model."""
-    from tfm.folders.model_folder import load_info
-    from tfm.folders.run_folder import find_model
+    from tfm.folders.model_folder import ModelFolder
 
-    folder = find_model(from_model)
-    start = load_info(folder).run
+    opened = ModelFolder.open(from_model)
+    folder, start = opened.path, opened.info.run
     given_arch = table.get("arch", start.arch) if arch in (None, start.arch) else arch
     if given_arch != start.arch:
         raise UsageError(

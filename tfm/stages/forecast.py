@@ -13,7 +13,8 @@ from tfm.data.batching import Batcher
 from tfm.device.compute import DTYPES, Compute, measure_product_flops
 from tfm.device.cpu import num_cores
 from tfm.device.threads import oversubscription, set_num_threads
-from tfm.folders.run_folder import NUM_STATES_KEPT
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.saving import NUM_STATES_KEPT
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import format_duration
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
@@ -167,7 +168,7 @@ def forecast(
     data, training = open_data(data_dir, run), run.training
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:
-        check_start(Path(run.from_model), data)
+        check_start(ModelFolder(Path(run.from_model)), data)
     compute, device, warnings = _planned_compute(run, num_local)
     set_num_threads(training.threads, num_processes=num_local)
     source, target = data.info.vocab_sizes

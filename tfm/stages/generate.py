@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from tfm.config import InferenceConfig, Normalization, SearchConfig
-from tfm.data.languages import bleu_tokenizer, target_language
+from tfm.data.languages import target_language
 from tfm.data.subword import Vocabulary
 from tfm.data.trees import bracketed, restore
 from tfm.errors import UsageError
-from tfm.folders.model_folder import load_info
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import ChunkT
 from tfm.inference.documents import paragraphs_of
-from tfm.inference.engine import Engine, load_engine, load_vocabulary
-from tfm.inference.lines import LineEngine, ScoredTarget, Translation, score_lines, translate_lines
+from tfm.inference.engine import Engine
+from tfm.inference.lines import ScoredTarget, Translation
 from tfm.inference.reader import LineReader, count_lines
+from tfm.inference.translator import Translator
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.stages.generate_plan import Generation
@@ -63,26 +64,19 @@ def generate(
         DataError: The text does not begin with the lines that an earlier call has translated.
         UsageError: Minimum Bayes risk decoding of a parser.
     """
-    if plan.task == "parsing" and config.mbr is not None:
+    if plan.info.task == "parsing" and config.mbr is not None:
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
-    target = target_language(plan.languages[1], config.tag)
+    target = target_language(plan.info.target, config.tag)
     _record_generation(plan, target, runs_dir)
     num_repairs, since = 0, _since(output)
     opened = _open(plan, plan.prefixes, inference, num_processes, output=output)
-    with opened as (engine, vocabulary, reader, bar):
+    with opened as (translator, reader, bar):
         aligner = _load_aligner(plan, inference)
-        found = translate_lines(
-            engine,
-            vocabulary,
-            _remaining(reader, output),
-            config,
-            calibration=plan.calibration,
-            tokenizer=bleu_tokenizer(target),
-            valid_first=True,
-        )
+        chunks = _remaining(reader, output)
+        found = translator.translate_chunks(chunks, config, valid_first=True)
         for chunk, outputs in _completed(found, config, output, bar):
-            if plan.task == "parsing":
-                words = (_words(line, vocabulary) for line in chunk.lines)
+            if plan.info.task == "parsing":
+                words = (_words(line, translator.vocabulary) for line in chunk.lines)
                 restored = [
                     [_restore_tree(tree, each) for tree in n_best]
                     for each, n_best in zip(words, outputs, strict=True)
@@ -92,7 +86,7 @@ def generate(
             if aligner is not None:
                 outputs = list(_with_alignments(aligner, chunk.lines, outputs))
             yield from zip(chunk.lines, outputs, strict=True)
-    if plan.task == "parsing":
+    if plan.info.task == "parsing":
         say(f"generate: repairs to the trees{since}: {num_repairs:,}")
 
 
@@ -111,19 +105,13 @@ def translate_document(
         Each line of the document, in order, with its sentences translated and its white space,
         line end included.
     """
-    source, target = plan.languages[0], target_language(plan.languages[1], config.tag)
+    source, target = plan.info.source, target_language(plan.info.target, config.tag)
     _record_generation(plan, target, runs_dir)
     opened = _open(plan, None, inference, num_processes, output=output, is_document=True)
-    with opened as (engine, vocabulary, reader, bar):
-        chunks = paragraphs_of(reader, source, max_sentences=engine.limits.chunk_lines)
-        found = translate_lines(
-            engine,
-            vocabulary,
-            _remaining(chunks, output),
-            config,
-            tokenizer=bleu_tokenizer(target),
-            valid_first=True,
-        )
+    with opened as (translator, reader, bar):
+        chunks = paragraphs_of(reader, source, max_sentences=reader.chunk_lines)
+        remaining = _remaining(chunks, output)
+        found = translator.translate_chunks(remaining, config, valid_first=True)
         for chunk, outputs in _completed(found, config, output, bar):
             texts = [best.text for best, *_ in outputs]
             yield from chunk.join(texts, source=source, target=target)
@@ -208,10 +196,10 @@ def score_targets(
     num_lines = num_pieces = 0
     log_prob, since = 0.0, _since(output)
     opened = _open(plan, plan.targets, inference, num_processes, output=output)
-    with opened as (engine, vocabulary, reader, bar):
+    with opened as (translator, reader, bar):
         aligner = _load_aligner(plan, inference)
         chunks = _remaining(reader, output)
-        for chunk, targets in score_lines(engine, vocabulary, chunks, config, valid_first=True):
+        for chunk, targets in translator.score_chunks(chunks, config, valid_first=True):
             if aligner is not None:
                 found = _with_alignments(aligner, chunk.lines, [[target] for target in targets])
                 targets = [target for [target] in found]
@@ -240,13 +228,12 @@ def _open(
     *,
     output: PartialOutput | None = None,
     is_document: bool = False,
-) -> Iterator[tuple[LineEngine, Vocabulary, LineReader, Progress]]:
+) -> Iterator[tuple[Translator, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
     total = num_sentences = count_lines(path) if path is not None and path.is_file() else None
     if is_document and path is not None and total is not None:
         num_sentences = path.stat().st_size // _SENTENCE_BYTES
-    vocabulary = load_vocabulary(plan.models[0], load_info(plan.models[0]))
     counts: Mapping[str, Any] = {
         "total": total,
         "unit": "lines",
@@ -266,11 +253,11 @@ def _open(
         bar = stack.enter_context(Progress("generate", start=start, shown=shown, **counts))
         if is_typed:
             say("type a sentence, then Enter; Ctrl-D ends")
-        yield engine, vocabulary, reader, bar
+        yield Translator.of(plan.models, engine), reader, bar
 
 
 def _start_engine(
-    models: Sequence[Path],
+    models: Sequence[ModelFolder],
     inference: InferenceConfig,
     num_processes: int | None,
     reader: LineReader,
@@ -282,8 +269,9 @@ def _start_engine(
     known: of a pipe, the lines that have arrived when the models are loaded.
     """
     if num_processes is not None and num_processes > 1:
-        return Workers(models, inference=inference, num_workers=num_processes)
-    engine = load_engine(models, inference)
+        paths = [model.path for model in models]
+        return Workers(paths, inference=inference, num_workers=num_processes)
+    engine = Engine.start(models, inference)
     num_threads = torch.get_num_threads()
     if num_processes == 1 or num_threads == 1 or not can_fork(engine):
         return engine
@@ -321,8 +309,8 @@ def _record_generation(plan: Generation, target: str, runs_dir: Path) -> None:
         return  # there is no reference to record, and no older record to replace
     record = {
         "format": LAST_GENERATION_FORMAT,
-        "model": [str(path) for path in plan.models],
-        "data": plan.data_dir,
+        "model": [*map(str, plan.models)],
+        "data": plan.info.data_dir,
         "split": source.split,
         "source": str(source),
         "reference": None if source.reference is None else str(source.reference),

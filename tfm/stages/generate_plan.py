@@ -3,7 +3,7 @@
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,11 @@ from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.languages import are_same
-from tfm.data.manifest import Manifest
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
-from tfm.folders.calibration import Calibration
-from tfm.folders.model_folder import CONFIG, ModelInfo, load_info
-from tfm.folders.run_folder import find_model, newest_run
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ModelInfo
+from tfm.folders.run_folder import newest_run
 from tfm.inference.reader import count_lines
 from tfm.search.constraints import read_phrases
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
@@ -44,18 +43,18 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Checked models and text; fields of ModelInfo are those of the first model."""
+    """Checked models and text."""
 
-    models: Sequence[Path]
+    models: Sequence[ModelFolder]
     source: Source
     prefixes: Path | None  # file with the beginning of each translation
     targets: Path | None  # file with the translations to score
-    data_dir: str
-    languages: tuple[str, str]  # source and target
-    search: Mapping[str, Any]  # settings of SearchConfig
-    task: str = "translation"  # or "parsing"
-    calibration: Calibration | None = None  # of the only model
-    aligners: Sequence[Path] = ()  # the model to align words with, and one for the reverse
+    aligners: Sequence[ModelFolder] = ()  # the model to align words with, and one for the reverse
+
+    @property
+    def info(self) -> ModelInfo:
+        """The description of the first model."""
+        return self.models[0].info
 
 
 def plan_generation(
@@ -101,15 +100,14 @@ def plan_generation(
             "standard input is closed: give text with --input FILE, or translate the test set "
             "with --split test"
         )
-    folders = [find_model(path) for path in models or [newest_run(runs_dir)]]
-    info = load_info(folders[0])
+    folders = [ModelFolder.open(path) for path in models or [newest_run(runs_dir)]]
     if input_path is not None:
         source = Source(path=None if input_path == STANDARD_INPUT else input_path)
     elif split is None and _standard_input_has_text():
         source = Source(path=None)
     else:
         split = split or "test"
-        path, reference = split_paths(info, split, folders[0])
+        path, reference = folders[0].split(split, advice="give text with --input or a pipe")
         source = Source(path=path, split=split, reference=reference)
     paired = prefixes or targets
     for given in (source.path, paired):
@@ -122,12 +120,7 @@ def plan_generation(
         source=source,
         prefixes=prefixes,
         targets=targets,
-        aligners=_aligners(folders[0], info, align_reverse) if align else [],
-        data_dir=info.data_dir,
-        languages=(info.source, info.target),
-        search=info.search,
-        task=info.task,
-        calibration=info.calibration if len(folders) == 1 else None,
+        aligners=_aligners(folders[0], align_reverse) if align else [],
     )
     if output is not None:
         _check_output(plan, output)
@@ -141,7 +134,9 @@ def check_constraints(plan: Generation, config: SearchConfig) -> None:
         UsageError: The file of banned text does not exist, or the model is a parser.
         DataError: The file of banned text is not usable.
     """
-    if plan.task == "parsing" and (config.ban is not None or config.no_repeat_ngram is not None):
+    if plan.info.task == "parsing" and (
+        config.ban is not None or config.no_repeat_ngram is not None
+    ):
         raise UsageError(
             f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
             "ban and no_repeat_ngram out"
@@ -157,7 +152,7 @@ def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> 
             "--document needs a text: give one with --input FILE or a pipe; the splits of a "
             "dataset have one sentence per line"
         )
-    if plan.task == "parsing":
+    if plan.info.task == "parsing":
         raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out --document")
     flags = {
         "--prefix": plan.prefixes,
@@ -185,15 +180,15 @@ def output_settings(
         UsageError: This machine does not support the settings.
     """
     models, aligners = (
-        " ".join(sha256_of(folder / CONFIG)[:_DIGITS] for folder in folders)
+        " ".join(folder.fingerprint[:_DIGITS] for folder in folders)
         for folders in (plan.models, plan.aligners)
     )
     given = {"ban": config.ban and Path(config.ban)}
-    given["shortlist"] = plan.models[0] / SHORTLIST if config.shortlist else None
+    given["shortlist"] = plan.models[0].path / SHORTLIST if config.shortlist else None
     search = {name: value for name, value in settings_to(config).items() if name != "max_tokens"}
     return {
         "version": __version__,
-        "models": models,  # config.json has the checksums of the other files of a model
+        "models": models,
         "aligners": aligners,
         "form": form,
         "prefixes": plan.prefixes is not None,
@@ -209,45 +204,22 @@ def _standard_input_has_text() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def split_paths(info: ModelInfo, split: Split, model: Path) -> tuple[Path, Path]:
-    """Return the text and the references of a split of a model's dataset.
-
-    Raises:
-        DataError: The dataset is gone, or is now another one.
-    """
-    data_dir = Path(info.data_dir)
-    if not data_dir.is_dir():
-        raise DataError(
-            f"{data_dir}, the dataset of {model}, does not exist: give text with --input or a pipe"
-        )
-    manifest = Manifest.load(data_dir)
-    if (manifest.task, manifest.source, manifest.target) != (info.task, info.source, info.target):
-        raise DataError(
-            f"{data_dir}, the dataset of {model}, is now for {manifest.task} from "
-            f"{manifest.source} to {manifest.target}, but the model is for {info.task} from "
-            f"{info.source} to {info.target}: give text with --input or a pipe"
-        )
-    path = manifest.text_path(split, manifest.source)
-    if not path.is_file():
-        raise DataError(f"{data_dir} has no {split} split: give text with --input or a pipe")
-    return path, manifest.reference_path(split)
-
-
-def _aligners(model: Path, info: ModelInfo, reverse: Path | None) -> list[Path]:
+def _aligners(model: ModelFolder, reverse: Path | None) -> list[ModelFolder]:
     """Return the model to align with, and the reverse model if there is one, after checks."""
+    info = model.info
     if info.task == "parsing":
         raise UsageError(
             f"{model} is a parser, and a tree has no words to align: leave out --align"
         )
     if reverse is None:
         return [model]
-    folder = find_model(reverse)
-    other = load_info(folder)
+    folder = ModelFolder.open(reverse)
+    other = folder.info
     is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
     if other.task != "translation" or not is_reverse:
         raise UsageError(
-            f"{folder} is for {other.task} from {other.source} to {other.target}, but "
-            f"--align-reverse needs a model from {info.target} to {info.source}"
+            f"{folder} is for {other.purpose}, but --align-reverse needs a model from "
+            f"{info.target} to {info.source}"
         )
     return [model, folder]
 

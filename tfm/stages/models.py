@@ -8,14 +8,9 @@ from rich.filesize import decimal
 
 from tfm.config.schema import from_table
 from tfm.errors import CheckpointError, DataError
-from tfm.folders.model_folder import (
-    SCORES,
-    ModelInfo,
-    is_model,
-    load_info,
-    num_parameters,
-)
-from tfm.folders.run_folder import best_checkpoints, checkpoints, is_run
+from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
+from tfm.folders.model_info import SCORES, ModelInfo
+from tfm.folders.run_folder import checkpoints, is_run
 from tfm.storage.files import find_folders, folder_size, read_json, write_json
 from tfm.storage.metrics_log import read_metrics
 
@@ -97,8 +92,8 @@ def summarize_model(folder: Path) -> ModelSummary:
     try:
         if (folder / EXPORTED).is_file():
             return _exported(folder, summary)
-        info = load_info(folder)
-        count = num_parameters(folder)
+        model = ModelFolder(folder)
+        info, count = model.info, model.num_parameters()
     except (CheckpointError, DataError) as error:
         return replace(summary, problem=str(error))
     kind = "averaged" if info.averaged else "checkpoint" if info.step else "imported"
@@ -168,12 +163,12 @@ def _is_listed(folder: Path) -> bool:
 
 def _checkpoint(run_dir: Path) -> list[Path]:
     """Return the checkpoint to list of a run, if it has any."""
-    newest = checkpoints(run_dir)[-1:]
     try:
-        metric = load_info(newest[0]).run.training.best_metric if newest else ""
-        return best_checkpoints(run_dir, metric)[:1] or newest
+        present = open_checkpoints(run_dir)
+        best = best_first(present, present[-1].info.run.training.best_metric) if present else []
+        return [each.path for each in best[:1] or present[-1:]]
     except CheckpointError:  # the list names what is damaged
-        return newest
+        return checkpoints(run_dir)[-1:]
 
 
 def _best_of_checkpoints(folder: Path, info: ModelInfo) -> float | None:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
 from tfm.errors import TfmError, UsageError, explain_os_error
-from tfm.folders.model_folder import DamagedCheckpointError
+from tfm.folders.model_folder import DamagedCheckpointError, check_newest
 from tfm.folders.run_folder import (
     SETTINGS,
-    check_newest,
     is_run,
     newest_step,
     trained_on,

@@ -17,14 +17,15 @@ from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
-from tfm.folders.model_folder import ModelInfo, as_ancestor, load_info
+from tfm.folders.model_folder import ModelFolder, current_average
+from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import (
     check_new_run,
-    has_current_average,
-    newest_intact_checkpoint,
+    checkpoints,
     record_dataset,
     record_run,
 )
+from tfm.folders.saving import newest_intact_checkpoint
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
@@ -79,11 +80,12 @@ def train(
     gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
     data = open_data(data_dir, run)
-    has_started = any((run_dir / "checkpoints").glob("step-*"))
-    if not has_started:
+    start = None
+    if not checkpoints(run_dir):
         check_new_run(run_dir)
-    if run.from_model is not None and not has_started:
-        check_start(Path(run.from_model), data)
+        if run.from_model is not None:
+            start = ModelFolder(Path(run.from_model))
+            check_start(start, data)
     timeout = timedelta(minutes=run.training.stall_minutes)
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
@@ -105,12 +107,13 @@ def train(
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
         training = TrainingRun(
             run_dir,
-            replace(data, info=_with_history(data.info, checkpoint)),
+            replace(data, info=_with_history(data.info, checkpoint, start)),
             compute,
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
             checkpoint=checkpoint,
+            start=start,
         )
         if world.is_first:
             _record_datasets(run_dir, data)
@@ -139,7 +142,7 @@ def train(
                     say(estimate.warning)
             training.loop()
     averages = run.training.average and run.optimizer.ema is None and position.step > 0
-    if world.is_first and averages and not has_current_average(run_dir):
+    if world.is_first and averages and current_average(run_dir) is None:
         say(f"train: {average(run_dir, AverageConfig()).summary}")
     failure = training.failure_to_learn()
     if failure is not None:
@@ -155,15 +158,16 @@ def train(
     )
 
 
-def _with_history(info: ModelInfo, checkpoint: Path | None) -> ModelInfo:
+def _with_history(
+    info: ModelInfo, checkpoint: ModelFolder | None, start: ModelFolder | None
+) -> ModelInfo:
     """Return the description of a run with what was decided when it started."""
     if checkpoint is not None:
-        before = load_info(checkpoint)
+        before = checkpoint.info
         return replace(info, ancestors=before.ancestors, bleu_tokenizer=before.bleu_tokenizer)
-    if info.run.from_model is None:
+    if start is None:
         return info
-    start = Path(info.run.from_model)
-    return replace(info, ancestors=(*load_info(start).ancestors, as_ancestor(start)))
+    return replace(info, ancestors=(*start.info.ancestors, start.as_ancestor()))
 
 
 def _record_datasets(run_dir: Path, data: TrainingData) -> None:
@@ -174,7 +178,7 @@ def _record_datasets(run_dir: Path, data: TrainingData) -> None:
         record_run(Path(each.partition("=")[2]), run_dir, data.info.fingerprint)
 
 
-def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> Path | None:
+def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> ModelFolder | None:
     """Return the newest intact checkpoint, chosen by rank 0 for all; None starts a new run.
 
     Raises UsageError if settings changed that would make it a different run.
@@ -189,7 +193,8 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
             f"rank {group.world.rank} does not see {checkpoint}, but rank 0 does: put the run "
             "folder on a disk that all machines share"
         )
-    info = load_info(checkpoint)
+    folder = ModelFolder(checkpoint)
+    info = folder.info
     if changes := differences(_fixed_values(info), _fixed_values(requested)):
         summary = (
             f"{run_dir} was started with other settings: use the same, or choose another folder "
@@ -203,7 +208,7 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
             "larger one to continue"
         )
     say(f"train: resuming {run_dir} at step {info.step:,}")
-    return checkpoint
+    return folder
 
 
 def _fixed_values(info: ModelInfo) -> dict[str, Any]:

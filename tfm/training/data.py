@@ -17,7 +17,8 @@ from tfm.data.subword import Vocabulary, shown_tags
 from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
-from tfm.folders.model_folder import ModelInfo, load_info
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
 
 
@@ -186,18 +187,18 @@ def _open_also_valid(data_dir: Path, trained: Manifest, vocabulary: Vocabulary) 
     return _open_valid(manifest, (len(vocabulary.source), len(vocabulary.target)), trained.tags())
 
 
-def check_start(from_model: Path, data: TrainingData) -> None:
+def check_start(start: ModelFolder, data: TrainingData) -> None:
     """Raise UsageError unless training on a dataset can start from a model."""
-    start, info = load_info(from_model), data.info
-    if start.task != info.task:
+    before, info = start.info, data.info
+    if before.task != info.task:
         raise UsageError(
-            f"{from_model} is a model for {start.task}, but {data.data_dir} is a dataset for "
+            f"{start} is a model for {before.task}, but {data.data_dir} is a dataset for "
             f"{info.task}: start from another model"
         )
-    if start.fingerprint != info.fingerprint:
+    if before.fingerprint != info.fingerprint:
         raise UsageError(
-            f"{data.data_dir} has other subwords ({info.fingerprint[:8]}) than {from_model} "
-            f"({start.fingerprint[:8]}): prepare it with --subwords {from_model}"
+            f"{data.data_dir} has other subwords ({info.fingerprint[:8]}) than {start} "
+            f"({before.fingerprint[:8]}): prepare it with --subwords {start}"
         )
 
 

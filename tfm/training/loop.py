@@ -20,10 +20,8 @@ from tfm.device.threads import ComputeThreads
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
-from tfm.folders.model_folder import STATE, load_info
-from tfm.folders.model_tensors import load_model, load_training_state
-from tfm.folders.run_folder import last_good_checkpoint
-from tfm.folders.saving import Saver
+from tfm.folders.model_folder import STATE, ModelFolder
+from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.folders.tensor_file import record_from
 from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
@@ -80,14 +78,15 @@ class TrainingRun:
     group: Group = field(default_factory=Group)  # the processes that train together
     heartbeat: Heartbeat = no_heartbeat  # called with the name of each phase of the work
     stop: StopRequests = field(default_factory=StopRequests)
-    checkpoint: InitVar[Path | None] = None  # where to resume; None starts a new run
+    checkpoint: InitVar[ModelFolder | None] = None  # where to resume; None starts a new run
+    start: InitVar[ModelFolder | None] = None  # of a new run; None draws a model at random
 
-    def __post_init__(self, checkpoint: Path | None) -> None:
+    def __post_init__(self, checkpoint: ModelFolder | None, start: ModelFolder | None) -> None:
         self._run = self.data.info.run
         self.cost = self._check_memory()
         self._verification = self._verify_data()
         self.heartbeat("building the model")
-        self._model = self._first_model(checkpoint).to(self.compute.device)
+        self._model = self._first_model(checkpoint or start).to(self.compute.device)
         self.trainer = self._new_trainer()
         self.heartbeat("measuring the speed of the device")
         self._capacity = self.group.world.size * measure_fp32_flops(self.compute.device)
@@ -216,12 +215,10 @@ class TrainingRun:
     def _minutes(self) -> float:
         return self._state.minutes + (time.monotonic() - self._started) / 60
 
-    def _first_model(self, checkpoint: Path | None) -> Model:
-        """Return the model of a checkpoint, or for a new run that to start from, or a new one."""
-        start = checkpoint or (self._run.from_model and Path(self._run.from_model))
-        return load_model(start, self.data.info) if start else self._new_model()
-
-    def _new_model(self) -> Model:
+    def _first_model(self, start: ModelFolder | None) -> Model:
+        """Return the model of a folder with the settings of this run, or a new one without."""
+        if start is not None:
+            return start.model(self._run.model)
         torch.manual_seed(self._run.training.seed)
         source, target = self.data.info.vocab_sizes
         return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
@@ -284,14 +281,13 @@ class TrainingRun:
             threads=threads if self.compute.device.type == "cpu" else None,
         )
 
-    def _resume(self, checkpoint: Path) -> None:
-        saved = load_training_state(checkpoint)
+    def _resume(self, checkpoint: ModelFolder) -> None:
+        saved, info = checkpoint.training_state(), checkpoint.info
         if saved.get("dataset") != self.data.checksum:
             raise UsageError(
                 f"{self.run_dir} was started on other data than {self.data.data_dir}: train on "
                 "the same data, or choose another folder with --run"
             )
-        info = load_info(checkpoint)
         try:
             self.trainer.load_state(saved["trainer"])
             self._state = record_from(RunState, saved)
@@ -300,8 +296,8 @@ class TrainingRun:
                 raise ValueError(f"it is of step {self.trainer.position.step}, not {info.step}")
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{checkpoint / STATE} is not the state of this run ({type(error).__name__}: "
-                f"{str(error)[:_MAX_REASON]}): remove {checkpoint} to resume from an older "
+                f"{checkpoint.path / STATE} is not the state of this run ({type(error).__name__}: "
+                f"{str(error)[:_MAX_REASON]}): remove {checkpoint.path} to resume from an older "
                 "checkpoint"
             ) from error
         self.metrics = dict(info.metrics)

@@ -13,10 +13,8 @@ from tfm.data.dataset import Rows
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
-from tfm.folders.model_folder import SCORES, ModelInfo
-from tfm.inference.batches import Chunk
-from tfm.inference.engine import Engine
-from tfm.inference.lines import translate_lines
+from tfm.folders.model_info import SCORES, ModelInfo
+from tfm.inference.translator import Translator, by_length
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model, evaluation_copy
@@ -135,24 +133,20 @@ class Validator:
         training = self.info.run.training
         search = {**self.info.search, "beam_size": training.validation_beam}
         config = SearchConfig.for_model(search, {})
-        # Sentences of similar length share a chunk.
-        sources = self.split.sources
-        order = sorted(indices, key=lambda index: -len(sources[index]))
-        slices = (order[start : start + _CHUNK] for start in range(0, len(order), _CHUNK))
-        chunks = (
-            Chunk(line_numbers=[i + 1 for i in each], lines=[sources[i] for i in each])
-            for each in slices
+        translator = Translator(
+            [model],
+            self.vocabulary,
+            self.compute,
+            backend=inference_backend(self.compute, training.kernels),
+            target=self.info.target,
         )
-        backend = inference_backend(self.compute, training.kernels)
-        engine = Engine([model], self.compute, backend=backend)
-        outputs: list[str] = []
-        self.heartbeat(f"translating for validation, 0 of {len(order):,}")
-        for _, found in translate_lines(
-            engine, self.vocabulary, chunks, config, tokenizer=self.info.bleu_tokenizer
-        ):
-            outputs += [best[0].text for best in found]
-            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(order):,}")
+        outputs: dict[int, str] = {}
+        self.heartbeat(f"translating for validation, 0 of {len(indices):,}")
+        chunks = by_length(self.split.sources, indices, size=_CHUNK)
+        for chunk, found in translator.translate_chunks(chunks, config):
+            texts = (best[0].text for best in found)
+            outputs |= zip(chunk.line_numbers, texts, strict=True)
+            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(indices):,}")
             if self.should_stop():
                 return None
-        translations = dict(zip(order, outputs, strict=True))
-        return [translations[index] for index in indices]
+        return [outputs[index + 1] for index in indices]

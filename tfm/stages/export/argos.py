@@ -7,7 +7,7 @@ from pathlib import Path
 from tfm.data.languages import base_language, name_of, script_of
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
-from tfm.folders.model_folder import ModelInfo
+from tfm.folders.model_info import ModelInfo
 
 PACKAGE = "translate.argosmodel"
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 
-from tfm.config import SearchConfig
-from tfm.data.manifest import Manifest
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
-from tfm.folders.model_folder import ModelInfo, load_info
-from tfm.inference.engine import load_vocabulary
+from tfm.folders.model_folder import ModelFolder, NoSplitError
+from tfm.inference.engine import Engine
 from tfm.inference.lines import ScoredTarget
 from tfm.inference.translator import Translator
 from tfm.stages.export.programs import PROGRAMS, Format, Found, Program
@@ -56,25 +55,24 @@ class Agreement:
             )
 
 
-def lines_to_check(info: ModelInfo, number: int) -> list[str]:
+def lines_to_check(model: ModelFolder, number: int) -> list[str]:
     """Return the first lines of the test set of a model; DataError if there is no test set."""
-    data_dir = Path(info.data_dir)
-    lines: list[str] = []
-    if data_dir.is_dir():
-        manifest = Manifest.load(data_dir)
-        path = manifest.text_path("test", info.source)
-        if path.is_file() and manifest.source == info.source:
-            lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
+    try:
+        path, _ = model.split("test", advice="leave --check out")
+    except NoSplitError:
+        lines = []
+    else:
+        lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
     if not any(line.strip() for line in lines):
         raise DataError(
-            f"there is no test set from {info.source} in {data_dir}, the model's dataset: leave "
-            "--check out"
+            f"there is no test set from {model.info.source} in {Path(model.info.data_dir)}, the "
+            "model's dataset: leave --check out"
         )
     return lines
 
 
 def compare(
-    model_dir: Path, export_dir: Path, lines: Sequence[str], format_: Format = "ctranslate2"
+    model: ModelFolder, export_dir: Path, lines: Sequence[str], format_: Format = "ctranslate2"
 ) -> Agreement:
     """Translate lines with tfm in fp32 and with the other program, with equivalent settings.
 
@@ -82,8 +80,7 @@ def compare(
     once no better hypothesis is possible. PAD, BOS and UNK are not forbidden to CTranslate2, which
     would renormalize the other probabilities; a trained model does not produce them.
     """
-    info = load_info(model_dir)
-    vocabulary = load_vocabulary(model_dir, info)
+    info, vocabulary = model.info, model.vocabulary
     cleaned = vocabulary.clean(lines)
     numbered = {number: line for number, line in enumerate(cleaned, start=1) if line}
     lines = list(numbered.values())
@@ -92,7 +89,8 @@ def compare(
         equivalent["beam_size"] = 1
     config = SearchConfig.for_model(info.search, equivalent)
     program = PROGRAMS[format_](export_dir, vocabulary, config)
-    translator = Translator.load(model_dir, device="cpu", precision="fp32")
+    inference = InferenceConfig(device="cpu", precision="fp32")
+    translator = Translator.of([model], Engine.load([model], inference))
     max_positions = getattr(info.run.model, "learned_positions", None)
     ours = [best for [best] in translator.search(lines, config)]
     theirs = _translate(program, lines, _limits(lines, vocabulary, config, max_positions))

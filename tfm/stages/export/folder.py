@@ -8,10 +8,7 @@ from typing import Literal
 
 from tfm.config import SearchConfig
 from tfm.errors import UsageError, install_command
-from tfm.folders.model_folder import ModelInfo, load_info
-from tfm.folders.model_tensors import load_model
-from tfm.folders.run_folder import find_model
-from tfm.inference.engine import load_vocabulary
+from tfm.folders.model_folder import ModelFolder
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
 from tfm.stages.export.programs import Format
@@ -63,8 +60,7 @@ def export(
         CheckpointError: The model is missing or damaged, or the export differs from it.
         DataError: There is no test set for the check.
     """
-    model_dir = find_model(path)
-    info = load_info(model_dir)
+    model = ModelFolder.open(path)
     out_dir = out_dir or _default_folder(path, format_, quantization)
     own = exported_files(out_dir, format_)
     new_output_folder(out_dir, own=own, kind="exported model", force=force)
@@ -77,34 +73,32 @@ def export(
         raise UsageError(
             "--check does not open packages: check --format ctranslate2, whose model they hold"
         )
-    lines = lines_to_check(info, check_lines) if check_lines else []
+    lines = lines_to_check(model, check_lines) if check_lines else []
     if lines and format_ == "huggingface":
         _check_installed("transformers", remedy='pip install "transformers>=5"')
     with atomic_directory(out_dir, own=own or ()) as folder:
         match format_:
             case "ctranslate2":
-                _write_ctranslate2(folder, model_dir, info, quantization)
+                _write_ctranslate2(folder, model, quantization)
             case "huggingface":
-                _write_huggingface(folder, model_dir, info)
+                _write_huggingface(folder, model)
             case "onnx":
-                _write_onnx(folder, model_dir, info)
+                _write_onnx(folder, model)
             case "argos":
-                _write_argos(folder, model_dir, info, quantization)
-        describe_export(folder, model_dir, format_)
+                _write_argos(folder, model, quantization)
+        describe_export(folder, model.path, format_)
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        agreement = compare(model_dir, folder, lines, format_) if lines else None
+        agreement = compare(model, folder, lines, format_) if lines else None
         if agreement is not None and quantization == "none":
             agreement.require_close(out_dir)
-    if info.task == "parsing":  # of all formats, only this one has parsers
+    if model.info.task == "parsing":  # of all formats, only this one has parsers
         say("warning: CTranslate2 outputs the parser's symbols; only tfm generate makes them trees")
     return ExportResult(
-        model_dir=model_dir, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
+        model_dir=model.path, out_dir=out_dir, num_bytes=num_bytes, agreement=agreement
     )
 
 
-def _write_ctranslate2(
-    folder: Path, model_dir: Path, info: ModelInfo, quantization: Quantization
-) -> None:
+def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
     _check_installed("ctranslate2", remedy=install_command("export"))
     import ctranslate2
 
@@ -113,13 +107,12 @@ def _write_ctranslate2(
         raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
     from tfm.stages.export.specification import check_supported, transformer_spec
 
-    config = check_supported(info.run.model)
-    vocabulary = load_vocabulary(model_dir, info)
-    spec = transformer_spec(load_model(model_dir, info), config, vocabulary)
+    config = check_supported(model.info.run.model)
+    spec = transformer_spec(model.model(), config, model.vocabulary)
     spec.validate()
     spec.optimize(None if quantization == "none" else quantization)
     spec.save(str(folder))
-    for name, content in vocabulary.files().items():
+    for name, content in model.vocabulary.files().items():
         (folder / name).write_bytes(content)
     if (limit := config.learned_positions) is not None:
         say(
@@ -128,39 +121,33 @@ def _write_ctranslate2(
         )
 
 
-def _write_huggingface(folder: Path, model_dir: Path, info: ModelInfo) -> None:
+def _write_huggingface(folder: Path, model: ModelFolder) -> None:
     _check_installed("tokenizers", remedy=install_command("huggingface"))
     from tfm.stages.export.huggingface import check_supported, write_huggingface
     from tfm.stages.export.model_card import model_card
 
-    vocabulary = load_vocabulary(model_dir, info)
-    config = check_supported(info, vocabulary)
-    model = load_model(model_dir, info)
-    write_huggingface(folder, model, info, config, vocabulary)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    card = model_card(model_dir, info, num_parameters=num_parameters)
+    config = check_supported(model.info, model.vocabulary)
+    write_huggingface(folder, model.model(), model.info, config, model.vocabulary)
+    card = model_card(model)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _write_onnx(folder: Path, model_dir: Path, info: ModelInfo) -> None:
+def _write_onnx(folder: Path, model: ModelFolder) -> None:
     for package in ("onnxscript", "onnxruntime"):
         _check_installed(package, remedy=install_command("onnx"))
     from tfm.stages.export.onnx import write_onnx
 
-    search = SearchConfig.for_model(info.search, {})
-    write_onnx(folder, load_model(model_dir, info), search, load_vocabulary(model_dir, info))
+    search = SearchConfig.for_model(model.info.search, {})
+    write_onnx(folder, model.model(), search, model.vocabulary)
 
 
-def _write_argos(
-    folder: Path, model_dir: Path, info: ModelInfo, quantization: Quantization
-) -> None:
+def _write_argos(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
     from tfm.stages.export.argos import PACKAGE, check_vocabulary, write_package
 
-    vocabulary = load_vocabulary(model_dir, info)
-    check_vocabulary(vocabulary)
+    check_vocabulary(model.vocabulary)
     with tempfile.TemporaryDirectory(dir=folder) as exported:
-        _write_ctranslate2(Path(exported), model_dir, info, quantization)
-        write_package(folder / PACKAGE, Path(exported), info, vocabulary)
+        _write_ctranslate2(Path(exported), model, quantization)
+        write_package(folder / PACKAGE, Path(exported), model.info, model.vocabulary)
 
 
 def _default_folder(path: Path, format_: Format, quantization: Quantization) -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tfm.config import ModelConfig, SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
 from tfm.errors import UsageError
-from tfm.folders.model_folder import ModelInfo
+from tfm.folders.model_info import ModelInfo
 from tfm.folders.tensor_file import write_tensors
 from tfm.model.build import Model
 from tfm.model.embedding import sinusoidal_encoding

@@ -7,24 +7,26 @@ from tfm import __version__
 from tfm.config import run_toml
 from tfm.data.languages import base_language
 from tfm.data.manifest import Manifest
-from tfm.folders.model_folder import ModelInfo
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ModelInfo
 from tfm.storage.metrics_log import read_metrics
 
 
-def model_card(model_dir: Path, info: ModelInfo, *, num_parameters: int) -> str:
+def model_card(model: ModelFolder) -> str:
     """Return a README.md in Markdown, with the licence left to the user."""
+    info = model.info
     languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
     card = (resources.files("tfm.stages.export") / "model_card.md").read_text(encoding="utf-8")
     return card.format(
         languages="\n".join(f"- {language}" for language in languages),
         source=info.source,
         target=info.target,
-        num_parameters=num_parameters,
+        num_parameters=model.num_parameters(),
         num_pieces=info.vocab_sizes[1],
         version=__version__,
         normalization=_normalization(info),
         data=_data(info),
-        quality=_quality(model_dir, info),
+        quality=_quality(model.path, info),
         model=_model(info),
         settings=run_toml(info.run),
     )

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.errors import CheckpointError
-from tfm.folders.model_folder import Ancestor, ModelInfo, load_info, own_files
-from tfm.folders.model_tensors import save_checkpoint
+from tfm.folders.model_folder import ModelFolder, own_files
+from tfm.folders.model_info import Ancestor, ModelInfo
+from tfm.folders.saving import save_checkpoint
 from tfm.stages.importing.fairseq import find_checkpoint, read_fairseq
 from tfm.stages.importing.foreign import convert
 from tfm.stages.importing.marian import is_marian, read_marian
@@ -84,7 +85,7 @@ def import_model(
 def _is_import(folder: Path) -> bool:
     """Return whether a folder holds an intact model that was imported, not one that was trained."""
     try:
-        info = load_info(folder)
+        info = ModelFolder(folder).info
     except CheckpointError:
         return False
     return not info.data_dir and not info.step

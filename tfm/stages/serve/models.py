@@ -12,14 +12,13 @@ from typing import Any
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
-from tfm.folders.model_folder import load_info
-from tfm.folders.model_tensors import load_model
-from tfm.folders.run_folder import find_model
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
 from tfm.inference.documents import Piece, split, translated_pieces
-from tfm.inference.engine import load_engine, load_vocabulary
-from tfm.inference.lines import Translation, translate_lines
+from tfm.inference.engine import Engine
+from tfm.inference.lines import Translation
+from tfm.inference.translator import Translator
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.stages.serve.queue import TranslationQueue
@@ -39,8 +38,8 @@ class ServedModel:
     def __init__(
         self, path: Path, search: Table, *, config: ServeConfig, inference: InferenceConfig
     ) -> None:
-        self.folder = find_model(path)
-        self.info = load_info(self.folder)
+        self.folder = ModelFolder.open(path)
+        self.info = self.folder.info
         if self.info.task == "parsing":
             raise UsageError(f"{self.folder} is a parser: tfm serve needs a model that translates")
         self.search = SearchConfig.for_model(self.info.search, search)
@@ -49,10 +48,13 @@ class ServedModel:
                 f"the search of {self.folder} is not beam search, which tfm serve needs: change "
                 "the recipe of its dataset"
             )
-        self.vocabulary = load_vocabulary(self.folder, self.info)
+        self.vocabulary = self.folder.vocabulary
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfm {self.folder}")
         # OpenMP's number of threads belongs to the thread that sets it.
-        self._engine = self.thread.submit(load_engine, [self.folder], inference).result()
+        engine = self.thread.submit(Engine.start, [self.folder], inference).result()
+        self._device = engine.compute.device
+        # The log is no place for the texts of users.
+        self._translator = Translator.of([self.folder], engine, notify=lambda _: None)
         self.queue = TranslationQueue(
             self.translate,
             self.thread,
@@ -70,14 +72,7 @@ class ServedModel:
     def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Translation]]:
         """Return the `n_best` translations of each line; only in the model's thread."""
         chunk = Chunk(line_numbers=range(1, len(lines) + 1), lines=lines)
-        [(_, found)] = translate_lines(
-            self._engine,
-            self.vocabulary,
-            [chunk],
-            config,
-            calibration=self.info.calibration,
-            notify=lambda _: None,  # the log is no place for the texts of users
-        )
+        [(_, found)] = self._translator.translate_chunks([chunk], config)
         return found
 
     def attention(self, source: str, target: str) -> AttentionMaps:
@@ -100,8 +95,7 @@ class ServedModel:
     @cached_property
     def _model(self) -> Model:
         """The model with plain attention, whose weights can be recorded; loaded when needed."""
-        model = load_model(self.folder, self.info)
-        return model.to(self._engine.compute.device).eval()
+        return self.folder.model().to(self._device).eval()
 
     def pairs(self) -> Iterator[tuple[str, str, SearchConfig]]:
         """Yield each source and target language with the settings of the search.

@@ -1,0 +1,121 @@
+"""What is known about a model besides its weights; reading it does not import torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tfm.config import (
+    FIRST_NORMALIZATION,
+    LATEST_NORMALIZATION,
+    BleuTokenizer,
+    Normalization,
+    RunConfig,
+    SearchConfig,
+    Task,
+    run_config,
+    run_table,
+)
+from tfm.config.schema import Measured, from_table
+from tfm.folders.calibration import Calibration
+
+# The metric of each task, by its name in validation.
+SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestor:
+    """A model that the training of another one started from.
+
+    Attributes:
+        path: Its folder, as the user gave it.
+        data_dir: Its training dataset.
+        step: Number of its training steps.
+        sha256: Checksum of its weights.
+    """
+
+    path: str
+    data_dir: str
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Description of a model, besides its weights.
+
+    Attributes:
+        run: Settings of its training.
+        source: Source language.
+        target: Target language.
+        vocab_sizes: Number of source and target pieces.
+        fingerprint: The vocabulary's fingerprint.
+        data_dir: Training dataset, as the user gave it.
+        step: Number of training steps.
+        metrics: Validation loss (nats per token), perplexity, score; empty without validation.
+        averaged: Steps of the checkpoints that it averages; empty if it is not an average.
+        task: "translation" or "parsing".
+        search: Values of SearchConfig that suit its dataset better than the defaults.
+        normalization: That of its training text, by which text to translate must be read, too.
+        tags: The tags before the sources of its training texts; empty if a text has none.
+        calibration: The confidence in its translations; None if it was not calibrated.
+        ancestors: The models that its training started from, oldest first; empty if from scratch.
+        bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
+    """
+
+    run: RunConfig
+    source: str
+    target: str
+    vocab_sizes: tuple[int, int]
+    fingerprint: str
+    data_dir: str
+    step: int
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    averaged: tuple[int, ...] = ()
+    task: Task = "translation"
+    search: Mapping[str, Any] = field(default_factory=dict)
+    normalization: Normalization = LATEST_NORMALIZATION
+    tags: tuple[str, ...] = ()
+    calibration: Calibration | None = None
+    ancestors: tuple[Ancestor, ...] = ()
+    bleu_tokenizer: BleuTokenizer = "13a"
+
+    @property
+    def purpose(self) -> str:
+        """What it does, in words."""
+        return f"{self.task} from {self.source} to {self.target}"
+
+    @property
+    def license(self) -> str | None:
+        """The license that the user gave it; None if unknown."""
+        return self.run.training.license
+
+    def quality(self, metric: str) -> float | None:
+        """Return its validation score or negated loss; None if it was not measured.
+
+        The metric is "loss" or "score", or that of a further validation set: "NAME:loss".
+        """
+        prefix, colon, kind = metric.rpartition(":")
+        name, sign = (SCORES[self.task], 1) if kind == "score" else ("loss", -1)
+        figure = self.metrics.get(f"{prefix}{colon}{name}")
+        return None if figure is None or math.isnan(figure) else sign * figure
+
+    def record(self) -> dict[str, Any]:
+        """Return JSON values from which `of_record` makes the same description."""
+        return {**asdict(self), "run": run_table(self.run)}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "ModelInfo":
+        """Return the description in a record, which may be of an earlier version.
+
+        Raises:
+            UsageError, ValueError: Values are missing, unknown or wrong.
+        """
+        if isinstance(run := record.get("run"), dict):
+            record = {**record, "run": run_config(None, run)}
+        if "normalization" not in record:
+            space = record.pop("normalizes_space", True)
+            record["normalization"] = asdict(replace(FIRST_NORMALIZATION, space=space))
+        info = from_table(cls, record)
+        SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
+        return info
