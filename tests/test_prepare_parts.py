@@ -111,7 +111,7 @@ def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert text_of(folder) == text_of(whole)
     assert rows_of(folder) == rows_of(whole)
-    index, other = (Manifest.load(each).training_texts() for each in (folder, whole))
+    index, other = (Manifest.load(each).texts("train") for each in (folder, whole))
     assert index == other
     assert not prepare(first, folder, overrides=PARTS).is_new
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,6 @@ class PairCounts:
         if place < _NUM_EXAMPLES:
             examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
 
-    def add_examples(self, rule: str, examples: Iterable[tuple[str, str]]) -> None:
-        """Add examples of pairs that a rule dropped elsewhere, up to their maximum number."""
-        known = self.examples.setdefault(rule, [])
-        known += islice(examples, _NUM_EXAMPLES - len(known))
-
     def fit_swapped(self, checks: Iterable[Check]) -> bool:
         """Return whether a check drops most pairs, but would pass them with swapped sides."""
         for rule, is_broken in checks:
@@ -94,7 +89,7 @@ class PairCounts:
         return {name: getattr(self, name) for name in names}
 
     def add(self, other: "PairCounts") -> None:
-        """Add the counts of another text."""
+        """Add the counts of another text, and its examples up to their maximum number."""
         self.read += other.read
         self.normalized += other.normalized
         self.windows_1252 += other.windows_1252
@@ -102,6 +97,9 @@ class PairCounts:
         self.in_held_out += other.in_held_out
         for rule, count in other.dropped.items():
             self.dropped[rule] += count
+        for rule, examples in other.examples.items():
+            known = self.examples.setdefault(rule, [])
+            known += examples[: _NUM_EXAMPLES - len(known)]
 
 
 class Cleaner:
@@ -228,9 +226,8 @@ def passing(
             counts.normalized += 1
             counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
             pair = source.encode(), target.encode()
-        rule = _first_broken_rule(source, target, config)
-        if rule is None and checks:
-            rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
+        broken = (rule for rule, is_broken in checks if is_broken(source, target))
+        rule = _first_broken_rule(source, target, config) or next(broken, None)
         if rule is None:
             yield pair
         else:
@@ -240,9 +237,7 @@ def passing(
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
     if config.drop_empty and not (source.strip() and target.strip()):
         return "empty"
-    short, long = len(source), len(target)
-    if short > long:
-        short, long = long, short
+    short, long = sorted(map(len, (source, target)))
     if config.max_characters and long > config.max_characters:
         return "too_long"
     ratio = config.max_length_ratio
@@ -282,7 +277,7 @@ class HeldOutPairs:
         self._normalize = normalization.normalize
         self.sample: list[BytesPair] = []
         # The sorted hashes of each split, and whether each is in the training text.
-        self._hashes: dict[str, npt.NDArray[np.uint64]] = {}
+        self._hashes: dict[str, Hashes] = {}
         self._found: dict[str, npt.NDArray[np.bool_]] = {}
 
     def add(self, split: str, pairs: list[BytesPair]) -> None:
@@ -294,7 +289,7 @@ class HeldOutPairs:
         self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
 
-    def find(self, hashes: npt.NDArray[np.uint64]) -> int:
+    def find(self, hashes: Hashes) -> int:
         """Look for [N] hashes of training pairs; return how many of them are in any split."""
         is_found = np.zeros(len(hashes), dtype=np.bool_)
         for split, held_out in self._hashes.items():

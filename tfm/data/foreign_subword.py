@@ -4,7 +4,8 @@ A model is a protobuf message (sentencepiece_model.proto): its field 1 repeats t
 order gives the ids, and its field 2 holds the settings that it was trained with.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import io
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -32,6 +33,8 @@ _ID_FIELDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
 _PIECE_FIELDS = {"unk": 45, "bos": 46, "eos": 47, "pad": 48}
 _MODEL_TYPE, _WORD, _NORMALIZER_NAME = 3, 3, 1
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
+
+Field = tuple[int, bytes]
 
 
 def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
@@ -98,35 +101,31 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
                 f"{origin} has {piece} as a piece of text, so it cannot be {name}: train a "
                 f"SentencePiece model with {name}_id, or without this piece"
             )
-    fields = list(_split(content, origin))
+    fields = _split(content, origin)
     pieces = [value for number, value in fields if number == _PIECES]
     special = [
-        _new_piece(missing[name], _CONTROL) if name in missing else pieces[ids[name]]
-        for name in _SPECIAL
+        _new_piece(missing[name], _CONTROL) if name in missing else pieces[number]
+        for name, number in ids.items()
     ]
-    ordinary = [number for number in range(len(pieces)) if number not in present]
+    ordinary = (piece for number, piece in enumerate(pieces) if number not in present)
     settings = b"".join(_number(field, _SPECIAL[name]) for name, field in _ID_FIELDS.items())
     settings += b"".join(_text(_PIECE_FIELDS[name], piece) for name, piece in missing.items())
-    return b"".join(
-        [
-            *(_field(_PIECES, piece) for piece in [*special, *(pieces[i] for i in ordinary)]),
-            # Of a field that a message has twice, the last one counts.
-            *(
-                _field(number, value + settings if number == _TRAINER_SPEC else value)
-                for number, value in fields
-                if number != _PIECES
-            ),
-        ]
-    )
+    return _assemble([*special, *ordinary], fields, settings)
 
 
-def text_pieces(content: bytes, *, origin: Path) -> list[str]:
-    """Return the pieces to which a SentencePiece model encodes text.
+def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
+    """Return the pieces to which a SentencePiece model encodes text, each with its message.
 
     Raises:
         DataError: It is not a SentencePiece model.
     """
-    return [piece for piece, _ in _text_pieces(content, origin)]
+    model = _load(content, origin)
+    messages = (value for number, value in _split(content, origin) if number == _PIECES)
+    return {
+        model.IdToPiece(i): message
+        for i, message in enumerate(messages)
+        if not (model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i))
+    }
 
 
 def with_vocabulary(
@@ -146,7 +145,7 @@ def with_vocabulary(
     Raises:
         DataError: It is not a SentencePiece model.
     """
-    known = dict(_text_pieces(content, origin))
+    known = text_pieces(content, origin=origin)
     model = _load(content, origin)
     is_bpe = all(model.GetScore(i).is_integer() for i in range(len(model)))
     # BPE would merge unused pieces to longer ones.
@@ -160,10 +159,7 @@ def with_vocabulary(
         return known.get(piece) or _new_piece(piece, absent)
 
     pieces = map(message, vocabulary[len(_SPECIAL) :])
-    others = [
-        _field(number, value) for number, value in _split(content, origin) if number != _PIECES
-    ]
-    return _assemble(vocabulary, pieces, others)
+    return _with_special(vocabulary, pieces, _split(content, origin))
 
 
 def word_model(vocabulary: Sequence[str]) -> bytes:
@@ -171,22 +167,17 @@ def word_model(vocabulary: Sequence[str]) -> bytes:
     words = vocabulary[len(_SPECIAL) :]
     escapes = escapes_of()
     pieces = [_new_piece(SPACE_MARK + escape(word, escapes), _NORMAL) for word in words]
-    settings = _field(_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD))
-    normalizer = _field(_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity"))
-    return _assemble(vocabulary, pieces, [settings, normalizer])
+    settings = [
+        (_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD)),
+        (_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity")),
+    ]
+    return _with_special(vocabulary, pieces, settings)
 
 
-def _text_pieces(content: bytes, origin: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the pieces of text, each with its message."""
-    model = _load(content, origin)
-    messages = (value for number, value in _split(content, origin) if number == _PIECES)
-    for i, message in enumerate(messages):
-        if not (model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)):
-            yield model.IdToPiece(i), message
-
-
-def _assemble(vocabulary: Sequence[str], pieces: Iterable[bytes], others: Iterable[bytes]) -> bytes:
-    """Join special pieces, other pieces and settings; of a field set twice, the last counts."""
+def _with_special(
+    vocabulary: Sequence[str], pieces: Iterable[bytes], fields: Iterable[Field]
+) -> bytes:
+    """Return a model of the special pieces of a vocabulary and other pieces."""
     names = dict(zip(_SPECIAL, vocabulary, strict=False))
     special = [
         _new_piece(piece, _UNKNOWN if name == "unk" else _CONTROL) for name, piece in names.items()
@@ -195,8 +186,14 @@ def _assemble(vocabulary: Sequence[str], pieces: Iterable[bytes], others: Iterab
         _number(_ID_FIELDS[name], _SPECIAL[name]) + _text(_PIECE_FIELDS[name], piece)
         for name, piece in names.items()
     )
-    all_pieces = (_field(_PIECES, piece) for piece in (*special, *pieces))
-    return b"".join([*all_pieces, *others, _field(_TRAINER_SPEC, settings)])
+    return _assemble([*special, *pieces], fields, settings)
+
+
+def _assemble(pieces: Iterable[bytes], fields: Iterable[Field], settings: bytes) -> bytes:
+    """Replace the pieces of a model and add settings: of one that is set twice, the last counts."""
+    others = [field for field in fields if field[0] != _PIECES]
+    pieces_first = [*((_PIECES, piece) for piece in pieces), *others, (_TRAINER_SPEC, settings)]
+    return b"".join(_field(number, value) for number, value in pieces_first)
 
 
 def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
@@ -208,27 +205,20 @@ def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
     return model
 
 
-def _split(message: bytes, origin: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each field of a message whose fields are all messages."""
-    position = 0
+def _split(message: bytes, origin: Path) -> list[Field]:
+    """Return number and content of each field of a message whose fields are all messages."""
+    file, fields = io.BytesIO(message), []
 
     def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            value |= (byte & 0x7F) << shift
-            position, shift = position + 1, shift + 7
-            if byte < 0x80:
-                return value
+        [byte] = file.read(1)
+        return byte if byte < 0x80 else byte - 0x80 + (varint() << 7)
 
-    while position < len(message):
+    while file.tell() < len(message):
         number, wire_type = divmod(varint(), 8)
         if wire_type != _BYTES:
             raise DataError(f"{origin} is a SentencePiece model of an unknown format")
-        size = varint()
-        yield number, message[position : position + size]
-        position += size
+        fields.append((number, file.read(varint())))
+    return fields
 
 
 def _new_piece(piece: str, type_: int) -> bytes:
@@ -250,9 +240,4 @@ def _number(number: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    groups: list[int] = []
-    while True:
-        groups.append(value & 0x7F | (0x80 if value > 0x7F else 0))
-        value >>= 7
-        if not value:
-            return bytes(groups)
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)

@@ -24,6 +24,8 @@ BINARIZE = "binarize"  # the step that turns text into token ids
 LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(\+[A-Za-z][A-Za-z0-9_-]*)*")
 Language = Annotated[str, LANGUAGE]
 
+_MAKE_ONE = "make one with tfm prepare (tfm prepare --list names corpora)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
@@ -122,16 +124,16 @@ class Manifest:
         Raises:
             DataError: The existing manifest is damaged or of another format.
         """
-        keep_steps = keep_steps and (data_dir / "manifest.json").exists()
-        older = _read(data_dir) if keep_steps else None
         content = _Content(
             name=name,
             source=source,
             target=target,
             settings=from_table(_Settings, settings),
-            steps=older.steps if older else {},
-            text_files=older.text_files if older else {},
+            steps={},
         )
+        if keep_steps and (data_dir / "manifest.json").exists():
+            older = _read(data_dir)
+            content = replace(content, steps=older.steps, text_files=older.text_files)
         return cls(data_dir, content)
 
     @classmethod
@@ -150,14 +152,18 @@ class Manifest:
     def keep_settings(self, settings: Settings) -> None:
         """Record the settings of a step, apart from `threads`, so that later calls repeat it."""
         older = self.settings(settings.section)
-        table: dict[str, Any] = {
-            item.name: list(value) if isinstance(value, tuple) else value
-            for item in fields(settings)
-            if (value := getattr(settings, item.name)) != item.default and item.name != "threads"
-        }
-        table |= {"threads": older["threads"]} if "threads" in older else {}
+        table = {name: value for name, value in older.items() if name == "threads"}
+        for item in fields(settings):
+            value = getattr(settings, item.name)
+            if value != item.default and item.name != "threads":
+                table[item.name] = list(value) if isinstance(value, tuple) else value
         sections: dict[str, Any] = {settings.section: table}
         self._content = replace(self._content, settings=replace(self._content.settings, **sections))
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
 
     @property
     def symbols(self) -> list[str]:
@@ -189,6 +195,10 @@ class Manifest:
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""
         return self.data_dir / f"{split}.{language}"
+
+    def text_paths(self, name: str) -> list[Path]:
+        """Return the paths of both sides of a split, or of a part of one."""
+        return [self.text_path(name, language) for language in self.languages]
 
     def reference_path(self, split: str) -> Path:
         """Return the path of the references of a split: targets, or for a parser trees."""
@@ -237,7 +247,7 @@ class Manifest:
             text that begins before the end of the part, where the last one is cut off. A part that
             was not prepared is taken for the whole training text.
         """
-        sizes, texts = self.part_sizes(), self.training_texts()
+        sizes, texts = self.part_sizes(), self.texts("train")
         ends = list(accumulate(text.kept for text in texts))
         if name not in sizes:
             return 0, ends
@@ -275,10 +285,6 @@ class Manifest:
         done = self._content.steps.get(step)
         return {} if done is None else dict(done.result)
 
-    def training_texts(self) -> list[TrainingText]:
-        """Return the texts of the training split, as `texts` does."""
-        return self.texts("train")
-
     def texts(self, split: str) -> list[TrainingText]:
         """Return the texts that the pairs of a split come from; empty if no recipe prepared it.
 
@@ -301,7 +307,7 @@ class Manifest:
 
     def tags(self) -> tuple[str, ...]:
         """Return the tags of the training texts, each once; none if there is a text without."""
-        tags = dict.fromkeys(text.tag for text in self.training_texts() if text.kept)
+        tags = dict.fromkeys(text.tag for text in self.texts("train") if text.kept)
         return () if None in tags else tuple(tag for tag in tags if tag is not None)
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
@@ -311,9 +317,7 @@ class Manifest:
             DataError: A file is missing.
         """
         names = [name for split in splits for name in self.text_parts(split) or [split]]
-        paths = [
-            self.text_path(name, lang) for name in names for lang in (self.source, self.target)
-        ]
+        paths = [path for name in names for path in self.text_paths(name)]
         for path in paths:
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
@@ -341,13 +345,9 @@ def part_name(split: str, number: int) -> str:
 def _read(data_dir: Path) -> _Content:
     path = data_dir / "manifest.json"
     if not path.is_file():
-        advice = where_instead(data_dir, "dataset") or (
-            "make one with tfm prepare (tfm prepare --list names corpora)"
-        )
-        raise DataError(
-            f"{data_dir} is no dataset (no manifest.json): {advice}",
-            exit_code=UsageError.exit_code,
-        )
+        problem = f"{data_dir} is no dataset (no manifest.json)"
+        advice = where_instead(data_dir, "dataset") or _MAKE_ONE
+        raise DataError(f"{problem}: {advice}", exit_code=UsageError.exit_code)
     advice = "delete it and prepare the dataset again"
     return read_record(path, _Content, format_=FORMAT, advice=advice)
 
@@ -361,9 +361,6 @@ def newest_dataset(root: Path) -> Path:
     # A folder in which tfm prepare failed has a manifest, but no text yet.
     paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
     if not paths:
-        raise DataError(
-            f"{root}/ holds no dataset: make one with tfm prepare "
-            "(tfm prepare --list names corpora)",
-            exit_code=UsageError.exit_code,
-        )
+        problem = f"{root}/ holds no dataset: {_MAKE_ONE}"
+        raise DataError(problem, exit_code=UsageError.exit_code)
     return max(paths, key=lambda path: path.stat().st_mtime).parent

@@ -133,10 +133,9 @@ class JoinedShares:
 
     def __init__(self, data_dir: Path, records: Sequence[ShareRecord]) -> None:
         self._records = records
-        self._folders = [each.share.folder(data_dir) for each in records]
         self._readers = [
-            read_pairs(*(folder / name for name in each.sizes), strict=True)
-            for folder, each in zip(self._folders, records, strict=True)
+            read_pairs(*(each.share.folder(data_dir) / name for name in each.sizes), strict=True)
+            for each in records
         ]
 
     @classmethod
@@ -161,15 +160,12 @@ class JoinedShares:
             )
         return cls(data_dir, [records[number] for number in range(1, count + 1)])
 
-    def counts(self, number: int) -> PairCounts:
-        """Return the counts of a text, from 0 on, without duplicates among shares."""
-        total = PairCounts()
+    def add_counts(self, number: int, counts: PairCounts) -> None:
+        """Add the counts of a text, from 0 on, without duplicates among shares."""
         for record in self._records:
             text = record.texts[number]
-            total.add(PairCounts(**text.counts))
-            for rule, examples in text.examples.items():
-                total.add_examples(rule, examples)
-        return total
+            examples = {rule: list(pairs) for rule, pairs in text.examples.items()}
+            counts.add(PairCounts(**text.counts, examples=examples))
 
     def pairs(self, number: int) -> Iterator[BytesPair]:
         """Return the pairs of a text, from 0 on."""
@@ -177,17 +173,12 @@ class JoinedShares:
             for reader, size in zip(self._readers, sizes, strict=True):
                 yield from islice(reader, size or 0)
 
-    def remove(self) -> None:
-        """Remove the files."""
-        remove_shares(self._folders)
 
-
-def remove_shares(folders: Iterable[Path]) -> None:
-    """Remove the text in the folders of shares, complete or not, but not their locks."""
-    for folder in folders:
-        for path in folder.iterdir():
-            if not path.name.startswith(".lock"):
-                path.unlink()
+def remove_shares(data_dir: Path) -> None:
+    """Remove the text of all shares of a dataset, complete or not, but not their locks."""
+    for path in data_dir.glob("parts/*/*"):
+        if not path.name.startswith(".lock"):
+            path.unlink()
 
 
 def read_share(path: Path) -> ShareRecord:
@@ -264,4 +255,4 @@ class PartWriter:
 
     def _start_part(self) -> None:
         self.sizes.append(0)
-        self._current = [self.open(lang) for lang in (self._manifest.source, self._manifest.target)]
+        self._current = [self.open(language) for language in self._manifest.languages]

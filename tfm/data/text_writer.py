@@ -109,9 +109,7 @@ class TextWriter:
         clean_inputs = self._clean_inputs(inputs)
         folder = share.folder(self.manifest.data_dir)
         record = folder / SHARE_RECORD
-        inputs_of_done = (clean_inputs, of_first_rules(clean_inputs))
-        if any(self.manifest.is_current("clean", each) for each in inputs_of_done):
-            say(f"clean: {self.manifest.data_dir} unchanged")
+        if self._is_done("clean", ["clean"], clean_inputs):
             return
         if record.is_file() and read_share(record).is_current(folder, clean_inputs):
             say(f"clean: {folder} unchanged")
@@ -179,14 +177,9 @@ class TextWriter:
         raw_dir = out_dir / "raw"
         inputs = self.sources.fingerprint
         clean_inputs = self._clean_inputs(inputs)
-        older_inputs = of_first_rules(clean_inputs)
-        is_older = any(self.manifest.is_current(each, older_inputs) for each in done)
-        is_current = any(self.manifest.is_current(each, clean_inputs) for each in done)
         for folder in (out_dir, raw_dir, out_dir / "bin", self.sources.downloads_dir):
             remove_leftovers(folder)
-        if is_current or is_older:
-            rules = ", by the rules of an older tfm; --force applies those of today"
-            say(f"{step.partition('-')[0]}: {out_dir} unchanged{rules if is_older else ''}")
+        if self._is_done(step.partition("-")[0], done, clean_inputs):
             return False
         is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
         self._check_disk()
@@ -196,6 +189,18 @@ class TextWriter:
             self._unpack(inputs)
         write_text(clean_inputs)
         return True
+
+    def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
+        """Return whether one of some steps had the same inputs; if so, say it under their name."""
+        older = (
+            of_first_rules(inputs),
+            ", by the rules of an older tfm; --force applies those of today",
+        )
+        for same_inputs, rules in ((inputs, ""), older):
+            if any(self.manifest.is_current(step, same_inputs) for step in steps):
+                say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
+                return True
+        return False
 
     def _check_disk(self) -> None:
         """Raise DataError, before anything is downloaded, if the disk is too small."""
@@ -269,9 +274,8 @@ class TextWriter:
         self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
         if shares is not None:
             self._save_progress()
-            shares.remove()
-        elif self.force:
-            remove_shares(data_dir.glob("parts/*/"))
+        if shares is not None or self.force:
+            remove_shares(data_dir)
         if appended := self.manifest.appended():
             say("warning: the text that was appended is gone: append it again")
             self.manifest.forget(appended)
@@ -320,13 +324,11 @@ class TextWriter:
 
     def _untagged(self, split: str) -> Iterator[tuple[str | None, Iterator[BytesPair]]]:
         """Yield the tag of each text of a split, and its pairs without it, to be read in turn."""
-        manifest = self.manifest
-        sides = (manifest.source, manifest.target)
         pairs = chain.from_iterable(
-            read_pairs(*(manifest.text_path(name, side) for side in sides), strict=True)
-            for name in manifest.text_parts(split)
+            read_pairs(*self.manifest.text_paths(name), strict=True)
+            for name in self.manifest.text_parts(split)
         )
-        for text in manifest.texts(split):
+        for text in self.manifest.texts(split):
             prefix = f"{text.tag} ".encode() if text.tag else b""
             of_text = islice(pairs, text.kept)
             yield text.tag, ((s.removeprefix(prefix), t) for s, t in of_text)
@@ -354,7 +356,7 @@ class TextWriter:
         entries = []
         counts_by_text: dict[str, PairCounts] = {}
         with Progress(f"clean {split}", total=None, unit="pairs") as bar:
-            num_before = len(self.manifest.training_texts()) if self.step_prefix else 0
+            num_before = len(self.manifest.texts("train")) if self.step_prefix else 0
             for index, text in enumerate(self.recipe.texts(split)):
                 counts = PairCounts()
                 if split != "train":
@@ -434,8 +436,7 @@ class TextWriter:
     ) -> Iterator[BytesPair]:
         """Yield the pairs of a training text that shares have cleaned, without duplicates."""
         text = self.recipe.train[number]
-        counts.add(shares.counts(number))
-        counts.examples |= shares.counts(number).examples
+        shares.add_counts(number, counts)
         counts.kept, in_held_out = 0, counts.in_held_out
         config = cleaning_of(text, self.cleaning)
         yield from cleaner.distinct(shares.pairs(number), counts, config=config, tag=text.tag)

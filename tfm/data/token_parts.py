@@ -153,8 +153,7 @@ def _binarize_part(
     """Write the token ids and the record of a part, unless a known record is up to date."""
     # Other splits keep every sentence as it is, so that scores stay comparable.
     bin_dir, is_train = manifest.data_dir / "bin", split == "train"
-    languages = (manifest.source, manifest.target)
-    paths = [manifest.text_path(name, language) for language in languages]
+    paths = manifest.text_paths(name)
     start, text_ends = manifest.place(name) if is_train else (0, [])
     inputs = {
         "text": {path.name: manifest.text_fingerprint(path) for path in paths},
@@ -170,7 +169,7 @@ def _binarize_part(
         models=(vocabulary.source, vocabulary.target),
         copier=Copier(
             config.copies if is_train else {},
-            languages=(manifest.source, manifest.target),
+            languages=manifest.languages,
             tags=manifest.symbols,
             seed=config.seed,
         ),
@@ -184,9 +183,9 @@ def _binarize_part(
     for variant in range(1 + config.num_variants if is_train else 1):
         blocks = encode(encoder, _numbered(read_blocks(*paths, strict=True), start), variant)
         stem = f"{name}.v{variant}" if variant else name
-        found = _write(bin_dir, stem, languages, encoder, blocks)
+        found = _write(bin_dir, stem, manifest.languages, encoder, blocks)
         counts = counts or found  # of the segmentation without dropout
-        parts.append(Part.of_files(bin_dir, stem, languages))
+        parts.append(Part.of_files(bin_dir, stem, manifest.languages))
     sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
     done = BinarizedPart(inputs=inputs, files=sizes, parts=tuple(parts), **counts)
     write_json(bin_dir / f"{name}.json", asdict(done))

@@ -110,7 +110,7 @@ def _update_splits(
     if not splits:
         raise DataError(f"{manifest.data_dir} has no text: run tfm prepare first")
     bin_dir = manifest.data_dir / "bin"
-    texts = manifest.training_texts()
+    texts = manifest.texts("train")
     inputs = {
         "text": manifest.text_fingerprints(splits),
         "texts": [asdict(text) for text in texts],
@@ -303,7 +303,7 @@ def _warn_of_bytes(
     manifest: Manifest, split: str, counts: Mapping[str, Any], training: Mapping[str, Any]
 ) -> None:
     """Warn of text with many characters that the subword model has no pieces for."""
-    for side, language in enumerate((manifest.source, manifest.target)):
+    for side, language in enumerate(manifest.languages):
         path = manifest.text_path(split, language)
         rate, usual = (_byte_rate(each, side) for each in (counts, training))
         is_unusual = rate > max(_UNUSUAL_BYTE_RATE, _UNUSUAL_TIMES * usual)

@@ -183,7 +183,7 @@ def _check_appended(
     ]
     new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
     normalization = manifest.normalization
-    weights = [text.weight for text in (*manifest.training_texts(), *recipe.train)]
+    weights = [text.weight for text in (*manifest.texts("train"), *recipe.train)]
     if not manifest.part_sizes():
         problem = f"an older tfm prepared {folder}: prepare it again, then append"
     elif not all(map(are_same, (recipe.source, recipe.target), (manifest.source, manifest.target))):

@@ -214,7 +214,7 @@ def _check_binarized(
     recorded = (manifest.inputs(BINARIZE) or {}).get("text")
     if not isinstance(recorded, dict):
         raise DataError(f"{data_dir}/bin was not binarized from the text in {data_dir}: {remedy}")
-    if (index.source, index.target) != (manifest.source, manifest.target):
+    if index.languages != manifest.languages:
         raise DataError(
             f"{data_dir}/bin is {index.source}-{index.target}, but {data_dir} is "
             f"{manifest.source}-{manifest.target}: {remedy} --force"
@@ -224,9 +224,8 @@ def _check_binarized(
             f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
             f"{data_dir} has {vocabulary.fingerprint[:8]}: {remedy}"
         )
-    languages = (manifest.source, manifest.target)
     parts = (part for split in manifest.splits() for part in manifest.text_parts(split))
-    texts = {manifest.text_path(part, lang) for part in parts for lang in languages}
+    texts = {path for part in parts for path in manifest.text_paths(part)}
     for path in sorted(texts | {data_dir / name for name in recorded}):
         is_used = path.name.partition(".")[0] in splits and path.is_file()
         if is_used and manifest.text_fingerprint(path) != recorded.get(path.name):

@@ -37,7 +37,7 @@ def _data(info: ModelInfo) -> str:
     name = f"Dataset `{data_dir.name}`"
     if not (data_dir / "manifest.json").is_file():
         return f"{name}."
-    texts = Manifest.load(data_dir).training_texts()
+    texts = Manifest.load(data_dir).texts("train")
     lines = [f"- {text.name}: {text.kept:,} sentence pairs" for text in texts]
     return "\n".join([f"{name}:", "", *lines]) if lines else f"{name}."
 

@@ -237,9 +237,9 @@ def _read_vocabulary(
                 f"{len(embedding):,}: copy both from the same model"
             )
     contents = [path.read_bytes() for path in segmenters]
-    texts = [text_pieces(each, origin=folder) for each in contents] or [[], []]
+    texts = [text_pieces(each, origin=folder) for each in contents] or [{}, {}]
     if dictionaries[0] == dictionaries[1]:
-        texts = [texts[0] + texts[1]] * 2
+        texts = [texts[0] | texts[1]] * 2
     source, target = (
         renumber(pieces, pad=_PAD, start=_EOS, eos=_EOS, unk=_UNK, more_pieces=more)
         for pieces, more in zip(dictionaries, texts, strict=True)

@@ -1,6 +1,6 @@
 """Marian models of transformers, such as those of OPUS-MT."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def _read_vocabulary(
         raise DataError(f"{error.filename} is missing: download the whole model") from error
     pieces = [text_pieces(each, origin=path) for each, path in zip(contents, paths, strict=True)]
     if names[0] == names[1]:  # one vocabulary has the pieces of both segmentations
-        pieces = [pieces[0] + pieces[1]] * 2
+        pieces = [pieces[0] | pieces[1]] * 2
     source, target = (
         _tokens(each, len(embedding), config, more_pieces=more, folder=folder)
         for each, embedding, more in zip(ids, embeddings[::2], pieces, strict=True)
@@ -170,7 +170,7 @@ def _tokens(
     num_rows: int,
     config: Mapping[str, Any],
     *,
-    more_pieces: list[str],
+    more_pieces: Iterable[str],
     folder: Path,
 ) -> Tokens:
     pieces = [f"<unnamed {number}>" for number in range(num_rows)]
