@@ -326,7 +326,7 @@ def test_content_is_flushed_before_the_rename_and_the_rename_before_the_end(
         assert events == [("sync", tmp_path.name)]  # the folder that contains the name "runs"
     events.clear()
     fill(path, "new")
-    partial = files._partial(path).name
+    partial = f".folder.{os.getpid()}.partial"
     aside = [("rename", "folder", ".folder.old")] if replaces else []
     renames = [*aside, ("rename", partial, "folder")]
     assert events == [("sync", "new"), ("sync", partial), *renames, ("sync", "runs")]

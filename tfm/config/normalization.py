@@ -25,12 +25,12 @@ _INVISIBLE = {
 _INVISIBLE_LETTERS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # U+0080 to U+009F in text are bytes of Windows-1252 that were read as Latin-1. In WMT's text of
 # 2014, all of U+0085 are the ellipsis of this encoding, and none a line end.
-_WINDOWS_1252 = {
+WINDOWS_1252 = {
     chr(byte): char
     for byte in range(0x80, 0xA0)
     if (char := bytes([byte]).decode("cp1252", errors="ignore"))
 }
-_DECODED = str.maketrans(_WINDOWS_1252)
+_DECODED = str.maketrans(WINDOWS_1252)
 _BREAKS = re.compile("[\t-\r\x1c-\x1f\x85\u2028\u2029]")  # would end a line or a column
 
 
@@ -71,7 +71,7 @@ class Normalization:
     @property
     def replacements(self) -> dict[str, str]:
         """What replaces single characters before others are deleted."""
-        return _WINDOWS_1252 if self.space and self.version > 1 else {}
+        return WINDOWS_1252 if self.space and self.version > 1 else {}
 
     @property
     def invisible(self) -> re.Pattern[str]:

@@ -55,7 +55,8 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     missing = set(outputs)
     names: list[str] = []
     with _open(archive) as packed:
-        is_zip = not _is_tar(packed) and zipfile.is_zipfile(packed)
+        # A plain tar archive may end with a member that is a zip archive.
+        is_zip = packed.read(512)[257:262] != b"ustar" and zipfile.is_zipfile(packed)
         packed.seek(0)
         members = _zip_members(packed, archive) if is_zip else _tar_members(packed, archive)
         for name, open_member in members:
@@ -136,13 +137,6 @@ def _open(path: Path) -> Iterator[io.FileIO]:
             f"{path} is truncated or damaged ({error}): replace it by an intact copy; if tfm "
             "downloaded it, remove it to have it downloaded again"
         ) from error
-
-
-def _is_tar(packed: io.FileIO) -> bool:
-    """Return whether a file is a plain tar archive, whose last member may be a zip archive."""
-    magic = packed.read(512)[257:262]
-    packed.seek(0)
-    return magic == b"ustar"
 
 
 def _zip_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:

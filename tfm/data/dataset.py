@@ -31,7 +31,6 @@ FORMAT = 3
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")
-_HASH_BLOCK_BYTES = 1 << 20
 # NumPy evaluates the header of a file as a Python literal.
 _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
 
@@ -219,7 +218,8 @@ class _Side:
     def checksums(self) -> dict[str, str]:
         """Return {file name: SHA-256}."""
         files = (self.tokens_file, self._offsets_file)
-        return dict(zip(self._file_names, map(_sha256, files), strict=True))
+        digests = (hashlib.sha256(file).hexdigest() for file in files)
+        return dict(zip(self._file_names, digests, strict=True))
 
     def check(self) -> None:
         """Raise DataError unless the offsets are those of the tokens; this reads all of them."""
@@ -249,15 +249,11 @@ class _Side:
         last = self.offsets[np.minimum(ends, len(self.offsets) - 1)]
         if (first > last).any():
             raise self.damage()
-        size = self.tokens.itemsize
-        header = len(self.tokens_file) - self.tokens.nbytes
-        has_tokens = first < last
-        places = zip(first[has_tokens].tolist(), last[has_tokens].tolist(), strict=True)
-        for start, end in places:
-            begin = header + size * start
-            begin -= begin % mmap.PAGESIZE
-            length = header + size * end - begin
-            self.tokens_file.madvise(mmap.MADV_WILLNEED, begin, length)
+        header, has_tokens = len(self.tokens_file) - self.tokens.nbytes, first < last
+        places = header + self.tokens.itemsize * np.stack([first, last], 1)[has_tokens].astype(int)
+        for start, end in places.tolist():
+            begin = start - start % mmap.PAGESIZE
+            self.tokens_file.madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
     def extremes(self) -> tuple[int, int, int]:
         """Return the number of tokens, that of the longest sentence, and the largest id."""
@@ -472,15 +468,6 @@ def _map_array(path: Path) -> tuple[Ids, mmap.mmap]:
         raise damage
     # Indexing is faster without the type of memory-mapped arrays.
     return np.asarray(mapped), cast("mmap.mmap", mapped.base)
-
-
-def _sha256(file: mmap.mmap) -> str:
-    """Return the SHA-256 of a mapped file in hexadecimal."""
-    digest = hashlib.sha256()
-    with memoryview(file) as content:
-        for start in range(0, len(content), _HASH_BLOCK_BYTES):
-            digest.update(content[start : start + _HASH_BLOCK_BYTES])
-    return digest.hexdigest()
 
 
 def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:

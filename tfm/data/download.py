@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tfm.data.corpus.recipe import Archive, is_url
 from tfm.errors import DownloadError
-from tfm.reporting import Progress, say
+from tfm.reporting import Progress, printable, say
 from tfm.storage.files import output_target, read_json, size_of, sync_directory, write_json
 
 CHECKSUMS = "checksums.json"  # {URL: SHA-256} of the first downloads of a dataset
@@ -137,7 +137,7 @@ def _download(url: str, partial: Path, *, name: str) -> None:
                     f"could not fetch {url}: there is no address for {host}: check the connection "
                     f"to the network, or give a folder that has {name} with --mirror"
                 ) from error
-            reason = _printable(f"{type(error).__name__}: {error}")
+            reason = printable(f"{type(error).__name__}: {error}")
             code = error.code if isinstance(error, urllib.error.HTTPError) else None
             is_permanent = code not in (None, *_RETRIED_STATUSES) or isinstance(error, ValueError)
         else:
@@ -207,10 +207,8 @@ def _receive(response: http.client.HTTPResponse, url: str, partial: Path, offset
 
 def _validator(response: http.client.HTTPResponse) -> str | None:
     """Return the header that identifies this version of the file, as If-Range requires."""
-    etag = response.headers.get("ETag")
-    if etag is not None and not etag.startswith("W/"):
-        return etag
-    return response.headers.get("Last-Modified")
+    etag = response.headers.get("ETag", "W/")
+    return response.headers.get("Last-Modified") if etag.startswith("W/") else etag
 
 
 def _resume_point(url: str, partial: Path) -> tuple[int, str]:
@@ -219,10 +217,6 @@ def _resume_point(url: str, partial: Path) -> tuple[int, str]:
     if state.get("url") != url or not state.get("validator"):
         return 0, ""
     return size_of(partial), state["validator"]
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _state_path(partial: Path) -> Path:

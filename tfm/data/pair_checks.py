@@ -11,9 +11,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import regex
 
 from tfm.config import CleaningConfig
+from tfm.config.normalization import WINDOWS_1252
 from tfm.data.languages import (
     base_language,
     identified_as,
@@ -33,12 +35,7 @@ Expected = TypeVar("Expected")
 # The name of a rule, and whether a source and a target break it.
 Check = tuple[str, Callable[[str, str], bool]]
 
-# Characters of Windows-1252, which differs from Latin-1 in 27 of the 32 bytes from 0x80 on.
-_BYTES_OF_WINDOWS_1252 = {
-    ord(char): byte
-    for byte in range(0x80, 0xA0)
-    if (char := bytes([byte]).decode("cp1252", errors="ignore"))
-}
+_BYTES_OF_WINDOWS_1252 = {ord(char): ord(byte) for byte, char in WINDOWS_1252.items()}
 # A word and the punctuation after it that are UTF-8 by chance, such as CAFÉ’S or Spaß“. Wrong
 # decoding leaves them within words, or capitals behind small letters; Â and mostly Ã are its signs.
 _GOOD_WORD_END = re.compile(
@@ -107,30 +104,23 @@ def deviation_checks(config: CleaningConfig, pairs: Iterable[BytesPair]) -> list
     Lengths in characters and numbers of punctuation marks are compared as logarithms of the ratio
     of both sides. `pairs` is not read unless a check needs it.
     """
-    enabled = [
-        (rule, limit, measure)
-        for rule, limit, measure in (
-            ("odd_length", config.max_length_deviations, _length_ratio),
-            ("odd_punctuation", config.max_punctuation_deviations, _punctuation_ratio),
-        )
-        if limit
-    ]
+    measures = {
+        "odd_length": (config.max_length_deviations, _length_ratio),
+        "odd_punctuation": (config.max_punctuation_deviations, _punctuation_ratio),
+    }
+    enabled = [(rule, limit, measure) for rule, (limit, measure) in measures.items() if limit]
     if not enabled:
         return []
-    sums = [[0, 0.0, 0.0] for _ in enabled]  # of values to the power of 0, 1 and 2
-    for source, target in ((s.decode(), t.decode()) for s, t in pairs):
-        for (_, _, measure), powers in zip(enabled, sums, strict=True):
-            value = measure(source, target)
-            powers[0] += 1
-            powers[1] += value
-            powers[2] += value * value
-    checks: list[Check] = []
-    for (rule, limit, measure), (count, total, squares) in zip(enabled, sums, strict=True):
-        mean = total / max(1, count)
-        deviation = math.sqrt(max(0.0, squares / max(1, count) - mean * mean))
-        margin = limit * deviation + _ROUNDING
-        checks.append((rule, partial(_is_far, measure, mean, margin)))
-    return checks
+    count, totals, squares = 0, np.zeros(len(enabled)), np.zeros(len(enabled))
+    for source, target in pairs:
+        values = np.array([ratio(source.decode(), target.decode()) for _, _, ratio in enabled])
+        count, totals, squares = count + 1, totals + values, squares + values * values
+    means = totals / max(1, count)
+    deviations = np.sqrt(np.maximum(0, squares / max(1, count) - means * means))
+    return [
+        (rule, partial(_is_far, ratio, mean, limit * deviation + _ROUNDING))
+        for (rule, limit, ratio), mean, deviation in zip(enabled, means, deviations, strict=True)
+    ]
 
 
 def is_mojibake(text: str) -> bool:

@@ -503,9 +503,8 @@ def _tagged(source: bytes, tag: str | None) -> bytes:
 def _summary(counts: PairCounts, unit: str = "pairs") -> str:
     reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
-    decoded = ""
-    if num_decoded := counts.windows_1252:
-        decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}"
+    num_decoded = counts.windows_1252
+    decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}" if num_decoded else ""
     return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}"
 
 

@@ -6,7 +6,7 @@ last of them may spell more ("token healing"). A word that is complete may be co
 space after it says that it has ended.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -111,10 +111,8 @@ class Spellings:
             found = {token: start + len(self.surfaces[token]) for token in following}
             for end in steps.keys() - {len(text)}:
                 part = text[start:end]
-                for index in range(bisect_left(self._sorted, part), len(self._sorted)):
-                    if self._sorted[index] != part:
-                        break
-                    found[self._order[index]] = end
+                same = slice(bisect_left(self._sorted, part), bisect_right(self._sorted, part))
+                found |= dict.fromkeys(self._order[same], end)
             if found:
                 steps[start] = found
         return [

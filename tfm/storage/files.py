@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 STDIN_FILE = Path("/dev/stdin")  # the file or pipe that standard input reads
 
-_HASH_BLOCK_BYTES = 1 << 20
 _MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
 _MAX_LINKS = 40  # of a chain, as in Linux
@@ -144,9 +143,7 @@ def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Itera
             with path_inside.open("rb+") as file:  # Windows flushes only what is open for writing
                 os.fsync(file.fileno())
         if own is not None and target.is_dir():
-            _copy_missing(
-                target, partial, {path_inside.name for path_inside in target.iterdir()} - {*own}
-            )
+            _copy_missing(target, partial, own)
         sync_directory(partial)
         if target.is_dir():
             os.replace(target, _outgoing(target))
@@ -291,11 +288,8 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     import hashlib  # loads OpenSSL
 
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_size(folder: Path) -> int:
@@ -346,27 +340,23 @@ def is_running(process_id: int) -> bool:
     return True
 
 
-def _copy_missing(source: Path, target: Path, names: Collection[str]) -> None:
-    """Copy files, links and folders from one folder to another that does not have them."""
-    for name in names:
-        if (target / name).exists():
+def _copy_missing(source: Path, target: Path, own: Collection[str]) -> None:
+    """Copy files, links and folders that are not `own` to a folder that does not have them."""
+    for path in source.iterdir():
+        if path.name in own or (target / path.name).exists():
             continue
-        if (source / name).is_dir() and not (source / name).is_symlink():
-            shutil.copytree(source / name, target / name, symlinks=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target / path.name, symlinks=True)
         else:
-            shutil.copy2(source / name, target / name, follow_symlinks=False)
+            shutil.copy2(path, target / path.name, follow_symlinks=False)
 
 
 def _outgoing(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
-
-
 def _prepare(path: Path) -> Path:
     """Create the parent directory and remove leftovers; return the name to write to."""
     make_directory(path.parent)
     remove_leftovers(path.parent, of=path.name)
-    return _partial(path)
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -134,15 +134,9 @@ def _settings_problems(
 
 def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoText]:
     """Return what a table under [[name]] describes."""
-    if name == "archives":
-        return Archive
-    if name == "mono":
-        return MonoText
-    if "generator" in entry:
-        return GeneratedText
-    if "opus" in entry:
-        return OpusText
-    return TreeFile if "trees" in entry else TextFiles
+    kinds = {"archives": Archive, "mono": MonoText}
+    of_texts = {"generator": GeneratedText, "opus": OpusText, "trees": TreeFile}
+    return kinds.get(name) or next((of_texts[key] for key in of_texts if key in entry), TextFiles)
 
 
 def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | MonoText:
