@@ -1,6 +1,7 @@
 """The parts of reference pages that follow from the code, as Markdown.
 
-`python docs/generated.py`, or `make reference`, writes them into the pages.
+`python docs/generated.py`, or `make reference`, writes them into the pages, and the stub of the
+package.
 """
 
 import copy
@@ -14,6 +15,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import stub
 import typer
 
 import tfm
@@ -165,6 +167,7 @@ def main() -> None:
     for page in PAGES:
         path = Path(__file__).parent / f"{page}.md"
         path.write_text(updated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+    stub.main()
 
 
 def all_groups() -> list[type[config.Settings]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tfm.commands.train import TrainingPlan
 from tfm.config import SubwordConfig, adapting_table, read_toml, run_config
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
@@ -17,7 +18,6 @@ from tfm.folders.run_folder import checkpoints
 from tfm.model.build import part_of_model
 from tfm.stages.average import AverageConfig, average
 from tfm.stages.binarize import BinarizeConfig, binarize
-from tfm.stages.defaults import run_folder, run_settings
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.train import train
 
@@ -45,14 +45,8 @@ def other_data(tmp_path_factory, data_dir):
 def settings(start, **changes):
     """The settings of a run that starts from a model, with few steps."""
     training = {**FEW_STEPS, **changes.pop("training", {})}
-    return run_settings(
-        None,
-        run=None,
-        arch=None,
-        config=None,
-        overrides={"training": training, **changes},
-        from_model=start,
-    )
+    plan = TrainingPlan(settings={"training": training, **changes}, from_model=start)
+    return plan.merged(None)
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +89,11 @@ def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
     assert settings(start, optimizer={"warmup_steps": 7}).optimizer.warmup_steps == 7
     assert settings(start, model={"dropout": 0.4}).model.dropout == 0.4
     assert run.training.max_epochs is None  # max_steps is set
-    options = {"run": None, "config": None, "overrides": {}, "from_model": start}
-    assert run_settings(None, arch=None, **options).training.max_epochs is not None
+    assert TrainingPlan(from_model=start).merged(None).training.max_epochs is not None
     with pytest.raises(UsageError, match="has arch base, not big: leave arch big out"):
-        run_settings(None, arch="big", **options)
-    assert run_folder(None, Path("data/x"), run).name == "x-base-adapted"
-    assert run_folder(None, Path(), run).name == f"{Path.cwd().name}-base-adapted"
+        TrainingPlan(from_model=start, arch="big").merged(None)
+    assert TrainingPlan().run_dir(Path("data/x"), run).name == "x-base-adapted"
+    assert TrainingPlan().run_dir(Path(), run).name == f"{Path.cwd().name}-base-adapted"
 
 
 def test_each_validation_has_all_sets_from_before_the_first_step_on(adapted):
@@ -146,14 +139,8 @@ def test_a_run_resumes_without_naming_its_start(adapted, start, other_data, tmp_
     changes = read_toml(copy / "config.toml")
     train(other_data, tmp_path / "short", settings(moved, training={"max_steps": 2}))
     shutil.rmtree(moved)
-    resumed = run_settings(
-        other_data,
-        run=tmp_path / "short",
-        arch=None,
-        config=None,
-        overrides={"training": {"max_steps": 4}},
-    )
-    train(other_data, tmp_path / "short", resumed)
+    plan = TrainingPlan(run=tmp_path / "short", settings={"training": {"max_steps": 4}})
+    train(other_data, tmp_path / "short", plan.merged(other_data))
     ours, theirs = (
         ModelFolder(checkpoints(path)[-1]).weights() for path in (tmp_path / "short", copy)
     )
@@ -165,8 +152,7 @@ def test_a_run_resumes_without_naming_its_start(adapted, start, other_data, tmp_
 
 def test_another_start_is_refused_on_resume(adapted, start, trained_run):
     def resume(run, given):
-        options = {"arch": None, "config": None, "overrides": {}}
-        return run_settings(None, run=run, from_model=given, **options)
+        return TrainingPlan(run=run, from_model=given).merged(None)
 
     assert resume(adapted, start).from_model == str(start)
     with pytest.raises(UsageError, match=r"was started from .*, not from .*leave out --from"):
@@ -180,8 +166,7 @@ def test_a_run_that_never_saved_starts_from_its_model_again(start, other_data, t
     train(other_data, run_dir, settings(start))
     expected = ModelFolder(checkpoints(run_dir)[-1]).weights()
     shutil.rmtree(run_dir / "checkpoints")
-    again = run_settings(other_data, run=run_dir, arch=None, config=None, overrides={})
-    train(other_data, run_dir, again)
+    train(other_data, run_dir, TrainingPlan(run=run_dir).merged(other_data))
     found = ModelFolder(checkpoints(run_dir)[-1]).weights()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert [line["step"] for line in validations(run_dir)] == [0, 2, 4]

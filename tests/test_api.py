@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stub
 
 import tfm
+from tfm.commands.declaration import command
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, InterruptedRunError, TfmError, UsageError
 from tfm.folders.run_folder import checkpoints, step_of
@@ -110,6 +112,44 @@ def test_one_tsv_file_is_text_of_both_sides(elsewhere):
     assert (elsewhere / "data" / "mine" / "train.de").is_file()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Do it.",
+        "Do it.\n\n    Args:\n        other: Something.\n",
+        "Do it.\n\n    Args:\n        size: Something.\n        other: Something.\n",
+    ],
+)
+def test_a_parameter_without_an_entry_is_an_error(text):
+    def function(*, size: int = 1) -> None: ...
+
+    function.__doc__ = text
+    with pytest.raises(TypeError, match="in Args: or the signature only"):
+        command()(function)
+
+
+def test_the_stub_for_editors_and_type_checkers_is_up_to_date():
+    assert stub.PATH.read_text(encoding="utf-8") == stub.stub(), "run `make reference`"
+
+
+def test_type_checkers_know_the_settings(tmp_path):
+    calls = {
+        "train(max_steps=3, arch='tiny')": None,
+        "train(max_step=3)": 'did you mean "max_steps"',
+        "train(max_steps='3')": "incompatible type",
+        "score(['a'], [['a']], metric='blue')": "incompatible type",
+    }
+    path = tmp_path / "calls.py"
+    path.write_text("import tfm\n" + "".join(f"tfm.{call}\n" for call in calls))
+    flags = ["--follow-imports", "skip", "--cache-dir", tmp_path / "cache"]
+    command = [sys.executable, "-m", "mypy", *flags, stub.PATH, path]
+    out = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = {int(line.split(":")[1]): line for line in out.splitlines() if ": error:" in line}
+    expected = {n: text for n, text in enumerate(calls.values(), 2) if text}
+    assert found.keys() == expected.keys(), out
+    assert all(text in found[number] for number, text in expected.items())
+
+
 MISTAKES = [
     ("prepare()", "prepare"),
     ("prepare('numbers-en-de', test='in.tsv')", "prepare numbers-en-de --test in.tsv"),
@@ -121,6 +161,12 @@ MISTAKES = [
      "score --hypotheses in.en --reference in.en --metric ter --tokenize intl"),
     ("score('in.en', 'in.en', metric='blue')",
      "score --hypotheses in.en --reference in.en --metric blue"),
+    ("learn_bpe('nowhere')", "learn-bpe nowhere"),
+    ("binarize('in.en', part='3/2')", "binarize in.en --part 3/2"),
+    ("models('in.en')", "models in.en"),
+    ("runs()", "runs"),
+    ("import_model('me/en-de')", "import me/en-de"),
+    ("quickstart(out='in.en')", "quickstart --out in.en"),
     ("score('in.en', 'in.en', bootstrap_samples=9)",
      "score --hypotheses in.en --reference in.en --bootstrap-samples 9"),
 ]  # fmt: skip
@@ -187,12 +233,18 @@ TYPES = [
         (tfm.prepare, ["subwords", "max_length_ratio", "drop_empty", "symbols"]),
         (tfm.train, ["max_steps", "dropout", "also_valid", "precision", "average"]),
         (tfm.average, ["last", "best", "calibrate"]),
+        (tfm.learn_bpe, ["vocab_size", "subwords"]),
+        (tfm.binarize, ["max_length", "bpe_dropout"]),
+        (tfm.import_model, []),
+        (tfm.models, []),
+        (tfm.runs, []),
         (tfm.score, ["tokenize", "lowercase", "bootstrap_samples"]),
     ],
 )
 def test_no_type_of_an_argument_ends_in_another_error(elsewhere, function, settings, capfd):
     parameters = [n for n in inspect.signature(function).parameters if n != "settings"]
     required = {"hypotheses": ["a"], "reference": ["a"]} if function is tfm.score else {}
+    required |= {"model": "nowhere"} if function is tfm.import_model else {}
     for name in (*parameters, *settings):
         for value in (*TYPES, (each for each in "ab")):
             with contextlib.suppress(TfmError):

@@ -380,8 +380,8 @@ def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, err
     def fail(*args, **kwargs):
         raise error("what and where: what to do")
 
-    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
-    assert_complaint(run("quickstart"), code, "what and where: what to do")
+    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    assert_complaint(run("doctor"), code, "what and where: what to do")
 
 
 @pytest.mark.parametrize(
@@ -403,16 +403,16 @@ def test_an_operating_system_error_is_one_line(run, monkeypatch, error, pattern)
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
-    assert_complaint(run("quickstart"), 1, pattern)
+    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    assert_complaint(run("doctor"), 1, pattern)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
     def fail(*args, **kwargs):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tfm.stages.quickstart.quickstart", fail)
-    monkeypatch.setattr(sys, "argv", ["tfm", "quickstart"])
+    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    monkeypatch.setattr(sys, "argv", ["tfm", "doctor"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
 
@@ -421,8 +421,8 @@ def test_ctrl_c_is_one_line_and_exit_code_130(run, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfm.stages.quickstart.quickstart", stop)
-    assert_complaint(run("quickstart"), 130, "stopped")
+    monkeypatch.setattr("tfm.stages.doctor.diagnose", stop)
+    assert_complaint(run("doctor"), 130, "stopped")
 
 
 # --- full disks and closed pipes

@@ -96,7 +96,7 @@ def test_training_writes_event_files_that_agree_with_metrics(data_dir, tiny_run,
 
 
 def test_a_missing_package_is_named_before_anything_is_loaded(run, elsewhere, monkeypatch):
-    monkeypatch.setattr("tfm.stages.defaults.find_spec", lambda _: None)
+    monkeypatch.setattr("tfm.commands.train.find_spec", lambda _: None)
     (elsewhere / "data").mkdir()
     code, _, err = run("train", "data", "--tensorboard", "--processes", "2")
     assert (code, err.count("\n")) == (2, 1)

@@ -7,11 +7,11 @@ import pytest
 import sentencepiece
 from foreign_models import PAIRS, new_marian
 
+from tfm.commands.import_model import import_model
 from tfm.errors import UsageError
 from tfm.inference.translator import Translator
 from tfm.stages.export.argos import PACKAGE, _code
 from tfm.stages.export.folder import export
-from tfm.stages.importing.folder import import_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -59,7 +59,7 @@ def test_languages_have_the_codes_of_argos_translate(code, argos):
 def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):
     pytest.importorskip("transformers")
     new_marian(tmp_path / "marian")
-    model = import_model(tmp_path / "marian", out_dir=tmp_path / "model").out_dir
+    model = import_model(tmp_path / "marian", out=tmp_path / "model").out_dir
     package = unpacked(export(model, format_="argos").out_dir, tmp_path / "unpacked")
     line = PAIRS[0][0]
     [ours] = Translator.load(model, device="cpu", precision="fp32").translate(

@@ -12,12 +12,12 @@ import torch
 from foreign_models import PAIRS, new_fairseq, new_marian
 
 from tfm.cli import main as cli
+from tfm.commands.import_model import import_model
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
-from tfm.stages.importing.folder import import_model
 from tfm.stages.importing.pickles import load_pickle
 from tfm.stages.train import train
 
@@ -64,7 +64,7 @@ def marian_ids(folder):
 )
 def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, changes):
     model = new_marian(tmp_path / "marian", **changes)
-    result = import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    result = import_model(tmp_path / "marian", out=tmp_path / "ours")
     assert result.languages == ("en", "de")
     ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
     expected = scores_of(model, *marian_ids(tmp_path / "marian"))
@@ -75,7 +75,7 @@ def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, c
 
 def test_a_piece_that_the_vocabulary_lacks_is_read_as_unknown(tmp_path):
     model = new_marian(tmp_path / "marian", num_missing=20)
-    import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    import_model(tmp_path / "marian", out=tmp_path / "ours")
     sources, targets = marian_ids(tmp_path / "marian")
     is_known = [1 not in target for target in targets]
     assert any(1 in source for source, known in zip(sources, is_known, strict=True) if known)
@@ -94,7 +94,7 @@ def test_old_files_of_weights_and_tags_are_read(tmp_path):
     model = new_marian(folder, tags=[">>fra<<"])
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    import_model(folder, out_dir=tmp_path / "ours")
+    import_model(folder, out=tmp_path / "ours")
     vocabulary = Vocabulary.load(tmp_path / "ours")
     [ids] = vocabulary.source.encode([">>fra<< " + LINES[0]])
     assert ids[1:] == vocabulary.source.encode([LINES[0]])[0]
@@ -104,7 +104,7 @@ def test_old_files_of_weights_and_tags_are_read(tmp_path):
 
 def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):
     new_marian(tmp_path / "marian", tags=["⁂", "⁂⁂"])
-    import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+    import_model(tmp_path / "marian", out=tmp_path / "ours")
     for model in (vocabulary := Vocabulary.load(tmp_path / "ours")).source, vocabulary.target:
         [pieces] = map(model.pieces, model.encode(["⁂ ⁂⁂"]))
         assert pieces == ["▁", "⁂", "▁", "⁂⁂"]
@@ -114,7 +114,7 @@ def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):
 def imported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imported")
     new_marian(folder / "marian")
-    return import_model(folder / "marian", out_dir=folder / "ours").out_dir
+    return import_model(folder / "marian", out=folder / "ours").out_dir
 
 
 def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path):
@@ -156,7 +156,7 @@ def test_an_imported_model_is_exported(imported, tmp_path):
 @pytest.mark.parametrize("tokens", [False, True], ids=["sentencepiece", "tokens"])
 def test_an_imported_fairseq_model_gives_targets_the_same_probability(tmp_path, norm, tokens):
     model = new_fairseq(tmp_path / "fairseq", norm=norm, tokens=tokens)
-    result = import_model(tmp_path / "fairseq", out_dir=tmp_path / "ours")
+    result = import_model(tmp_path / "fairseq", out=tmp_path / "ours")
     assert (result.takes_tokens, result.max_positions) == (tokens, 64)
     lines = (tmp_path / "fairseq" / "dict.en.txt").read_text(encoding="utf-8").splitlines()
     ids = {line.rpartition(" ")[0]: number for number, line in enumerate(lines, start=4)}
@@ -233,7 +233,7 @@ def test_a_pickle_that_names_code_is_refused_and_runs_nothing(tmp_path, function
 def test_a_damaged_checkpoint_is_one_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
-        import_model(tmp_path / "checkpoint.pt", out_dir=tmp_path / "out")
+        import_model(tmp_path / "checkpoint.pt", out=tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def import_changed(fairseq, tmp_path):
         args = argparse.Namespace(**(vars(state["args"]) | (settings or {})))
         model = state["model"] | (weights or {})
         torch.save({**state, "args": args, "model": model, **changes}, folder / "checkpoint.pt")
-        return import_model(folder / "checkpoint.pt", out_dir=tmp_path / "ours")
+        return import_model(folder / "checkpoint.pt", out=tmp_path / "ours")
 
     return run
 
@@ -342,7 +342,7 @@ def test_settings_and_names_of_other_kinds_are_refused(import_changed, tmp_path,
 def test_what_tfm_lacks_is_refused_by_name(tmp_path, arguments, message):
     new_fairseq(tmp_path / "fairseq", **arguments)
     with pytest.raises(TfmError, match=message):
-        import_model(tmp_path / "fairseq", out_dir=tmp_path / "ours")
+        import_model(tmp_path / "fairseq", out=tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
@@ -360,7 +360,7 @@ def test_settings_that_tfm_lacks_are_refused(tmp_path, changes, message):
     path = tmp_path / "marian" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(TfmError, match=message):
-        import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+        import_model(tmp_path / "marian", out=tmp_path / "ours")
 
 
 @pytest.mark.parametrize("name", ["source.spm", "vocab.json", "model.safetensors"])
@@ -368,16 +368,16 @@ def test_a_missing_file_is_named(tmp_path, name):
     new_marian(tmp_path / "marian")
     (tmp_path / "marian" / name).unlink()
     with pytest.raises((DataError, CheckpointError), match=name):
-        import_model(tmp_path / "marian", out_dir=tmp_path / "ours")
+        import_model(tmp_path / "marian", out=tmp_path / "ours")
 
 
 def test_only_an_earlier_import_is_replaced(imported, tmp_path):
     original = imported.with_name("marian")
     with pytest.raises(UsageError, match="exists: replace it with --force"):
-        import_model(original, out_dir=imported)
+        import_model(original, out=imported)
     with pytest.raises(UsageError, match="is no model folder"):
-        import_model(original, out_dir=original, force=True)
-    import_model(original, out_dir=imported, force=True)
+        import_model(original, out=original, force=True)
+    import_model(original, out=imported, force=True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         UsageError, match=r"neither a Marian model .* model_type marian.* nor one of fairseq"
@@ -390,10 +390,10 @@ def test_a_checkpoint_and_files_of_others_are_not_replaced(imported, trained_run
     run = shutil.copytree(trained_run, tmp_path / "run")
     for path in checkpoints(run):
         with pytest.raises(UsageError, match="is no model folder"):
-            import_model(original, out_dir=path, force=True)
+            import_model(original, out=path, force=True)
     (imported / "shortlist.safetensors").write_text("mine")
     with pytest.raises(UsageError, match=r"shortlist\.safetensors is not of the model folder"):
-        import_model(original, out_dir=imported, force=True)
+        import_model(original, out=imported, force=True)
     assert (imported / "shortlist.safetensors").read_text() == "mine"
 
 

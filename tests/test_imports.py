@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 MODULES = (
-    *("tfm", "tfm.api", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize"),
-    *("tfm.stages.score", "tfm.stages.quickstart", "tfm.stages.runs", "tfm.stages.models"),
-    *("tfm.stages.doctor", "tfm.cli.main"),
+    *("tfm", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize"),
+    *("tfm.stages.score", "tfm.stages.runs", "tfm.stages.models", "tfm.stages.doctor"),
+    "tfm.cli.main",
 )
 
 

@@ -10,8 +10,8 @@ import pytest
 import typer.main
 
 from tfm.cli.main import app
+from tfm.commands.quickstart import quickstart
 from tfm.errors import InterruptedRunError, TfmError
-from tfm.stages.quickstart import quickstart
 
 # Replaces tfm: records its arguments and writes the files that other stages need.
 STUB = """
@@ -46,10 +46,11 @@ STUB = """
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(tmp_path, monkeypatch):
     path = tmp_path / "stub.py"
     path.write_text(textwrap.dedent(STUB), encoding="utf-8")
-    return [sys.executable, "-X", "utf8", str(path)]
+    command = (sys.executable, "-X", "utf8", str(path))
+    monkeypatch.setattr("tfm.commands.quickstart._THIS_PROGRAM", command)
 
 
 def calls(out_dir):
@@ -57,7 +58,7 @@ def calls(out_dir):
 
 
 def test_the_seven_stages_run_in_order_and_are_shown_with_samples(tmp_path, program, capfd):
-    quickstart(tmp_path / "quickstart", program=program)
+    quickstart(out=tmp_path / "quickstart")
     stages = [call.split()[0] for call in calls(tmp_path / "quickstart")]
     assert stages[:5] == ["prepare", "learn-bpe", "binarize", "train", "average"]
     assert sorted(stages[5:]) == ["generate", "score"]  # in parallel
@@ -78,7 +79,7 @@ def test_the_seven_stages_run_in_order_and_are_shown_with_samples(tmp_path, prog
 
 def test_the_commands_to_try_next_work_in_a_shell(tmp_path, program, capfd, monkeypatch):
     folder = tmp_path / "my user's quickstart"
-    quickstart(folder, program=program)
+    quickstart(out=folder)
     commands = capfd.readouterr().err.partition("What to try next:")[2].splitlines()[1::2]
     assert shlex.split(next(line for line in commands if line.startswith("  cd "))) == [
         "cd",
@@ -98,7 +99,7 @@ def test_a_failed_stage_ends_the_quickstart_with_its_exit_code(
 ):
     monkeypatch.setenv("FAILS", "binarize")
     with pytest.raises(TfmError, match=r'"tfm binarize" in .*quickstart failed with') as error:
-        quickstart(tmp_path / "quickstart", program=program)
+        quickstart(out=tmp_path / "quickstart")
     assert error.value.exit_code == 1
     assert "\n" not in str(error.value)
     assert "binarize cannot continue" in capfd.readouterr().err
@@ -109,19 +110,19 @@ def test_a_failed_stage_ends_the_quickstart_with_its_exit_code(
 def test_a_failure_in_the_pipe_names_the_first_failed_stage(tmp_path, program, monkeypatch, stage):
     monkeypatch.setenv("FAILS", stage)
     with pytest.raises(TfmError, match=f'"tfm {stage} '):
-        quickstart(tmp_path / "quickstart", program=program)
+        quickstart(out=tmp_path / "quickstart")
 
 
 def test_a_killed_stage_gives_the_exit_code_of_a_shell(tmp_path, program, monkeypatch):
     monkeypatch.setenv("DIES", "train")
     with pytest.raises(TfmError) as error:
-        quickstart(tmp_path / "quickstart", program=program)
+        quickstart(out=tmp_path / "quickstart")
     assert error.value.exit_code == 128 + signal.SIGKILL
 
 
 def test_ctrl_c_names_the_stage_that_it_stopped(tmp_path, program, monkeypatch):
     monkeypatch.setenv("INTERRUPTS", "binarize")
     with pytest.raises(InterruptedRunError, match=r"^quickstart: stopped in tfm binarize") as stop:
-        quickstart(tmp_path / "quickstart", program=program)
+        quickstart(out=tmp_path / "quickstart")
     assert stop.value.exit_code == 130
     assert calls(tmp_path / "quickstart")[-1].startswith("binarize")

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tfm.commands.score import _AFFECTED_METRICS
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.metrics.scores import corpus_scores
-from tfm.stages.score import _AFFECTED_METRICS, default_reference, read_lines, score
+from tfm.stages.score import default_reference, read_lines, score
 
 CONFIG = ScoreConfig()
 REFERENCE = [

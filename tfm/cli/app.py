@@ -1,15 +1,13 @@
 """The typer app, and the flags and helpers that commands share."""
 
 from functools import partial
-from typing import Any
 
 import typer
 
 from tfm import __version__
 from tfm.cli.unknown_names import Commands
-from tfm.config import presets
 from tfm.errors import UsageError
-from tfm.storage.paths import existing_file, existing_folder
+from tfm.storage.paths import existing_folder
 
 TEXT_PANEL = "Text"
 MODELS_PANEL = "Models"
@@ -19,17 +17,6 @@ TRANSLATIONS_PANEL = "Translations"
 argument = partial(typer.Argument, None)
 option, switch = partial(typer.Option, None), partial(typer.Option, False)
 
-DATA = argument(
-    metavar="DATA", callback=existing_folder, help="Dataset folder (default: the newest in data/)."
-)
-FORCE = switch(
-    "--force",
-    help="Redo this step even if its inputs did not change, or runs need its older output.",
-)
-CONFIG = option(
-    callback=existing_file, help="TOML file of settings; flags take precedence over it."
-)
-JSON = switch("--json", help="Print the result as one JSON object.")
 MODEL = argument(
     metavar="MODEL",
     callback=existing_folder,
@@ -45,16 +32,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-
-
-def arch_option(default: str) -> Any:
-    """Declare --arch, with its default in words."""
-    return option(
-        help=f"Preset: {', '.join(presets())} (default: {default}).",
-        autocompletion=lambda incomplete: [
-            name for name in presets() if name.startswith(incomplete)
-        ],
-    )
 
 
 @app.callback(invoke_without_command=True)

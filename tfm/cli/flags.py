@@ -96,7 +96,9 @@ def _flag_of_parameter(parameter: Parameter) -> inspect.Parameter:
     if choices := flag.choices:
         start, _, rest = parameter.help.partition(" (")
         shown["help"] = f"{start}: {', '.join(choices())} ({rest}"
-        shown["autocompletion"] = lambda start: [n for n in choices() if n.startswith(start)]
+        shown["autocompletion"] = lambda incomplete: [
+            each for each in choices() if each.startswith(incomplete)
+        ]
     if not parameter.has_flag:
         default = ... if default is inspect.Parameter.empty else default
         return _flag(parameter.name, hint, typer.Argument(default, **shown))

@@ -1,180 +1,29 @@
 """Commands that produce models: train, average, export, import."""
 
-import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tfm.cli.app import (
-    CONFIG,
-    DATA,
-    MODEL,
-    MODELS_PANEL,
-    app,
-    arch_option,
-    option,
-    switch,
-)
+from tfm.cli.app import MODEL, MODELS_PANEL, app, option, switch
 from tfm.cli.flags import Call, add_command
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, hidden_option, with_settings
-from tfm.cli.unknown_names import model_to_import
+from tfm.cli.train import train as run_training
 from tfm.commands.average import average
-from tfm.config import RUN_SETTINGS, run_toml
-from tfm.distributed.interruption import StopRequests
-from tfm.errors import UsageError, tfm_command
+from tfm.commands.import_model import import_model
+from tfm.commands.train import train
+from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.stages.defaults import (
-    check_extras,
-    dataset_to_train_on,
-    run_folder,
-    run_settings,
-)
-from tfm.storage.paths import RUNS_ROOT, existing_folder, new_folder
-from tfm.world import World, current_world
+from tfm.storage.paths import RUNS_ROOT, new_folder
 
 if TYPE_CHECKING:
-    from tfm.distributed.layout import Layout
     from tfm.stages.export.check import Agreement
 
-PROCESSES_PANEL = "Processes"
 _MAX_DIFFERENCES = 5
 _MAX_CHECKED = 1_000_000  # lines
 
 
-@app.command(rich_help_panel=MODELS_PANEL, cls=Command)
-@with_settings(*RUN_SETTINGS, help_all=True)
-def train(
-    data: Path | None = DATA,
-    run: Path | None = option(
-        callback=new_folder, help="Run folder (default: runs/DATA-ARCH); keeps its settings."
-    ),
-    arch: str | None = arch_option("by size of DATA and device"),
-    from_: Path | None = option(
-        "--from",
-        metavar="MODEL",
-        callback=existing_folder,
-        help="Model or run folder to start from, to adapt it to DATA.",
-    ),
-    config: Path | None = CONFIG,
-    dry_run: bool = switch("--dry-run", help="Print parameters, memory, time and disk, and exit."),
-    print_config: bool = switch("--print-config", help="Print all settings as TOML, and exit."),
-    gpus: str | None = option(
-        metavar="[N|auto]",
-        help="Start one process on each of N GPUs of this machine; auto uses all GPUs.",
-        rich_help_panel=PROCESSES_PANEL,
-    ),
-    processes: int | None = hidden_option(
-        help="Start N processes on the CPU of this machine.", rich_help_panel=PROCESSES_PANEL
-    ),
-    nodes: int | None = hidden_option(
-        help="Number of machines; start the same command on each.", rich_help_panel=PROCESSES_PANEL
-    ),
-    node_rank: int | None = hidden_option(
-        help="Index of this machine, counted from 0.", rich_help_panel=PROCESSES_PANEL
-    ),
-    rendezvous: str | None = hidden_option(
-        metavar="HOST:PORT",
-        help="Address and a free port of machine 0, the same on all machines.",
-        rich_help_panel=PROCESSES_PANEL,
-    ),
-    *,
-    overrides: Overrides,
-) -> None:
-    """Train a model, or resume from the last checkpoint of the run folder.
-
-    Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
-    new run takes the preset that suits the number of pairs and the device. Defaults are those of
-    --arch base; presets and --from differ.
-
-    \b
-    Examples:
-      tfm train --arch tiny
-      tfm train --run runs/wmt14-en-de-base --max-steps 200000
-      tfm train data/wmt14-en-de --arch big --gpus 8
-      tfm train data/legal --from runs/wmt14-en-de-base
-      tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
-    """
-    from tfm.distributed.layout import Layout
-
-    training = overrides.get("training", {})
-    layout = Layout.from_flags(
-        gpus=gpus,
-        processes=processes,
-        nodes=nodes,
-        node_rank=node_rank,
-        rendezvous=rendezvous,
-        device=training.get("device"),
-    )
-    if layout.device is not None:  # --gpus and --processes imply it
-        overrides = {**overrides, "training": {**training, "device": layout.device}}
-    settings_for = partial(
-        run_settings, run=run, arch=arch, config=config, overrides=overrides, from_model=from_
-    )
-    # Without data, only to find mistakes before the dataset is opened and processes are started.
-    settings = settings_for(data if print_config else None)
-    if print_config:
-        typer.echo(run_toml(settings), nl=False)
-        return
-    if dry_run:
-        folder = dataset_to_train_on(data, run)
-        from tfm.cli.output import print_rows
-        from tfm.stages.forecast import forecast
-
-        num_local = layout.local_size or layout.num_local_processes()
-        found = forecast(
-            folder,
-            settings_for(folder),
-            num_processes=layout.nodes * num_local,
-            num_local=num_local,
-        )
-        print_rows(found.rows())
-        for warning in found.warnings:
-            say(warning)
-        return
-    check_extras(settings)
-    world = _launch_processes(layout)
-    folder = dataset_to_train_on(data, run)
-    settings = settings_for(folder)
-    from tfm.stages.train import train as run_stage
-
-    unit = "step" if settings.training.shard else "microbatch"
-    stop = StopRequests(
-        f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
-        "without saving"
-    )
-    run_dir = run_folder(run, folder, settings)
-    result = run_stage(folder, run_dir, settings, world=world, stop=stop)
-    if not result.step or not result.has_learned:
-        return  # there is no model, or none that is worth using
-    following = ["generate" if settings.training.average else "average", result.run_dir]
-    if settings.training.average and not any(folder.glob("test.*")):
-        following += ["--input", "-"]  # what the user types
-    say(f"next: {tfm_command(*following)}")
-
-
-def _launch_processes(layout: "Layout") -> World:
-    """Return the world of this process.
-
-    If the flags ask for several processes, and no launcher has started this one, restart this
-    command in each; then do not return.
-    """
-    from tfm.distributed.layout import Layout
-
-    # Flags that say how to start processes do not need the variables of a launcher.
-    world = World.from_environment() if layout == Layout() else current_world()
-    if world.launcher is not None:
-        layout.check(world)
-        return world
-    if layout.local_size == layout.nodes == 1:
-        return world
-    if layout.nodes > 1 or layout.num_local_processes() > 1:
-        from tfm.distributed.launch import launch
-
-        raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
-    return world
+add_command(train, run_training, panel=MODELS_PANEL)
 
 
 def _average(call: Call, /) -> None:
@@ -273,43 +122,10 @@ def _say_agreement(agreement: "Agreement") -> None:
         say(f"… and {len(differences) - _MAX_DIFFERENCES:,} more")
 
 
-@app.command("import", rich_help_panel=MODELS_PANEL, cls=Command)
-def import_(
-    model: Path = typer.Argument(
-        ...,
-        metavar="MODEL",
-        callback=model_to_import,
-        help="Folder of the model, or fairseq's checkpoint in it.",
-    ),
-    out: Path | None = option(
-        callback=new_folder, help="Model folder to write (default: MODEL-tfm)."
-    ),
-    source: str | None = option(
-        metavar="LANG", help="Source language (default: the one that the model names)."
-    ),
-    target: str | None = option(
-        metavar="LANG", help="Target language (default: the one that the model names)."
-    ),
-    force: bool = switch("--force", help="Overwrite an earlier import."),
-) -> None:
-    """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
-
-    A Marian model is a folder with config.json, weights, source.spm, target.spm and vocab.json. A
-    model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
-    one. No code in a checkpoint is run.
-
-    The result is an ordinary model folder: translate with it, adapt it with tfm train --from.
-
-    \b
-    Examples:
-      tfm import opus-mt-en-de --out models/en-de
-      tfm import wmt16.en-de/checkpoint_best.pt
-    """
-    from tfm.stages.importing.folder import import_model
-
-    result = import_model(model, out_dir=out, source=source, target=target, force=force)
+def _import(call: Call, /) -> None:
+    result = call()
     from_to = " to ".join(result.languages)
-    say(f"import: {model}, {from_to}, {result.num_parameters:,} parameters")
+    say(f"import: {call.keywords['model']}, {from_to}, {result.num_parameters:,} parameters")
     if result.takes_tokens:
         say(
             "import: there is no SentencePiece model: translate and train with text that is split "
@@ -318,3 +134,6 @@ def import_(
     if result.max_positions is not None:
         say(f"import: a sentence may have at most {result.max_positions:,} tokens, with its end")
     typer.echo(result.out_dir)
+
+
+add_command(import_model, _import, name="import", panel=MODELS_PANEL)

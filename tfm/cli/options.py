@@ -63,11 +63,6 @@ def with_settings(
     return decorate
 
 
-def flat(overrides: Overrides) -> dict[str, Any]:
-    """Return the given flags without their sections, as the functions of `tfm.api` take them."""
-    return {name: value for section in overrides.values() for name, value in section.items()}
-
-
 def _flag(
     items: Mapping[type[Settings], Field[Any]], *, titled: bool, is_short: bool
 ) -> inspect.Parameter:

@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, Any
 
-from tfm.cli.app import DATA, FORCE, TEXT_PANEL, app, option
+from tfm.cli.app import TEXT_PANEL
 from tfm.cli.flags import Call, add_command
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, with_settings
+from tfm.commands.binarize import binarize
 from tfm.commands.declaration import Flag
+from tfm.commands.learn_bpe import learn_bpe
 from tfm.commands.prepare import prepare
-from tfm.config import BinarizeConfig, SubwordConfig, settings_from
-from tfm.config.schema import merged
 from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError
-from tfm.stages.defaults import dataset
 
 _TEXT_FLAGS = ("--train", "--valid", "--test")
 
@@ -81,56 +78,5 @@ def _prepare(
 add_command(prepare, _prepare, panel=TEXT_PANEL, cls=_PrepareCommand)
 
 
-@app.command(rich_help_panel=TEXT_PANEL, cls=Command)
-@with_settings(SubwordConfig)
-def learn_bpe(data: Path | None = DATA, force: bool = FORCE, *, overrides: Overrides) -> None:
-    """Learn the subword vocabulary of a dataset.
-
-    \b
-    Examples:
-      tfm learn-bpe data/mine --vocab-size 8000
-      tfm learn-bpe data/mine --subwords my.model
-    """
-    from tfm.data.manifest import Manifest
-    from tfm.stages.learn_bpe import learn_bpe as run_stage
-    from tfm.stages.learn_bpe import merged_table
-
-    folder = dataset(data)
-    defaults = Manifest.load(folder).settings("subword")
-    table = merged_table(defaults, overrides.get("subword", {}))
-    run_stage(folder, settings_from(SubwordConfig, table), force=force)
-
-
-@app.command(rich_help_panel=TEXT_PANEL, cls=Command)
-@with_settings(BinarizeConfig)
-def binarize(
-    data: Path | None = DATA,
-    part: str | None = option(
-        metavar="I/N",
-        help="Encode only share I of N of the parts of the training text; for several machines.",
-    ),
-    force: bool = FORCE,
-    *,
-    overrides: Overrides,
-) -> None:
-    """Turn the text of a dataset into token ids on disk.
-
-    Example: tfm binarize data/mine --threads 8
-    """
-    from tfm.data.manifest import Manifest
-    from tfm.data.text_parts import Share
-    from tfm.stages.binarize import binarize as run_stage
-    from tfm.stages.binarize import binarize_share
-
-    folder = dataset(data)
-    defaults = Manifest.load(folder).settings("binarize")
-    table = merged(BinarizeConfig, defaults, overrides.get("binarize", {}))
-    config = settings_from(BinarizeConfig, table)
-    if part is None:
-        run_stage(folder, config, force=force)
-        return
-    if "shortlist" in overrides.get("binarize", {}):
-        raise UsageError(
-            "--shortlist has no effect with --part: give it to tfm binarize without --part"
-        )
-    binarize_share(folder, config, Share.parse(part), force=force)
+add_command(learn_bpe, panel=TEXT_PANEL)
+add_command(binarize, panel=TEXT_PANEL)

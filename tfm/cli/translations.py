@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
-from tfm import api
-from tfm.cli.app import JSON, TRANSLATIONS_PANEL, app, argument, option, switch
+from tfm.cli.app import TRANSLATIONS_PANEL, app, argument, option, switch
+from tfm.cli.flags import Call, add_command
 from tfm.cli.help import Command
-from tfm.cli.options import Overrides, flat, hidden_option, hidden_switch, with_settings
+from tfm.cli.options import Overrides, hidden_option, hidden_switch, with_settings
 from tfm.cli.unknown_names import existing_models
-from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from
+from tfm.commands.quickstart import quickstart
+from tfm.commands.score import score
+from tfm.config import InferenceConfig, SearchConfig, settings_from
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
 from tfm.storage.paths import (
     RUNS_ROOT,
-    STANDARD_STREAM,
     existing_file,
     existing_file_or_stream,
     existing_folder,
     new_file,
     new_file_or_stream,
-    new_folder,
 )
 
 if TYPE_CHECKING:
-    from tfm.metrics.metric import MetricName
     from tfm.stages.generate_plan import Generation
 
 
@@ -211,56 +210,19 @@ def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
     return " ".join([f"--hypotheses {quoted[0]}", *others])
 
 
-@app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=_ScoreCommand)
-@with_settings(ScoreConfig)
-def score(
-    hypotheses: Path | None = option(
-        callback=existing_file_or_stream, help="File of translations (default: standard input)."
-    ),
-    reference: list[Path] | None = option(
-        callback=existing_file,
-        help="Reference file; repeatable (default: the reference of the last tfm generate).",
-    ),
-    metric: list[str] | None = option(
-        metavar="[bleu|paper-bleu|chrf|ter|exact|bracket-f1]",
-        help="Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).",
-    ),
-    paper: bool = switch(
-        "--paper",
-        help="Also compute BLEU as in the paper, and explain the difference to sacreBLEU.",
-    ),
-    language: str | None = option(
-        metavar="CODE",
-        help="Target language, for BLEU's tokenizer and --paper (default: that of the last tfm "
-        "generate for this reference, or the reference's suffix).",
-    ),
-    baseline: Path | None = option(
-        callback=existing_file,
-        help="Other translations of the same text: test whether the scores differ.",
-    ),
-    json: bool = JSON,
-    *,
-    overrides: Overrides,
-) -> None:
-    """Score translations; each score has a signature of the settings behind it.
+def _score(call: Call, /, *, json: bool = False) -> None:
+    """Print scores.
 
-    \b
-    Examples:
-      tfm generate --beam 4 | tfm score --paper
-      tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
+    Args:
+        call: Scores translations.
+        json: Print the result as one JSON object.
     """
     from tfm.cli.output import print_scores
 
-    result = api.score(
-        hypotheses or STANDARD_STREAM,
-        reference,
-        metric=cast("list[MetricName] | None", metric),
-        paper=paper,
-        language=language,
-        baseline=baseline,
-        **flat(overrides),
-    )
-    print_scores(result, as_json=json)
+    print_scores(call(), as_json=json)
+
+
+add_command(score, _score, panel=TRANSLATIONS_PANEL, cls=_ScoreCommand)
 
 
 @app.command(rich_help_panel=TRANSLATIONS_PANEL, cls=Command)
@@ -324,16 +286,4 @@ def _new_picture(path: Path) -> Path:
     return path if path.is_dir() else cast("Path", new_file(path, flag="--out"))
 
 
-@app.command(cls=Command)
-def quickstart(
-    out: Path = typer.Option(
-        Path("quickstart"), callback=new_folder, help="Folder for data and runs."
-    ),
-) -> None:
-    """Run all seven stages on a generated corpus in minutes, without network or GPU.
-
-    Example: tfm quickstart
-    """
-    from tfm.stages.quickstart import quickstart as run_stage
-
-    run_stage(out)
+add_command(quickstart)

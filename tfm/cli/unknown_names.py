@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shlex
 import typing
 from pathlib import Path
@@ -13,13 +12,8 @@ import typer
 from tfm.cli.help import Group
 from tfm.config.schema import expected_value, shown
 from tfm.config.suggestions import suggest, words_of_toolkits
-from tfm.errors import UsageError, explain_os_error, tfm_command
-from tfm.storage.paths import existing_folder, existing_path, where_instead
-
-# Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
-_HUB_NAME = re.compile(
-    r"(?:https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?:/(?:tree|blob)/.*)?"
-)
+from tfm.errors import UsageError, explain_os_error
+from tfm.storage.paths import existing_folder, where_instead
 
 
 class Commands(Group):
@@ -56,20 +50,6 @@ def existing_models(paths: list[Path] | None) -> list[Path] | None:
             )
             raise UsageError(f"{path} is a file, not a model or run folder: {advice}")
     return existing_folder(paths)
-
-
-def model_to_import(path: Path) -> Path:
-    """Return the path; raise UsageError if there is none, and say how to fetch it from the Hub."""
-    try:
-        return existing_path(path)
-    except UsageError as error:
-        if (found := _HUB_NAME.fullmatch(str(path))) is None:
-            raise
-        name = found[1]
-        raise UsageError(
-            f"{error}; if it is a model of the Hugging Face Hub, run hf download {name} "
-            f"--local-dir {name} (pip install huggingface_hub), then {tfm_command('import', name)}"
-        ) from None
 
 
 def explain_mistake(error: typer.TyperException) -> str:

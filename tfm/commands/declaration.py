@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from tfm.config import Settings, by_section
 from tfm.config.arguments import argument, one_or_several
-from tfm.storage.paths import existing_file, existing_folder, existing_path, new_folder
+from tfm.storage.paths import existing_file, existing_folder, existing_path, new_file, new_folder
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -55,6 +55,7 @@ ExistingFile = Annotated[Path | None, existing_file]
 ExistingFolder = Annotated[Path | None, existing_folder]
 NewFolder = Annotated[Path | None, new_folder]
 Dataset = Annotated[ExistingFolder, Flag("DATA")]
+NewFile = Annotated[Path | None, functools.partial(new_file, flag="--out"), Flag("FILE")]
 Run = Annotated[ExistingFolder, Flag("RUN")]
 Share = Annotated[str | None, Flag("I/N")]
 
@@ -112,7 +113,7 @@ class Declaration:
 
     Attributes:
         help: The docstring before its sections, with examples as the command line shows them.
-        signature: The signature, with marks.
+        signature: The signature, with types without marks.
         parameters: The parameters by name.
         groups: The groups of settings that the function also takes as keywords.
         without: Names of settings in these groups that it does not take.
@@ -146,6 +147,11 @@ class Declaration:
             for name, each in known.items()
             if name not in others
         }
+        shown = [
+            each.replace(annotation=parameters[name].hint) if name in parameters else each
+            for name, each in signature.parameters.items()
+        ]
+        signature = signature.replace(parameters=shown)
         return cls(_EXAMPLES.sub(_shown_examples, text), signature, parameters, **more)
 
     def settings(self) -> dict[str, dict[type[Settings], Field[Any]]]:
@@ -158,7 +164,9 @@ class Declaration:
         return found
 
     def checked(self, *args: Any, **keywords: Any) -> dict[str, Any]:
-        """Return the arguments of a call as the types of the parameters, and settings by section.
+        """Return the arguments of a call as the types of the parameters.
+
+        The settings of all groups are one of them: "settings", {section: {name: value}}.
 
         Raises:
             UsageError: Arguments are of other types, paths are wrong, or settings unknown.
@@ -166,11 +174,12 @@ class Declaration:
         bound = self.signature.bind(*args, **keywords)
         bound.apply_defaults()
         given = bound.arguments
-        settings = given.pop("settings", {})
-        checked = {name: self.parameters[name].checked(value) for name, value in given.items()}
-        others = {name: name for name in self.parameters} | {**self.elsewhere}
-        tables = by_section(self.groups, settings, others, without=self.without)
-        return checked | {kind.section: {} for kind in self.groups} | tables
+        checked = {name: each.checked(given[name]) for name, each in self.parameters.items()}
+        if not self.groups:
+            return checked
+        names = {name: name for name in self.parameters} | {**self.elsewhere}
+        tables = by_section(self.groups, given["settings"], names, without=self.without)
+        return checked | {"settings": {kind.section: {} for kind in self.groups} | tables}
 
 
 def _shown_examples(match: re.Match[str]) -> str:
@@ -190,9 +199,12 @@ def command(*groups: type[Settings], **more: Any) -> Callable[[FunctionT], Funct
 
         @functools.wraps(function)
         def run(*args: Any, **keywords: Any) -> Any:
-            return function(**declaration.checked(*args, **keywords))
+            arguments = declaration.checked(*args, **keywords)
+            settings = arguments.pop("settings", {})
+            return function(**arguments, **settings)
 
         run.declaration = declaration  # type: ignore[attr-defined]
+        run.__signature__ = declaration.signature  # type: ignore[attr-defined]
         return cast("FunctionT", run)
 
     return decorate

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from tfm.config import FIRST_NORMALIZATION, Normalization, Settings, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
+from tfm.reporting import say
 from tfm.storage.files import have_sizes, read_record, sha256_of, write_json
-from tfm.storage.paths import where_instead
+from tfm.storage.paths import DATA_ROOT, where_instead
 
 FORMAT = 1
 Split = Literal["train", "valid", "test"]
@@ -364,3 +365,15 @@ def newest_dataset(root: Path) -> Path:
         problem = f"{root}/ holds no dataset: {_MAKE_ONE}"
         raise DataError(problem, exit_code=UsageError.exit_code)
     return max(paths, key=lambda path: path.stat().st_mtime).parent
+
+
+def chosen_dataset(path: Path | None) -> Path:
+    """Return the given dataset folder, or find the newest one and print its path.
+
+    Raises:
+        DataError: There is none.
+    """
+    if path is None:
+        path = newest_dataset(DATA_ROOT)
+        say(f"dataset: {path}")
+    return path

@@ -25,18 +25,6 @@ LAST_GENERATION = "last-generation.json"
 LAST_GENERATION_FORMAT = 1
 
 _MIN_SPACES = 0.02  # of the characters of text with spaces between words
-_BOOTSTRAPPED: tuple[MetricName, ...] = ("bleu", "paper-bleu", "chrf", "ter")
-# The metrics that each setting affects.
-_AFFECTED_METRICS: Mapping[str, tuple[MetricName, ...]] = {
-    "language": ("bleu", "paper-bleu"),
-    "lowercase": ("bleu", "paper-bleu", "chrf", "exact"),
-    "tokenize": ("bleu",),
-    "normalize_punctuation": ("paper-bleu",),
-    "split_compounds": ("paper-bleu",),
-    "chrf_word_order": ("chrf",),
-    "bootstrap_samples": _BOOTSTRAPPED,
-    "bootstrap_seed": _BOOTSTRAPPED,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,39 +106,6 @@ def score(
         references=list(read),
         baseline=None if baseline is None else compared,
     )
-
-
-def requested_metrics(
-    names: Sequence[MetricName],
-    settings: Sequence[str],
-    *,
-    paper: bool,
-    has_baseline: bool,
-) -> list[MetricName] | None:
-    """Return the metrics that a user asks for; None for those that suit the reference.
-
-    Args:
-        names: Names of metrics; the defaults for text if empty.
-        settings: Names of the settings that the user gives.
-        paper: Whether the user also asks for the paper's BLEU.
-        has_baseline: Whether the user gives other translations to compare with.
-
-    Raises:
-        UsageError: A setting has no effect on the metrics.
-    """
-    if not has_baseline and any(name.startswith("bootstrap") for name in settings):
-        raise UsageError("the paired bootstrap needs a --baseline to compare with")
-    metrics = list(names or DEFAULT_METRICS)
-    if paper:
-        metrics = ["bleu", "paper-bleu", *metrics]
-    for name in settings:
-        affected = _AFFECTED_METRICS[name]
-        if not set(affected) & set(metrics):
-            raise UsageError(
-                f"--{name.replace('_', '-')} only affects {', '.join(affected)}: "
-                f"add --metric {affected[0]}"
-            )
-    return metrics if names or paper or settings else None
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:

@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.text import Text
-
+from tfm.commands.declaration import command
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
 from tfm.reporting import format_duration, format_table
-from tfm.stages.score import LAST_GENERATION, read_lines
 from tfm.storage.files import read_json
+from tfm.storage.paths import new_folder
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"
@@ -51,26 +50,33 @@ _NEXT_STEPS = (
 )
 
 
-def quickstart(
-    out_dir: Path = Path("quickstart"), *, program: Sequence[str] = _THIS_PROGRAM
-) -> None:
-    """Run all stages and explain them on stderr, reusing the files of an earlier quickstart.
+@command()
+def quickstart(*, out: Annotated[Path, new_folder] = Path("quickstart")) -> None:
+    """Run all seven stages on a generated corpus in minutes, without network or GPU.
+
+    Example: tfm quickstart
+
+    Args:
+        out: Folder for data and runs.
 
     Raises:
         TfmError: A stage failed, with the exit code of the stage.
         InterruptedRunError: Ctrl-C stopped a stage.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(stderr=True, highlight=False)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    console.print(f"Seven stages, in the folder {out_dir}:", markup=False, soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    console.print(f"Seven stages, in the folder {out}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
     times = [("time", "stage")]
     for purpose, commands in _COMMAND_LINES:
-        line = " | ".join(f"tfm {command}" for command in commands)
+        line = " | ".join(f"tfm {each}" for each in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
         console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
         started = time.monotonic()
-        outputs |= _run(commands, out_dir, program)
+        outputs |= _run(commands, out)
         duration = format_duration(time.monotonic() - started)
         times.append((duration, line))
         console.print(duration, style="dim")
@@ -78,7 +84,7 @@ def quickstart(
         (score["label"], f"{score['value']:.1f}", score["signature"])
         for score in json.loads(outputs[_SCORE])["scores"]
     ]
-    samples = _samples(out_dir, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
+    samples = _samples(out, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
     columns = console.width if console.is_terminal else None
     for lines in (
         format_table(times, columns, folds=True),
@@ -88,17 +94,17 @@ def quickstart(
         console.print(Text("\n".join(["", *lines])), soft_wrap=True)
     console.print()
     console.print("What to try next:", style="bold")
-    reports = sorted(map(str, out_dir.glob("runs/*/report.html")))
+    reports = sorted(map(str, out.glob("runs/*/report.html")))
     steps = [(report, "the training curves (open in a browser)") for report in reports]
     if shutil.which("tfm") is None:
         activate = shlex.quote(f"{sys.prefix}/bin/activate")
         steps.append((f". {activate}", "so that the shell finds tfm"))
-    steps += [(f"cd {shlex.quote(str(out_dir))}", "the folder with the model"), *_NEXT_STEPS]
-    for command, purpose in steps:
-        console.print(f"  {command}\n      {purpose}", markup=False, soft_wrap=True)
+    steps += [(f"cd {shlex.quote(str(out))}", "the folder with the model"), *_NEXT_STEPS]
+    for line, purpose in steps:
+        console.print(f"  {line}\n      {purpose}", markup=False, soft_wrap=True)
 
 
-def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict[str, bytes]:
+def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
     """Run a command, or several that are joined by pipes.
 
     Returns:
@@ -107,13 +113,13 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
     piped = subprocess.PIPE if len(commands) > 1 else None
     processes = [
         subprocess.Popen(  # noqa: S603 - this program itself
-            [*program, *command.split()],
-            cwd=out_dir,
+            [*_THIS_PROGRAM, *each.split()],
+            cwd=out,
             # Standard input is not inherited: tfm generate would translate it.
             stdin=piped if number else subprocess.DEVNULL,
             stdout=piped,
         )
-        for number, command in enumerate(commands)
+        for number, each in enumerate(commands)
     ]
     outputs: list[bytes | None] = [None]
     try:
@@ -126,23 +132,25 @@ def _run(commands: Sequence[str], out_dir: Path, program: Sequence[str]) -> dict
         raise InterruptedRunError(
             f"quickstart: stopped in tfm {commands[0]}", exit_code=130
         ) from None
-    for command, process in zip(commands, processes, strict=True):
+    for name, process in zip(commands, processes, strict=True):
         # Popen returns -N for signal N, a shell 128 + N.
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if code:
             raise TfmError(
-                f'"tfm {command}" in {out_dir} failed with exit code {code} (see its message '
+                f'"tfm {name}" in {out} failed with exit code {code} (see its message '
                 "above): correct the cause and resume there with "
-                + tfm_command("quickstart", "--out", out_dir),
+                + tfm_command("quickstart", "--out", out),
                 exit_code=code,
             )
     return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
 
 
-def _samples(out_dir: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
+def _samples(out: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
     """Show the translations at the beginning, the middle and the end of the test set."""
-    record = read_json(out_dir / "runs" / LAST_GENERATION)
-    sources, references = (read_lines(out_dir / record[key]) for key in ("source", "reference"))
+    from tfm.stages.score import LAST_GENERATION, read_lines
+
+    record = read_json(out / "runs" / LAST_GENERATION)
+    sources, references = (read_lines(out / record[key]) for key in ("source", "reference"))
     return [
         row
         for number in (0, (len(translations) - 1) // 2, len(translations) - 1)

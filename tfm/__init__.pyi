@@ -1,0 +1,616 @@
+"""tfm: train, run and score the Transformer of "Attention Is All You Need".
+
+`make reference` generates this file from the commands and their settings.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tfm.commands.import_model import ImportResult as ImportResult
+from tfm.inference.translator import Translator as Translator
+from tfm.stages.average import AverageResult as AverageResult
+from tfm.stages.doctor import Finding as Finding
+from tfm.stages.models import ModelSummary as ModelSummary
+from tfm.stages.prepare import PrepareResult as PrepareResult
+from tfm.stages.runs import RunSummary as RunSummary
+from tfm.stages.score import ScoreResult as ScoreResult
+from tfm.stages.train import TrainResult as TrainResult
+
+StrPath = str | os.PathLike[str]
+__version__: str
+
+def prepare(
+    recipe: str | None = ...,
+    *,
+    train: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
+    valid: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
+    test: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
+    languages: tuple[str, str] | None = ...,
+    train_trees: StrPath | Sequence[StrPath] | None = ...,
+    valid_trees: StrPath | Sequence[StrPath] | None = ...,
+    test_trees: StrPath | Sequence[StrPath] | None = ...,
+    out: StrPath | None = ...,
+    mirror: str | None = ...,
+    downloads: StrPath | None = ...,
+    verify: bool | None = ...,
+    text_only: bool | None = ...,
+    append: bool | None = ...,
+    part: str | None = ...,
+    fetch_only: bool | None = ...,
+    force: bool | None = ...,
+    normalize_space: bool | None = ...,
+    normalize_unicode: bool | None = ...,
+    drop_empty: bool | None = ...,
+    max_characters: int | None = ...,
+    max_length_ratio: float | None = ...,
+    drop_duplicates: bool | None = ...,
+    drop_copies: bool | None = ...,
+    drop_mojibake: bool | None = ...,
+    drop_other_script: bool | None = ...,
+    drop_unequal_numbers: bool | None = ...,
+    drop_other_language: bool | None = ...,
+    min_identified_characters: int | None = ...,
+    max_length_deviations: float | None = ...,
+    max_punctuation_deviations: float | None = ...,
+    part_pairs: int | None = ...,
+    score_model: str | None = ...,
+    min_score: float | None = ...,
+    vocab_size: int | None = ...,
+    model_type: Literal['bpe', 'unigram'] | None = ...,
+    separate: bool | None = ...,
+    target_words: bool | None = ...,
+    character_coverage: float | None = ...,
+    subwords: Iterable[str] | None = ...,
+    byte_fallback: bool | None = ...,
+    symbols: str | None = ...,
+    sample_sentences: int | None = ...,
+    threads: int | None = ...,
+    max_length: int | None = ...,
+    bpe_dropout: float | None = ...,
+    bpe_variants: int | None = ...,
+    upper_copies: float | None = ...,
+    title_copies: float | None = ...,
+    unpunctuated_copies: float | None = ...,
+    typo_copies: float | None = ...,
+    seed: int | None = ...,
+    shortlist: bool | None = ...,
+    shortlist_size: int | None = ...,
+    shortlist_frequent: int | None = ...,
+    shortlist_pairs: int | None = ...,
+) -> PrepareResult:
+    r"""Prepare a dataset: download, clean, split, learn subwords, binarize.
+
+    Examples::
+
+        tfm prepare --list
+        tfm prepare wmt14-en-de
+        tfm prepare --train train.en train.de --valid valid.en valid.de \
+            --test test.en test.de --out data/mine
+        tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
+            --languages en de --out data/mine
+        tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \
+            --test-trees wsj/23 --out data/wsj
+
+    Args:
+        recipe: Name of a built-in recipe, or path of a recipe's TOML file.
+        train: Training text: source and target file, or one .tsv file with both; repeatable.
+        valid: Validation text, in the same forms.
+        test: Test text, in the same forms.
+        languages: Language codes, if they are not the file names' suffixes.
+        train_trees: Training trees in brackets: a file or folder; repeatable.
+        valid_trees: Validation trees: a file or folder; repeatable.
+        test_trees: Test trees: a file or folder; repeatable.
+        out: Dataset folder (default: data/RECIPE).
+        mirror: Folder or URL to fetch archives from, by their file names.
+        downloads: Folder to keep archives in (default: OUT/downloads).
+        verify: Check archives against their checksums.
+        text_only: Stop before learn-bpe and binarize.
+        append: Add the training text to the dataset in OUT; its vocabulary stays.
+        part: Only clean share I of N of the training text; for several machines.
+        fetch_only: Stop after the text is downloaded and unpacked.
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
+        normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
+        drop_empty: Drop pairs with an empty side.
+        max_characters: Drop pairs with a side of more than N characters; 0 keeps all.
+        max_length_ratio: Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.
+        drop_duplicates: Keep only the first of identical pairs.
+        drop_copies: Drop pairs whose two sides are the same text.
+        drop_mojibake: Drop pairs with text decoded from the wrong encoding, such as fÃ¼r instead of für.
+        drop_other_script: Drop pairs with a side that is mostly not in the script of its language.
+        drop_unequal_numbers: Drop pairs whose sides differ in their numbers, as far as these are in digits.
+        drop_other_language: Drop pairs with a side that py3langid, an extra, identifies as another language.
+        min_identified_characters: Do not identify the language of sides of fewer than N characters, which is unreliable.
+        max_length_deviations: Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.
+        max_punctuation_deviations: Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.
+        part_pairs: Write the training text in parts of at most N pairs, which later steps read in turn.
+        score_model: Model or run folder that scores pairs for min_score; relative to the current folder.
+        min_score: Drop pairs with a mean log probability per target token below N, such as -5, in nats.
+        vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
+        model_type: Subword algorithm.
+        separate: Learn one vocabulary per language instead of a joint one.
+        target_words: Make each target word one piece, as for symbols of trees; needs --separate.
+        character_coverage: Fraction of the text's characters that the vocabulary covers.
+        subwords: Folder or file of a subword model to use; given twice: of source and target.
+        byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
+        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe.
+        sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
+        threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
+        max_length: Drop training pairs with a side of more than N subword tokens.
+        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability p.
+        bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
+        upper_copies: Share of the training pairs to add a copy of in capitals.
+        title_copies: Share of the training pairs to add a copy of in title case.
+        unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
+        typo_copies: Share of the training pairs to add a copy of with typos in the source.
+        seed: Random seed of BPE-dropout and of copies.
+        shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
+        shortlist_size: Shortlist: number of target pieces for each source piece.
+        shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.
+        shortlist_pairs: Shortlist: learn from a random sample of N pairs.
+
+    Raises:
+        UsageError: Arguments are wrong or contradict each other, or a file does not exist.
+        DataError: Text or archives are missing, damaged or inconsistent, or a disk is too small,
+            which is checked before anything is downloaded.
+        LockedFolderError: Another process writes to the dataset.
+    """
+
+
+def learn_bpe(
+    data: StrPath | None = ...,
+    *,
+    force: bool | None = ...,
+    vocab_size: int | None = ...,
+    model_type: Literal['bpe', 'unigram'] | None = ...,
+    separate: bool | None = ...,
+    target_words: bool | None = ...,
+    character_coverage: float | None = ...,
+    subwords: Iterable[str] | None = ...,
+    byte_fallback: bool | None = ...,
+    symbols: str | None = ...,
+    sample_sentences: int | None = ...,
+    threads: int | None = ...,
+) -> bool:
+    """Learn the subword vocabulary of a dataset.
+
+    Examples::
+
+        tfm learn-bpe data/mine --vocab-size 8000
+        tfm learn-bpe data/mine --subwords my.model
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
+        model_type: Subword algorithm.
+        separate: Learn one vocabulary per language instead of a joint one.
+        target_words: Make each target word one piece, as for symbols of trees; needs --separate.
+        character_coverage: Fraction of the text's characters that the vocabulary covers.
+        subwords: Folder or file of a subword model to use; given twice: of source and target.
+        byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
+        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe.
+        sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
+        threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
+
+    Returns:
+        Whether it was learned; False if it was up to date.
+
+    Raises:
+        UsageError: Arguments are wrong, or the vocabulary size does not fit the text.
+        DataError: There is no dataset, or no training text.
+        LockedFolderError: Another process writes to the dataset.
+    """
+
+
+def binarize(
+    data: StrPath | None = ...,
+    *,
+    part: str | None = ...,
+    force: bool | None = ...,
+    max_length: int | None = ...,
+    bpe_dropout: float | None = ...,
+    bpe_variants: int | None = ...,
+    upper_copies: float | None = ...,
+    title_copies: float | None = ...,
+    unpunctuated_copies: float | None = ...,
+    typo_copies: float | None = ...,
+    seed: int | None = ...,
+    threads: int | None = ...,
+    shortlist: bool | None = ...,
+    shortlist_size: int | None = ...,
+    shortlist_frequent: int | None = ...,
+    shortlist_pairs: int | None = ...,
+) -> bool:
+    """Turn the text of a dataset into token ids on disk.
+
+    Example: tfm binarize data/mine --threads 8
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        part: Encode only share I of N of the parts of the training text; for several machines.
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        max_length: Drop training pairs with a side of more than N subword tokens.
+        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability p.
+        bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
+        upper_copies: Share of the training pairs to add a copy of in capitals.
+        title_copies: Share of the training pairs to add a copy of in title case.
+        unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
+        typo_copies: Share of the training pairs to add a copy of with typos in the source.
+        seed: Random seed of BPE-dropout and of copies.
+        threads: Number of CPU threads; if unset, one per core.
+        shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
+        shortlist_size: Shortlist: number of target pieces for each source piece.
+        shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.
+        shortlist_pairs: Shortlist: learn from a random sample of N pairs.
+
+    Returns:
+        Whether text was encoded; False if the token ids were up to date.
+
+    Raises:
+        UsageError: Arguments are wrong, or do not fit the subword model or the task.
+        DataError: There is no dataset; text or subword model are missing, a line is not UTF-8, the
+            sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
+        LockedFolderError: Another process writes to the dataset.
+    """
+
+
+def train(
+    data: StrPath | None = ...,
+    *,
+    run: StrPath | None = ...,
+    arch: str | None = ...,
+    from_model: StrPath | None = ...,
+    config: StrPath | None = ...,
+    num_encoder_layers: int | None = ...,
+    num_decoder_layers: int | None = ...,
+    d_model: int | None = ...,
+    dropout: float | None = ...,
+    embedding_dropout: float | None = ...,
+    attention_dropout: float | None = ...,
+    tied_embeddings: Literal['three-way', 'two-way', 'none'] | None = ...,
+    attention: Literal['dot-product', 'additive'] | None = ...,
+    d_ff: int | None = ...,
+    num_heads: int | None = ...,
+    d_k: int | None = ...,
+    d_v: int | None = ...,
+    activation: Literal['relu', 'gelu', 'silu'] | None = ...,
+    relu_dropout: float | None = ...,
+    norm: Literal['post', 'pre'] | None = ...,
+    attention_window: int | None = ...,
+    learned_positions: int | None = ...,
+    output_bias: bool | None = ...,
+    cell: Literal['lstm', 'gru'] | None = ...,
+    input_feeding: bool | None = ...,
+    learning_rate: float | None = ...,
+    warmup_steps: int | None = ...,
+    lr_schedule: Literal['inverse-sqrt', 'linear', 'cosine', 'constant'] | None = ...,
+    algorithm: Literal['adam', 'adamw'] | None = ...,
+    optimizer: Literal['adam', 'adamw'] | None = ...,
+    weight_decay: float | None = ...,
+    adam_beta1: float | None = ...,
+    adam_beta2: float | None = ...,
+    adam_epsilon: float | None = ...,
+    label_smoothing: float | None = ...,
+    clip_norm: float | None = ...,
+    ema: float | None = ...,
+    freeze: Iterable[str] | None = ...,
+    batch_tokens: int | None = ...,
+    bucket_tokens: int | None = ...,
+    max_tokens: int | None = ...,
+    num_dropout_shards: int | None = ...,
+    max_steps: int | None = ...,
+    max_epochs: int | None = ...,
+    max_minutes: float | None = ...,
+    patience: int | None = ...,
+    seed: int | None = ...,
+    checkpoint_minutes: float | None = ...,
+    checkpoint_steps: int | None = ...,
+    keep_last: int | None = ...,
+    keep_best: int | None = ...,
+    best_metric: str | None = ...,
+    also_valid: Iterable[str] | None = ...,
+    average_last: int | None = ...,
+    average: bool | None = ...,
+    validation_beam: int | None = ...,
+    log_steps: int | None = ...,
+    tensorboard: bool | None = ...,
+    license: str | None = ...,
+    background_saving: bool | None = ...,
+    verify_data: bool | None = ...,
+    max_skipped_steps: int | None = ...,
+    stall_minutes: float | None = ...,
+    shard: bool | None = ...,
+    kernels: Literal['auto', 'plain'] | None = ...,
+    compile: bool | None = ...,
+    device: Literal['auto', 'cpu', 'cuda'] | None = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16'] | None = ...,
+    threads: int | None = ...,
+) -> TrainResult:
+    """Train a model, or resume from the last checkpoint of the run folder.
+
+    Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
+    new run takes the preset that suits the number of pairs and the device. Defaults are those of
+    --arch base; presets and --from differ.
+
+    Examples::
+
+        tfm train --arch tiny
+        tfm train --run runs/wmt14-en-de-base --max-steps 200000
+        tfm train data/wmt14-en-de --arch big --gpus 8
+        tfm train data/legal --from runs/wmt14-en-de-base
+        tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        run: Run folder (default: runs/DATA-ARCH); keeps its settings.
+        arch: Preset (default: by size of DATA and device).
+        from_model: Model or run folder to start from, to adapt it to DATA.
+        config: TOML file of settings; flags take precedence over it.
+        num_encoder_layers: Number of encoder layers.
+        num_decoder_layers: Number of decoder layers.
+        d_model: Width of embeddings and layer outputs.
+        dropout: Dropout on each sub-layer's output.
+        embedding_dropout: Dropout on the sum of embeddings and positions.
+        attention_dropout: Dropout on attention weights.
+        tied_embeddings: Which embeddings share a matrix: source, target and output, or only target and output.
+        attention: Score of query and key: q·k / √d_k (§3.2.1), or vᵀ tanh(q + k) (Bahdanau et al. 2015).
+        d_ff: Inner width of feed-forward sub-layers.
+        num_heads: Number of attention heads.
+        d_k: Width of queries and keys per head; d_model / num_heads if unset.
+        d_v: Width of values per head; d_model / num_heads if unset.
+        activation: Activation function of feed-forward sub-layers; ReLU in the paper.
+        relu_dropout: Dropout after the activation of feed-forward sub-layers.
+        norm: Layer norm after each residual sum (post, as in the paper) or before sub-layers (pre).
+        attention_window: Restrict self-attention to the N nearest positions (table 1, r); all if unset.
+        learned_positions: Learn embeddings of N positions, the longest sentence; sinusoids if unset (table 3, E).
+        output_bias: Add a learned bias to the logits, as imported models have; none in the paper.
+        cell: For --arch rnn: type of recurrent cell.
+        input_feeding: For --arch rnn: feed the attention output into the next step (Luong et al. 2015, §3.3).
+        learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
+        warmup_steps: Number of linear warmup steps.
+        lr_schedule: Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.
+        algorithm: Adam (§5.3), or AdamW, which decays weights.
+        weight_decay: AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.
+        adam_beta1: Adam's β1.
+        adam_beta2: Adam's β2.
+        adam_epsilon: Adam's ε.
+        label_smoothing: Probability spread over all tokens but the correct one.
+        clip_norm: Clip gradients to this norm; 0 turns clipping off, as in the paper.
+        ema: Validate and save a moving average of the weights with this decay, such as 0.999.
+        freeze: With --from: keep a part unchanged; embeddings include the output matrix; repeatable.
+        batch_tokens: Target tokens per step, summed over all devices and their microbatches.
+        bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
+        max_tokens: Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.
+        num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
+        max_steps: Stop after N steps.
+        max_epochs: Stop after N epochs.
+        max_minutes: Stop after N minutes of wall time, validation included.
+        patience: Stop after N validations in a row without improvement in best_metric.
+        seed: Random seed of initial weights, data order and dropout.
+        checkpoint_minutes: Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.
+        checkpoint_steps: Validate and save every N steps, instead of every N minutes.
+        keep_last: Number of newest checkpoints to keep.
+        keep_best: Number of best checkpoints to keep besides the newest.
+        best_metric: Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.
+        also_valid: Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.
+        average_last: Average at most N of the newest checkpoints, of the last fifth of the steps.
+        average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
+        validation_beam: Beam size for the validation score; 0 computes no score.
+        log_steps: Write a line to metrics.jsonl every N steps.
+        tensorboard: Write event files for TensorBoard into the run folder, too (tensorboardX).
+        license: License of the model, such as CC-BY-4.0, to record in its folders.
+        background_saving: Write checkpoints in the background, from a copy in memory.
+        verify_data: Verify all training data before the first step, also beyond 10 million pairs.
+        max_skipped_steps: Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.
+        stall_minutes: Abort if any process makes no progress for N minutes.
+        shard: Shard weights and optimizer state over processes (FSDP), for models too large for one.
+        kernels: Layers: auto for those that are fast on the device, or torch's own (plain).
+        compile: On a GPU with --kernels auto, compile the layers: slow first steps, faster others.
+        device: Device to compute on; auto is a GPU if there is one.
+        precision: Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.
+        threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+
+    Raises:
+        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from those of
+            the run to resume.
+        DataError: There is no dataset, or it cannot be used.
+        CheckpointError: The checkpoints are damaged, or the last one could not be saved.
+        TrainingError: Training has diverged, or there is not enough memory.
+        InterruptedRunError: A signal stopped the run, which is saved.
+
+    Note:
+        In Python, this process trains alone: several GPUs need several processes, which `tfm train
+        --gpus N` starts. Ctrl-C and other signals save the run first, if this is the main thread; a
+        second Ctrl-C raises KeyboardInterrupt. A run that makes no progress for `stall_minutes`
+        ends the process.
+    """
+
+
+def average(
+    run: StrPath | None = ...,
+    *,
+    out: StrPath | None = ...,
+    last: int | None = ...,
+    best: int | None = ...,
+    calibrate: bool | None = ...,
+) -> AverageResult:
+    """Average the last checkpoints of a run, as the paper does.
+
+    Example: tfm average runs/wmt14-en-de-base --last 5
+
+    Args:
+        run: Run folder (default: the newest in runs/).
+        out: Folder of the averaged model (default: RUN/averaged).
+        last: Average the N newest checkpoints, whatever their steps (default: see average_last).
+        best: Average the N best checkpoints by best_metric of the run.
+        calibrate: Translate the validation text to calibrate the confidence of `tfm generate --json`.
+
+    Raises:
+        UsageError: Arguments are wrong, there are fewer checkpoints than requested, or `out` holds
+            something else than an average.
+        CheckpointError: The run has no checkpoints, or a damaged one; or training has diverged.
+        DataError: The validation text is gone, or too short to calibrate on.
+    """
+
+
+def import_model(
+    model: StrPath,
+    *,
+    out: StrPath | None = ...,
+    source: str | None = ...,
+    target: str | None = ...,
+    force: bool | None = ...,
+) -> ImportResult:
+    """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
+
+    A Marian model is a folder with config.json, weights, source.spm, target.spm and vocab.json. A
+    model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
+    one. No code in a checkpoint is run.
+
+    The result is an ordinary model folder: translate with it, adapt it with tfm train --from.
+
+    Examples::
+
+        tfm import opus-mt-en-de --out models/en-de
+        tfm import wmt16.en-de/checkpoint_best.pt
+
+    Args:
+        model: Folder of the model, or fairseq's checkpoint in it.
+        out: Model folder to write (default: MODEL-tfm).
+        source: Source language (default: the one that the model names).
+        target: Target language (default: the one that the model names).
+        force: Overwrite an earlier import.
+
+    Raises:
+        UsageError: There is no such model, it has something that tfm has not, languages are
+            unknown, or `out` exists.
+        CheckpointError: Weights are missing or damaged, or contain code.
+        DataError: The vocabulary is missing or damaged.
+    """
+
+
+def runs(
+    folders: StrPath | Sequence[StrPath] | None = ...,
+    *,
+    out: StrPath | None = ...,
+) -> list[RunSummary]:
+    """List runs with state, step, best validation, speed and age, the newest first.
+
+    Run folders that are named are also drawn: their curves and different settings in one page.
+
+    A run is running if a process on this machine holds its lock. That of another machine counts as
+    running while its metrics are young: at most --stall-minutes, or three times between two lines.
+
+    Examples::
+
+        tfm runs
+        tfm runs runs/multi30k-en-de-tiny runs/multi30k-en-de-small
+
+    Args:
+        folders: Run folders, or folders that have runs below them (default: runs/).
+        out: Page of curves to write (default: runs.html for named runs, none with --json).
+
+    Raises:
+        UsageError: A folder does not exist, or a page cannot show as many runs.
+    """
+
+
+def models(
+    folders: StrPath | Sequence[StrPath] | None = ...,
+) -> list[ModelSummary]:
+    """List the models on the disk: the best checkpoints of runs, averaged and exported models.
+
+    BLEU is that of validation, or F1 of a parser. "~" is the best of the checkpoints of an average.
+
+    Examples::
+
+        tfm models
+        tfm models /data/models --json
+
+    Args:
+        folders: Folders to search (default: runs/ and models/).
+
+    Raises:
+        UsageError: A folder does not exist.
+    """
+
+
+def score(
+    hypotheses: str | os.PathLike[str] | Iterable[str] | None = ...,
+    reference: str | os.PathLike[str] | Iterable[str] | Sequence[str | os.PathLike[str] | Iterable[str]] | None = ...,
+    *,
+    metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1']] | None = ...,
+    paper: bool | None = ...,
+    language: str | None = ...,
+    baseline: str | os.PathLike[str] | Iterable[str] | None = ...,
+    lowercase: bool | None = ...,
+    tokenize: Literal['auto', '13a', 'intl', 'zh', 'char', 'none'] | None = ...,
+    chrf_word_order: int | None = ...,
+    normalize_punctuation: bool | None = ...,
+    split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
+    bootstrap_samples: int | None = ...,
+    bootstrap_seed: int | None = ...,
+) -> ScoreResult:
+    """Score translations; each score has a signature of the settings behind it.
+
+    Examples::
+
+        tfm generate --beam 4 | tfm score --paper
+        tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
+
+    Args:
+        hypotheses: File of translations (default: standard input).
+        reference: Reference file; repeatable (default: the reference of the last tfm generate).
+        metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
+        paper: Also compute BLEU as in the paper, and explain the difference to sacreBLEU.
+        language: Target language, for BLEU's tokenizer and --paper (default: that of the last tfm
+            generate for this reference, or the reference's suffix).
+        baseline: Other translations of the same text: test whether the scores differ.
+        lowercase: Ignore case; TER always ignores it.
+        tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
+        chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
+        normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
+        split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
+        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
+        bootstrap_seed: Random seed of the paired bootstrap test.
+
+    Raises:
+        UsageError: Arguments are wrong or without effect, or there is no reference.
+        DataError: A text is missing, empty or not UTF-8, or the files differ in length.
+
+    Note:
+        In Python, a list of lines may take the place of each file, and a list of lists that of
+        several references. If the translations are a file, a list of strings names references.
+    """
+
+
+def quickstart(
+    *,
+    out: StrPath | None = ...,
+) -> None:
+    """Run all seven stages on a generated corpus in minutes, without network or GPU.
+
+    Example: tfm quickstart
+
+    Args:
+        out: Folder for data and runs.
+
+    Raises:
+        TfmError: A stage failed, with the exit code of the stage.
+        InterruptedRunError: Ctrl-C stopped a stage.
+    """
+
+
+def doctor() -> Iterator[Finding]:
+    """Check this machine: Python, torch, arithmetic, cores, memory, disk, files and processes.
+
+    The exit code is 1 if there is a problem.
+
+    Example: tfm doctor
+
+    Yields:
+        The findings, as soon as they are there.
+    """

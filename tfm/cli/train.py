@@ -1,0 +1,124 @@
+"""What the command line adds to training: processes, forecasts, and settings as a file."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tfm.cli.flags import Call
+from tfm.commands.declaration import Flag, declaration_of
+from tfm.commands.train import TrainingPlan
+from tfm.config import RunConfig, run_toml
+from tfm.distributed.interruption import StopRequests
+from tfm.errors import tfm_command
+from tfm.reporting import say
+from tfm.world import World, current_world
+
+if TYPE_CHECKING:
+    from tfm.distributed.layout import Layout
+    from tfm.stages.train import TrainResult
+
+_PROCESSES = Flag(panel="Processes")
+_HIDDEN = Flag(hidden=True, panel="Processes")
+
+
+def train(
+    call: Call,
+    /,
+    *,
+    dry_run: bool = False,
+    print_config: bool = False,
+    gpus: Annotated[str | None, Flag("[N|auto]"), _PROCESSES] = None,
+    processes: Annotated[int | None, _HIDDEN] = None,
+    nodes: Annotated[int | None, _HIDDEN] = None,
+    node_rank: Annotated[int | None, _HIDDEN] = None,
+    rendezvous: Annotated[str | None, Flag("HOST:PORT"), _HIDDEN] = None,
+) -> None:
+    """Train as one of several processes, or print what would be trained.
+
+    Args:
+        call: Trains a model.
+        dry_run: Print parameters, memory, time and disk, and exit.
+        print_config: Print all settings as TOML, and exit.
+        gpus: Start one process on each of N GPUs of this machine; auto uses all GPUs.
+        processes: Start N processes on the CPU of this machine.
+        nodes: Number of machines; start the same command on each.
+        node_rank: Index of this machine, counted from 0.
+        rendezvous: Address and a free port of machine 0, the same on all machines.
+    """
+    from tfm.distributed.layout import Layout
+
+    layout = Layout.from_flags(
+        gpus=gpus,
+        processes=processes,
+        nodes=nodes,
+        node_rank=node_rank,
+        rendezvous=rendezvous,
+        device=call.keywords.get("device"),
+    )
+    if layout.device is not None:  # --gpus and --processes imply it
+        call = Call(call.func, **{**call.keywords, "device": layout.device})
+    plan = TrainingPlan(**declaration_of(call.func).checked(**call.keywords))
+    if print_config:
+        typer.echo(run_toml(plan.merged(plan.data)), nl=False)
+        return
+    plan.check(needs_extras=not dry_run)  # before the dataset is opened and processes are started
+    if dry_run:
+        _print_forecast(plan, layout)
+        return
+    world = _launch_processes(layout)
+    data_dir = plan.data_dir()
+    settings = plan.merged(data_dir)
+    unit = "step" if settings.training.shard else "microbatch"
+    stop = StopRequests(
+        f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
+        "without saving"
+    )
+    result = plan.train(data_dir, settings, world, stop)
+    if result.step and result.has_learned:  # else there is no model that is worth using
+        _say_next(result, data_dir, settings)
+
+
+def _print_forecast(plan: TrainingPlan, layout: "Layout") -> None:
+    data_dir = plan.data_dir()
+    from tfm.cli.output import print_rows
+    from tfm.stages.forecast import forecast
+
+    num_local = layout.local_size or layout.num_local_processes()
+    num_processes = layout.nodes * num_local
+    found = forecast(
+        data_dir, plan.merged(data_dir), num_processes=num_processes, num_local=num_local
+    )
+    print_rows(found.rows())
+    for warning in found.warnings:
+        say(warning)
+
+
+def _say_next(result: "TrainResult", data_dir: Path, settings: RunConfig) -> None:
+    following = ["generate" if settings.training.average else "average", result.run_dir]
+    if settings.training.average and not any(data_dir.glob("test.*")):
+        following += ["--input", "-"]  # what the user types
+    say(f"next: {tfm_command(*following)}")
+
+
+def _launch_processes(layout: "Layout") -> World:
+    """Return the world of this process.
+
+    If the flags ask for several processes, and no launcher has started this one, restart this
+    command in each; then do not return.
+    """
+    from tfm.distributed.layout import Layout
+
+    # Flags that say how to start processes do not need the variables of a launcher.
+    world = World.from_environment() if layout == Layout() else current_world()
+    if world.launcher is not None:
+        layout.check(world)
+        return world
+    if layout.local_size == layout.nodes == 1:
+        return world
+    if layout.nodes > 1 or layout.num_local_processes() > 1:
+        from tfm.distributed.launch import launch
+
+        raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
+    return world

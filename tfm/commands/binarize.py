@@ -1,0 +1,48 @@
+"""tfm binarize: text and subword model of a dataset → token ids on disk."""
+
+from typing import Any
+
+from tfm.commands.declaration import Dataset, Share, command
+from tfm.config import BinarizeConfig, settings_from
+from tfm.config.schema import merged
+from tfm.data.manifest import Manifest, chosen_dataset
+from tfm.errors import UsageError
+
+
+@command(BinarizeConfig)
+def binarize(
+    data: Dataset = None, *, part: Share = None, force: bool = False, **settings: Any
+) -> bool:
+    """Turn the text of a dataset into token ids on disk.
+
+    Example: tfm binarize data/mine --threads 8
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        part: Encode only share I of N of the parts of the training text; for several machines.
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        **settings: Settings of [binarize].
+
+    Returns:
+        Whether text was encoded; False if the token ids were up to date.
+
+    Raises:
+        UsageError: Arguments are wrong, or do not fit the subword model or the task.
+        DataError: There is no dataset; text or subword model are missing, a line is not UTF-8, the
+            sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
+        LockedFolderError: Another process writes to the dataset.
+    """
+    folder, given = chosen_dataset(data), settings["binarize"]
+    table = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
+    config = settings_from(BinarizeConfig, table)
+    from tfm.data import text_parts
+    from tfm.stages import binarize as stage
+
+    if part is None:
+        return stage.binarize(folder, config, force=force)
+    if "shortlist" in given:
+        raise UsageError(
+            "--shortlist has no effect with --part: give it to tfm binarize without --part"
+        )
+    stage.binarize_share(folder, config, text_parts.Share.parse(part), force=force)
+    return True

@@ -1,0 +1,36 @@
+"""tfm learn-bpe: training text of a dataset → its subword model."""
+
+from typing import Any
+
+from tfm.commands.declaration import Dataset, command
+from tfm.config import SubwordConfig, settings_from
+from tfm.data.manifest import Manifest, chosen_dataset
+
+
+@command(SubwordConfig)
+def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> bool:
+    """Learn the subword vocabulary of a dataset.
+
+    Examples::
+
+        tfm learn-bpe data/mine --vocab-size 8000
+        tfm learn-bpe data/mine --subwords my.model
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        force: Redo this step even if its inputs did not change, or runs need its older output.
+        **settings: Settings of [subword].
+
+    Returns:
+        Whether it was learned; False if it was up to date.
+
+    Raises:
+        UsageError: Arguments are wrong, or the vocabulary size does not fit the text.
+        DataError: There is no dataset, or no training text.
+        LockedFolderError: Another process writes to the dataset.
+    """
+    folder = chosen_dataset(data)
+    from tfm.stages import learn_bpe as stage
+
+    table = stage.merged_table(Manifest.load(folder).settings("subword"), settings["subword"])
+    return stage.learn_bpe(folder, settings_from(SubwordConfig, table), force=force)

@@ -1,0 +1,59 @@
+"""tfm models: the models on the disk, with what their folders say about them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tfm.commands.declaration import Flag, command
+from tfm.errors import UsageError
+from tfm.reporting import say
+from tfm.storage.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, where_instead
+
+if TYPE_CHECKING:
+    from tfm.stages.models import ModelSummary
+
+Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]
+
+
+@command()
+def models(folders: Folders = ()) -> "list[ModelSummary]":
+    """List the models on the disk: the best checkpoints of runs, averaged and exported models.
+
+    BLEU is that of validation, or F1 of a parser. "~" is the best of the checkpoints of an average.
+
+    Examples::
+
+        tfm models
+        tfm models /data/models --json
+
+    Args:
+        folders: Folders to search (default: runs/ and models/).
+
+    Raises:
+        UsageError: A folder does not exist.
+    """
+    from tfm.stages.models import find_models, summarize_model
+
+    named = folders_or_default(folders, RUNS_ROOT, MODELS_ROOT)
+    found = [summarize_model(model) for model in find_models(named)]
+    if not found:
+        say_none("model", named)
+    return found
+
+
+def folders_or_default(folders: Sequence[Path], *roots: Path) -> Sequence[Path]:
+    """Return the named folders, or the roots that exist; raise UsageError if none does."""
+    present = folders or [root for root in roots if root.is_dir()]
+    if not present:
+        raise UsageError(f"there is no {_listed(roots)} here: name the folders to search")
+    return present
+
+
+def say_none(kind: str, folders: Sequence[Path]) -> None:
+    """Print that there is no run or model in some folders, and what to do."""
+    advice = where_instead(folders[0], kind) or "start with tfm train"
+    say(f"{kind}s: none in {_listed(folders)}: {advice}")
+
+
+def _listed(folders: Sequence[Path]) -> str:
+    return " or ".join(f"{folder}/" for folder in folders)

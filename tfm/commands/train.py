@@ -1,0 +1,234 @@
+"""tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tfm.commands.declaration import (
+    Dataset,
+    ExistingFile,
+    ExistingFolder,
+    Flag,
+    NewFolder,
+    command,
+)
+from tfm.config import (
+    RUN_SETTINGS,
+    RunConfig,
+    Table,
+    adapting_table,
+    presets,
+    read_toml,
+    run_config,
+    settings_to,
+)
+from tfm.data.manifest import chosen_dataset
+from tfm.errors import DataError, UsageError, install_command, tfm_command
+from tfm.reporting import say
+from tfm.storage.paths import RUNS_ROOT, kind_of, where_instead
+from tfm.world import World
+
+if TYPE_CHECKING:
+    from tfm.distributed.interruption import StopRequests
+    from tfm.stages.train import TrainResult
+
+
+@command(*RUN_SETTINGS, elsewhere={"gpus": "tfm train --gpus on the command line"})
+def train(
+    data: Dataset = None,
+    *,
+    run: NewFolder = None,
+    arch: Annotated[str | None, Flag(choices=presets)] = None,
+    from_model: Annotated[ExistingFolder, Flag("MODEL", "--from")] = None,
+    config: ExistingFile = None,
+    **settings: Any,
+) -> "TrainResult":
+    """Train a model, or resume from the last checkpoint of the run folder.
+
+    Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
+    new run takes the preset that suits the number of pairs and the device. Defaults are those of
+    --arch base; presets and --from differ.
+
+    Examples::
+
+        tfm train --arch tiny
+        tfm train --run runs/wmt14-en-de-base --max-steps 200000
+        tfm train data/wmt14-en-de --arch big --gpus 8
+        tfm train data/legal --from runs/wmt14-en-de-base
+        tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
+
+    Args:
+        data: Dataset folder (default: the newest in data/).
+        run: Run folder (default: runs/DATA-ARCH); keeps its settings.
+        arch: Preset (default: by size of DATA and device).
+        from_model: Model or run folder to start from, to adapt it to DATA.
+        config: TOML file of settings; flags take precedence over it.
+        **settings: Settings of [model], [optimizer], [batching] and [training].
+
+    Raises:
+        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from those of
+            the run to resume.
+        DataError: There is no dataset, or it cannot be used.
+        CheckpointError: The checkpoints are damaged, or the last one could not be saved.
+        TrainingError: Training has diverged, or there is not enough memory.
+        InterruptedRunError: A signal stopped the run, which is saved.
+
+    Note:
+        In Python, this process trains alone: several GPUs need several processes, which `tfm train
+        --gpus N` starts. Ctrl-C and other signals save the run first, if this is the main thread; a
+        second Ctrl-C raises KeyboardInterrupt. A run that makes no progress for `stall_minutes`
+        ends the process.
+    """
+    plan = TrainingPlan(
+        data=data, run=run, arch=arch, from_model=from_model, config=config, settings=settings
+    )
+    plan.check()
+    data_dir = plan.data_dir()
+    return plan.train(data_dir, plan.merged(data_dir), World.from_environment())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """The arguments of `train`; settings are by section."""
+
+    data: Path | None = None
+    run: Path | None = None
+    arch: str | None = None
+    from_model: Path | None = None
+    config: Path | None = None
+    settings: Mapping[str, Table] = field(default_factory=dict)
+
+    def check(self, *, needs_extras: bool = True) -> None:
+        """Raise UsageError for mistakes that show without a dataset, or if a package is missing."""
+        training = self.merged(None).training
+        if needs_extras and training.tensorboard and find_spec("tensorboardX") is None:
+            raise UsageError(
+                "--tensorboard needs tensorboardX, which is not installed: run "
+                f"{install_command('tensorboard')}, or leave it out"
+            )
+
+    def train(
+        self, data_dir: Path, merged: RunConfig, world: World, stop: "StopRequests | None" = None
+    ) -> "TrainResult":
+        """Train on a dataset with merged settings, as one process of a world."""
+        from tfm.stages import train as stage
+
+        return stage.train(data_dir, self.run_dir(data_dir, merged), merged, world=world, stop=stop)
+
+    def data_dir(self) -> Path:
+        """Return the given dataset folder, or that of an existing run, or the newest one.
+
+        Raises:
+            DataError: There is no dataset, or that of the run is gone.
+            UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
+        """
+        run = self.run
+        is_new = run is not None and kind_of(run) != "run"
+        if run is not None and is_new and (advice := where_instead(run, "run")):
+            raise UsageError(f"{run} is no run: {advice}, or choose a new folder with --run")
+        if self.data is not None or run is None or not run.exists():
+            return chosen_dataset(self.data)
+        from tfm.folders.run_folder import trained_on
+
+        folder = trained_on(run)
+        if folder is not None and not folder.exists():
+            raise DataError(
+                f"{run} was trained on {folder}, which does not exist here: name the folder of "
+                f"this dataset, as in {tfm_command('train', 'DATA', '--run', run)}"
+            )
+        return chosen_dataset(folder)
+
+    def run_dir(self, data_dir: Path, merged: RunConfig) -> Path:
+        """Return the given run folder, or the one that belongs to a dataset and a preset."""
+        suffix = "" if merged.from_model is None else "-adapted"
+        name = Path(os.path.abspath(data_dir)).name  # "." has none  # noqa: PTH100
+        return self.run or RUNS_ROOT / f"{name}-{merged.arch}{suffix}"
+
+    def merged(self, data_dir: Path | None) -> RunConfig:
+        """Merge the settings over the file over the preset, and print a preset that was chosen.
+
+        Without a preset and a file, an existing run keeps its settings, and a new one takes the
+        preset that suits the dataset and the device. A run that starts from a model takes this
+        model's settings, and defaults that suit adapting.
+
+        Args:
+            data_dir: The dataset folder; None to only find mistakes in the arguments.
+
+        Raises:
+            UsageError: Names are unknown or values out of range; one message lists all of them. Or
+                the settings are those of another model than `from_model`.
+            DataError: The dataset is damaged or not binarized.
+            CheckpointError: `from_model` is no model, or a damaged one.
+        """
+        run, arch, config, from_model = self.run, self.arch, self.config, self.from_model
+        own_config = None if run is None else run / "config.toml"
+        is_plain = arch is None and config is None
+        if is_plain and own_config is not None and own_config.exists():
+            recorded = read_toml(own_config)
+            _check_same_start(run, recorded.get("from_model"), from_model)
+            return run_config(None, recorded, self.settings)
+        table: Table = {} if config is None else read_toml(config)
+        if from_model is None and isinstance(table.get("from_model"), str):
+            from_model = Path(table["from_model"])
+        if from_model is not None:
+            return _adapting_settings(from_model, arch, table, self.settings)
+        if is_plain and data_dir is not None:
+            from tfm.training.data import arch_for_data
+
+            training = self.settings.get("training", {})
+            device, precision = training.get("device", "auto"), training.get("precision", "auto")
+            arch, reason = arch_for_data(data_dir, device, precision)
+            say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
+        return run_config(arch, table, self.settings)
+
+
+def _adapting_settings(
+    from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
+) -> RunConfig:
+    """Return the settings of a run that starts from a model, which must be those of the model."""
+    from tfm.folders.model_folder import ModelFolder
+
+    opened = ModelFolder.open(from_model)
+    folder, start = opened.path, opened.info.run
+    given_arch = table.get("arch", start.arch) if arch in (None, start.arch) else arch
+    if given_arch != start.arch:
+        raise UsageError(
+            f"{folder} has arch {start.arch}, not {given_arch}: leave arch {given_arch} out"
+        )
+    defaults = adapting_table(start)
+    # The number of epochs is only a default, which no other limit has to fit.
+    if any("max_steps" in given.get("training", {}) for given in (table, overrides)):
+        del defaults["training"]["max_epochs"]
+    run = run_config(None, defaults, table, overrides)
+    before, after = settings_to(start.model), settings_to(run.model)
+    changes = [
+        f"{name} {before.get(name, 'unset')}, not {value}"
+        for name, value in after.items()
+        if value != before.get(name) and not name.endswith("dropout")
+    ]
+    if changes:
+        raise UsageError(
+            f"{folder} has {'; '.join(changes)}: only dropout may differ from the model that "
+            "training starts from"
+        )
+    return replace(run, from_model=str(folder))
+
+
+def _check_same_start(run: Path | None, recorded: object, given: Path | None) -> None:
+    """Raise UsageError if a run that exists was started from another model than the given one."""
+    if given is None:
+        return
+    if recorded is None:
+        raise UsageError(
+            f"{run} was started from scratch, not from {given}: choose another folder with --run"
+        )
+    # A run folder stands for the model in it that was chosen when the run was started.
+    start = Path(os.path.realpath(str(recorded)))
+    if Path(os.path.realpath(given)) not in (start, *start.parents[:2]):
+        raise UsageError(
+            f"{run} was started from {recorded}, not from {given}: leave out --from, or choose "
+            "another folder with --run"
+        )
