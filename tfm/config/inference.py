@@ -131,6 +131,11 @@ class SearchConfig(Settings, section="search"):
         """The number of translations per sentence that a search returns."""
         return 1 if self.mbr is not None else self.n_best
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether there is something that outputs may not contain."""
+        return self.ban is not None or self.no_repeat_ngram is not None
+
     @classmethod
     def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
         """Merge the user's settings over a model's own, both by name.

@@ -365,6 +365,8 @@ class TokenSequences:
 class ParallelDataset:
     """One split of a binarized dataset; `vocab_sizes` are those of source and target.
 
+    Its index is read unless it is given.
+
     Opening it reads no token ids: call `verify` before the first use of a part.
 
     Attributes:
@@ -379,8 +381,15 @@ class ParallelDataset:
         DataError: The split is missing, or its files are not those of the index.
     """
 
-    def __init__(self, bin_dir: Path, split: str, *, vocab_sizes: tuple[int, int]) -> None:
-        index = DatasetIndex.load(bin_dir)
+    def __init__(
+        self,
+        bin_dir: Path,
+        split: str,
+        *,
+        vocab_sizes: tuple[int, int],
+        index: DatasetIndex | None = None,
+    ) -> None:
+        index = index or DatasetIndex.load(bin_dir)
         if split not in index.parts:
             raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
         self._bin_dir = bin_dir

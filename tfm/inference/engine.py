@@ -177,7 +177,7 @@ class Engine:
             config,
             line_numbers=batch.line_numbers,
             prefixes=prefixes,
-            constraints=constraints_of(config, self._vocabulary),
+            constraints=constraints_of(config, self._vocabulary) if config.is_constrained else None,
             open_ends=open_ends,
         )
 

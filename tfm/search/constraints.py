@@ -60,14 +60,12 @@ class Constraints:
 
 def constraints_of(
     config: SearchConfig, vocabulary: Callable[[], Vocabulary] | None
-) -> Constraints | None:
-    """Return the constraints of a search, None without any; only banned text needs a vocabulary.
+) -> Constraints:
+    """Return the constraints of a search that has some; only banned text needs a vocabulary.
 
     Raises:
         DataError: The file of banned text is missing, or not usable.
     """
-    if config.no_repeat_ngram is None and config.ban is None:
-        return None
     banned = None
     if config.ban is not None:
         if vocabulary is None:

@@ -134,9 +134,7 @@ def check_constraints(plan: Generation, config: SearchConfig) -> None:
         UsageError: The file of banned text does not exist, or the model is a parser.
         DataError: The file of banned text is not usable.
     """
-    if plan.info.task == "parsing" and (
-        config.ban is not None or config.no_repeat_ngram is not None
-    ):
+    if plan.info.task == "parsing" and (config.is_constrained):
         raise UsageError(
             f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
             "ban and no_repeat_ngram out"

@@ -90,12 +90,12 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             "one: use --tied-embeddings two-way, or learn a joint vocabulary"
         )
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
-    train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes)
+    train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes, index=index)
     if not len(train):
         raise DataError(f"{data_dir} has no training pairs: see its manifest.json for the reason")
     valid = None
     if index.num_pairs.get("valid"):
-        valid = _open_valid(manifest, vocab_sizes, manifest.tags())
+        valid = _open_valid(manifest, index, vocab_sizes, manifest.tags())
     elif run.training.also_valid:
         raise UsageError(
             f"also_valid needs validation text in {data_dir}, too: prepare it with --valid"
@@ -146,10 +146,11 @@ def num_first_parts(dataset: ParallelDataset) -> int:
 
 
 def _open_valid(
-    manifest: Manifest, vocab_sizes: tuple[int, int], tags: Sequence[str]
+    manifest: Manifest, index: DatasetIndex, vocab_sizes: tuple[int, int], tags: Sequence[str]
 ) -> ValidationSplit:
     """Open a validation split; warn if it has no tags, but all training text has some."""
-    pairs = ParallelDataset(manifest.data_dir / "bin", "valid", vocab_sizes=vocab_sizes)
+    bin_dir = manifest.data_dir / "bin"
+    pairs = ParallelDataset(bin_dir, "valid", vocab_sizes=vocab_sizes, index=index)
     pairs.verify()
     paths = manifest.text_path("valid", manifest.source), manifest.reference_path("valid")
     text = list(read_pairs(*paths, strict=True, num_lines=len(pairs)))
@@ -184,7 +185,8 @@ def _open_also_valid(data_dir: Path, trained: Manifest, vocabulary: Vocabulary) 
     if not index.num_pairs.get("valid"):
         raise UsageError(f"also_valid: {data_dir} has no validation text: prepare it with --valid")
     _check_binarized(manifest, index, vocabulary, splits=["valid"])
-    return _open_valid(manifest, (len(vocabulary.source), len(vocabulary.target)), trained.tags())
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    return _open_valid(manifest, index, sizes, trained.tags())
 
 
 def check_start(start: ModelFolder, data: TrainingData) -> None:
