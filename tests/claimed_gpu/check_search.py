@@ -9,6 +9,7 @@ import torch
 from claimed_gpu.emulation import emulated_gpu
 
 from tfm.errors import CheckpointError
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.alignment_heads import load_aligner
 from tfm.inference.translator import Translator
 from tfm.model.cache import DecoderCache
@@ -110,9 +111,10 @@ def test_given_targets_have_the_scores_of_the_cpu(folder, precision):
 
 
 def test_words_are_aligned_as_on_the_cpu(folder):
-    expected = load_aligner(folder, "cpu").align(LINES, TARGETS)
+    opened = ModelFolder.open(folder)
+    expected = load_aligner(opened, "cpu").align(LINES, TARGETS)
     with emulated_gpu() as emulation:
-        aligner = load_aligner(folder, "cuda")
+        aligner = load_aligner(opened, "cuda")
         emulation.clear()
         assert aligner.align(LINES, TARGETS) == expected
     assert emulation.waits.total() <= 5, emulation.waits
