@@ -23,10 +23,7 @@ from tfm.config.training import RunConfig
 from tfm.errors import UsageError, list_problems
 
 # A table that sets one of these in [training] replaces the other.
-_ALTERNATIVES = {
-    "checkpoint_minutes": "checkpoint_steps",
-    "checkpoint_steps": "checkpoint_minutes",
-}
+_ALTERNATIVES = {"checkpoint_minutes": "checkpoint_steps", "checkpoint_steps": "checkpoint_minutes"}
 
 
 @cache

@@ -28,9 +28,7 @@ ModelPart = Literal["encoder", "decoder", "embeddings"]
 
 _SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
 BestMetric = Annotated[
-    str,
-    re.compile(rf"({_SET_NAME}:)?(loss|score)"),
-    "loss, score, NAME:loss or NAME:score",
+    str, re.compile(rf"({_SET_NAME}:)?(loss|score)"), "loss, score, NAME:loss or NAME:score"
 ]
 License = Annotated[
     str,

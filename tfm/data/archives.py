@@ -17,12 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfm.data.text_files import (
-    ALWAYS_ALLOWED_BYTES,
-    MAX_EXPANSION,
-    damage_errors,
-    open_packed,
-)
+from tfm.data.text_files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors, open_packed
 from tfm.errors import DataError
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write

@@ -182,10 +182,9 @@ class Cleaner:
             counts.kept += len(chunk)
             yield from chunk
 
-    def see(self, pairs: Iterable[BytesPair], *, tag: str | None) -> None:
+    def see(self, pairs: list[BytesPair], *, tag: str | None) -> None:
         """Make the pairs of clean text with a tag, which they do not have, known as duplicates."""
-        for chunk in in_chunks(pairs):
-            self._seen[tag].add(_pair_hashes(chunk))
+        self._seen[tag].add(_pair_hashes(pairs))
 
 
 def clean_lines(

@@ -64,7 +64,8 @@ class SubwordModel:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)
-            self.pieces(range(len(self)))  # in a damaged model, they may not be UTF-8
+            piece_of = self._processor.IdToPiece
+            self._pieces = [piece_of(i) for i in range(len(self))]  # not UTF-8 if damaged
         except (RuntimeError, UnicodeDecodeError) as error:
             raise DataError(f"{origin} is not a SentencePiece model: learn it again") from error
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
@@ -155,14 +156,9 @@ class SubwordModel:
     @cached_property
     def byte_values(self) -> npt.NDArray[np.int16]:
         """The byte that each piece stands for [V]; -1 for pieces of text."""
-        model = self._processor
-        return np.array(
-            [
-                int(piece[3:5], 16) if model.IsByte(i) else -1  # <0x0A>
-                for i, piece in enumerate(self.pieces(range(len(self))))
-            ],
-            dtype=np.int16,
-        )
+        is_byte, pieces = self._processor.IsByte, enumerate(self._pieces)
+        values = [int(piece[3:5], 16) if is_byte(i) else -1 for i, piece in pieces]  # <0x0A>
+        return np.array(values, dtype=np.int16)
 
     def num_known_letters(self, token_ids: Iterable[int]) -> int:
         """Return the number of letters in pieces; unknown tokens and bytes have none."""
@@ -174,12 +170,12 @@ class SubwordModel:
         model = self._processor
         return [
             0 if model.IsByte(i) or model.IsUnknown(i) else sum(map(str.isalpha, piece))
-            for i, piece in enumerate(self.pieces(range(len(self))))
+            for i, piece in enumerate(self._pieces)
         ]
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:
         """Return the pieces of token ids, as they are in the vocabulary."""
-        return [self._processor.IdToPiece(token_id) for token_id in token_ids]
+        return [self._pieces[token_id] for token_id in token_ids]
 
     def text_pieces(self) -> list[str]:
         """Return the pieces that are neither special nor bytes, those of the best score first.
@@ -196,15 +192,11 @@ class SubwordModel:
 
         Bytes of several tokens may form one character. A space before the text is not in it.
         """
-        is_control, pieces = self._processor.IsControl, self.pieces(range(len(self)))
-        return [
-            bytes([byte])
-            if byte >= 0
-            else b""
-            if is_control(i)
-            else piece.replace(SPACE_MARK, " ").encode()
-            for i, (piece, byte) in enumerate(zip(pieces, self.byte_values.tolist(), strict=True))
-        ]
+        surfaces = [piece.replace(SPACE_MARK, " ").encode() for piece in self._pieces]
+        for i, byte in enumerate(self.byte_values.tolist()):
+            if byte >= 0 or self._processor.IsControl(i):
+                surfaces[i] = bytes([byte]) if byte >= 0 else b""
+        return surfaces
 
     def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
         """Return to which word, counted from 0, each piece of a text belongs.
@@ -221,13 +213,13 @@ class SubwordModel:
 
     def tags(self) -> list[str]:
         """Return the pieces that can be tags, in the order of the vocabulary."""
-        pieces = (piece.removeprefix(SPACE_MARK) for piece in self.pieces(range(len(self))))
+        pieces = (piece.removeprefix(SPACE_MARK) for piece in self._pieces)
         return [piece for piece in pieces if tag_problem(piece) is None]
 
     def vocab_text(self) -> str:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
-        piece, score = self._processor.IdToPiece, self._processor.GetScore
-        return "".join(f"{piece(i)}\t{score(i):g}\n" for i in range(len(self)))
+        score = self._processor.GetScore
+        return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self._pieces))
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,18 +419,14 @@ class VocabularySizeError(UsageError):
 def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
     """Translate an error of SentencePiece into one that says what to do."""
     names = ", ".join(str(path) for path in texts)
+    size = f"a vocabulary of {vocab_size:,} is too"
     if match := re.search(r"set it to a value <= (\d+)", message):
-        return VocabularySizeError(
-            f"a vocabulary of {vocab_size:,} is too large for {names}: "
-            f"the largest that works is --vocab-size {match[1]}",
-            nearest=int(match[1]),
-        )
+        problem = f"{size} large for {names}: the largest that works is --vocab-size {match[1]}"
+        return VocabularySizeError(problem, nearest=int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return VocabularySizeError(
-            f"a vocabulary of {vocab_size:,} is too small for the characters of {names}: "
-            f"use at least --vocab-size {match[1]}, or a lower --character-coverage",
-            nearest=int(match[1]),
-        )
+        advice = f"use at least --vocab-size {match[1]}, or a lower --character-coverage"
+        problem = f"{size} small for the characters of {names}: {advice}"
+        return VocabularySizeError(problem, nearest=int(match[1]))
     if "sentences_.empty()" in message:
         return DataError(
             f"there is nothing to learn from in {names}: all lines are empty, or longer than "

@@ -34,7 +34,13 @@ from tfm.data.text_parts import (
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_json
+from tfm.storage.files import (
+    atomic_write,
+    existing_parent,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
@@ -119,8 +125,7 @@ class TextWriter:
             for text in self.recipe.texts(split):
                 for block in in_chunks(self._held_out_pairs(text, split)):
                     cleaner.held_out.add(split, block)
-        languages = (self.recipe.source, self.recipe.target)
-        paths = [folder / f"train.{language}" for language in languages]
+        paths = [folder / f"train.{language}" for language in self.manifest.languages]
         record.unlink(missing_ok=True)
         with ExitStack() as stack:
             files = [stack.enter_context(atomic_write(path)) for path in paths]
@@ -154,10 +159,8 @@ class TextWriter:
 
     def _clean_inputs(self, inputs: Table) -> dict[str, Any]:
         """Return JSON values of all that determines the clean text."""
-        texts = (text for split in SPLITS for text in self.recipe.texts(split))
-        options = [
-            {name: value for name, value in text.options().items() if value} for text in texts
-        ]
+        texts = (text.options() for split in SPLITS for text in self.recipe.texts(split))
+        options = [{name: value for name, value in text.items() if value} for text in texts]
         clean_inputs = {
             **inputs,
             "cleaning": settings_to(self.cleaning),
@@ -170,7 +173,7 @@ class TextWriter:
         return clean_inputs
 
     def _update(
-        self, step: str, done: Sequence[str], write_text: Callable[[dict[str, Any]], None]
+        self, step: str, done: Sequence[str], write: Callable[[dict[str, Any]], None]
     ) -> bool:
         """Unpack and write text, unless one of the steps that are done had the same inputs."""
         out_dir = self.manifest.data_dir
@@ -187,16 +190,13 @@ class TextWriter:
             say(f"extract: {raw_dir} unchanged")
         elif self.sources.unpacked_paths:
             self._unpack(inputs)
-        write_text(clean_inputs)
+        write(clean_inputs)
         return True
 
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of some steps had the same inputs; if so, say it under their name."""
-        older = (
-            of_first_rules(inputs),
-            ", by the rules of an older tfm; --force applies those of today",
-        )
-        for same_inputs, rules in ((inputs, ""), older):
+        older = ", by the rules of an older tfm; --force applies those of today"
+        for rules, same_inputs in (("", inputs), (older, of_first_rules(inputs))):
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
                 say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
                 return True
@@ -251,9 +251,8 @@ class TextWriter:
                 if split in result:
                     limit = self.cleaning.part_pairs if split == "train" else None
                     writer = PartWriter(stack, self.manifest, split, max_pairs=limit)
-                    result[split], counts_by_text = self._write_split(
-                        split, cleaner, writer, shares
-                    )
+                    written = self._write_split(split, cleaner, writer, shares)
+                    result[split], counts_by_text = written
                     if self.recipe.task == "parsing" and split != "train":
                         self._write_gold_trees(split, writer.open(GOLD))
                     writer.flush()  # a full disk shows before any older text is replaced
@@ -316,11 +315,11 @@ class TextWriter:
         """Make the pairs of all splits known to a cleaner."""
         for split in self.manifest.splits():
             for tag, pairs in self._untagged(split):
-                if split == "train":
-                    cleaner.see(pairs, tag=tag)
-                    continue
                 for block in in_chunks(pairs):
-                    cleaner.held_out.add(split, block)
+                    if split == "train":
+                        cleaner.see(block, tag=tag)
+                    else:
+                        cleaner.held_out.add(split, block)
 
     def _untagged(self, split: str) -> Iterator[tuple[str | None, Iterator[BytesPair]]]:
         """Yield the tag of each text of a split, and its pairs without it, to be read in turn."""
@@ -336,20 +335,15 @@ class TextWriter:
 
     def _remove_older_text(self, current: Sequence[Path]) -> None:
         """Remove the splits and the parts of older text that the current one does not have."""
-        for removed in set(SPLITS) - {path.stem for path in current}:
-            for suffix in (self.recipe.source, self.recipe.target, GOLD):
+        for suffix in (*self.manifest.languages, GOLD):
+            for removed in set(SPLITS) - {path.stem for path in current}:
                 self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
-        for language in (self.recipe.source, self.recipe.target):
-            for path in self.manifest.data_dir.glob(f"train.[1-9]*.{language}"):
+            for path in self.manifest.data_dir.glob(f"train.[1-9]*.{suffix}"):
                 if path not in current and path.name.split(".")[1].isdecimal():
                     path.unlink()
 
     def _write_split(
-        self,
-        split: Split,
-        cleaner: Cleaner,
-        writer: PartWriter,
-        shares: JoinedShares | None = None,
+        self, split: Split, cleaner: Cleaner, writer: PartWriter, shares: JoinedShares | None = None
     ) -> tuple[dict[str, Any], dict[str, PairCounts]]:
         """Write both sides of a split; return the record of its pairs, and the counts by text."""
         total = PairCounts()
@@ -445,19 +439,16 @@ class TextWriter:
     def _write_examples(self, counts_by_text: Mapping[str, PairCounts]) -> None:
         """Write examples of what each rule dropped from each training text, if anything."""
         path = self.manifest.data_dir / DROPPED
-        lines = []
-        for name, counts in counts_by_text.items():
-            for rule, examples in counts.examples.items():
-                lines += [
-                    f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as",
-                    *("\t".join(pair) for pair in examples),
-                    "",
-                ]
-        if not lines:
+        text = "\n".join(
+            f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as\n"
+            + "".join(f"{source}\t{target}\n" for source, target in examples)
+            for name, counts in counts_by_text.items()
+            for rule, examples in counts.examples.items()
+        )
+        if not text:
             path.unlink(missing_ok=True)
             return
-        with atomic_write(path) as file:
-            file.write("\n".join(lines).encode())
+        write_text(path, text)
         say(f"clean: examples of dropped pairs are in {path}")
 
     def _check_sides(

@@ -26,14 +26,7 @@ _ROOT_LABELS = (TOP, "ROOT", "S1")
 _BARE_LABEL = re.compile(r"[^-=]+")
 _BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+")
 _NO_PARSE = ("", "()", "(())")
-_UNESCAPED = {
-    "-LRB-": "(",
-    "-RRB-": ")",
-    "-LSB-": "[",
-    "-RSB-": "]",
-    "-LCB-": "{",
-    "-RCB-": "}",
-}
+_UNESCAPED = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _ESCAPE = re.compile("|".join(_UNESCAPED))
 _ESCAPED = str.maketrans({bracket: name for name, bracket in _UNESCAPED.items()})
 _LABELED_BRACKET = re.compile(r"[()][^\s()]+")

@@ -153,11 +153,7 @@ def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | 
 
 
 def _build(
-    kind: type[EntryT],
-    entry: Table,
-    table: TomlTable,
-    keys: tuple[str, ...],
-    problems: list[str],
+    kind: type[EntryT], entry: Table, table: TomlTable, keys: tuple[str, ...], problems: list[str]
 ) -> EntryT | None:
     """Build a dataclass from the table under some keys, or return None and add its mistakes."""
     where = f"[[{keys[0]}]] {keys[1]}" if keys else "the recipe"
