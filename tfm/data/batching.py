@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import BatchingConfig
+from tfm.data.background import read_ahead
 from tfm.data.dataset import ParallelDataset, Rows
 from tfm.data.packing import Packing, copy_to_device
 from tfm.data.plan import Planner
@@ -122,7 +123,8 @@ class Batcher:
 
     def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Rows]]:
         """Yield epoch and rows [B] of the batches after N pairs of an epoch, without end."""
-        for number, window in self._planner.windows(epoch, examples):
+        # Each window is planned while the one before is in use.
+        for number, window in read_ahead(self._planner.windows(epoch, examples)):
             for pairs in window:
                 yield number, self._planner.rows(number, pairs)
 

@@ -299,13 +299,9 @@ class HeldOutPairs:
                 self._found[split][start:stop] = True
         return int(is_found.sum())
 
-    def size(self, split: str) -> int:
-        """Return the number of pairs of a split."""
-        return len(self._hashes[split])
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of pairs of each split that are in the training text."""
-        return {split: int(found.sum()) for split, found in self._found.items()}
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return {split: (number of its pairs in the training text, number of its pairs)}."""
+        return {split: (int(found.sum()), len(found)) for split, found in self._found.items()}
 
 
 class SeenHashes:

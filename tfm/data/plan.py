@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BatchingConfig
-from tfm.data.background import read_ahead
 from tfm.data.dataset import ParallelDataset, Rows
 from tfm.data.mixing import Mixture, Runs
 from tfm.distributed.group import Group
@@ -114,9 +113,15 @@ class Planner:
     def windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
         """Yield epoch and window after N pairs of an epoch, without end.
 
-        Each window is planned while the one before is in use; those before the first are not.
+        Those before the first are not planned.
         """
-        return read_ahead(self._windows(epoch, examples))
+        for each in count(epoch):
+            done = examples if each == epoch else 0
+            for number, runs in enumerate(self._deal(each)):
+                num_pairs = int(runs.lengths.sum())
+                if done < num_pairs:
+                    yield each, self._shared(each, number, runs).after(done)
+                done = max(0, done - num_pairs)
 
     def epoch(self, epoch: int) -> Iterator[Window]:
         """Yield the windows of an epoch (from 1), planned in this process."""
@@ -144,15 +149,6 @@ class Planner:
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
         return len(target_lengths), num_batches, int(target_lengths.sum(dtype=np.int64))
-
-    def _windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
-        for each in count(epoch):
-            done = examples if each == epoch else 0
-            for number, runs in enumerate(self._deal(each)):
-                num_pairs = int(runs.lengths.sum())
-                if done < num_pairs:
-                    yield each, self._shared(each, number, runs).after(done)
-                done = max(0, done - num_pairs)
 
     def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
         """Return a window that the first process of this machine plans for all of them.

@@ -268,7 +268,7 @@ class TextWriter:
                 f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
                 "thousands to generalize to other sentences"
             )
-        for held_out, count in self._count_held_out(cleaner):
+        for held_out, count in self._count_held_out(cleaner).items():
             result[held_out]["in_training"] = count
         self.manifest.record("clean", inputs=inputs, outputs=outputs, result=result)
         if shares is not None:
@@ -279,16 +279,16 @@ class TextWriter:
             say("warning: the text that was appended is gone: append it again")
             self.manifest.forget(appended)
 
-    def _count_held_out(self, cleaner: Cleaner) -> list[tuple[str, int]]:
+    def _count_held_out(self, cleaner: Cleaner) -> dict[str, int]:
         """Return how many pairs of each other split are in the training text; warn of them."""
-        counts = list(cleaner.held_out.counts().items())
-        for held_out, count in counts:
+        counts = cleaner.held_out.counts()
+        for held_out, (count, size) in counts.items():
             if count:
                 say(
-                    f"warning: {count:,} of the {cleaner.held_out.size(held_out):,} pairs of the "
-                    f"{held_out} text are in the training text, too: scores on it will be too high"
+                    f"warning: {count:,} of the {size:,} pairs of the {held_out} text are in the "
+                    "training text, too: scores on it will be too high"
                 )
-        return counts
+        return {held_out: count for held_out, (count, _) in counts.items()}
 
     def _append_text(self, step: str, inputs: Table) -> None:
         """Write training text to further parts, without pairs that the dataset has."""

@@ -34,7 +34,6 @@ _DELETED_TAGS = frozenset((TOP, TRACE, ",", ":", "``", "''", "."))
 _EQUIVALENT = {"PRT": "ADVP"}
 # Only symbols have a label after a closing bracket.
 _CLOSING_SYMBOL = re.compile(r"\)[^\s()]")
-# The output of a hardly trained parser may contain no closing bracket: then the opening ones tell.
 _OPENING_SYMBOL = re.compile(rf"\([^\s()]+(?!\S)|(?<!\S){UNTAGGED}(?!\S)")
 
 # Label, start and end (exclusive) of a constituent, in words that are not deleted.
@@ -138,9 +137,7 @@ def bracket_f1(
     [gold] = references
     gold_trees = [_parse_gold(line, number) for number, line in enumerate(gold, start=1)]
     score, repairs = _score(hypotheses, gold_trees, "hypotheses")
-    comparison = None
-    if baseline is not None:
-        comparison = Comparison(baseline=_score(baseline, gold_trees, "baseline")[0].all.f1)
+    others = None if baseline is None else _score(baseline, gold_trees, "baseline")[0]
     counts = score.all
     details: dict[str, float] = {
         "precision": counts.precision,
@@ -159,7 +156,7 @@ def bracket_f1(
         label="bracket F1",
         value=counts.f1,
         signature=score.signature,
-        comparison=comparison,
+        comparison=None if others is None else Comparison(baseline=others.all.f1),
         details=details,
     )
 
@@ -168,22 +165,17 @@ def _score(
     lines: Sequence[str], gold: Sequence[Tree], name: str
 ) -> tuple[BracketScore, int | None]:
     """Return the score and the number of repairs of symbols; None for trees in brackets."""
-    if not _are_symbols(lines):
-        trees = [
-            parse_tree_line(line, where=f"{name}, line {number:,}")
-            for number, line in enumerate(lines, start=1)
-        ]
-        return score_brackets(gold, trees), None
-    restored = [restore(line.split(), _words(tree)) for line, tree in zip(lines, gold, strict=True)]
-    score = score_brackets(gold, [tree for tree, _ in restored])
-    return score, sum(num_repairs for _, num_repairs in restored)
-
-
-def _are_symbols(lines: Sequence[str]) -> bool:
-    """Return whether a parser's output lines are symbols, not trees in brackets."""
-    if any(")" in line for line in lines):
-        return any(map(_CLOSING_SYMBOL.search, lines))
-    return any(map(_OPENING_SYMBOL.search, lines))
+    # The output of a hardly trained parser may have no closing bracket: then the opening ones tell.
+    symbol = _CLOSING_SYMBOL if any(")" in line for line in lines) else _OPENING_SYMBOL
+    if any(map(symbol.search, lines)):
+        pairs = zip(lines, gold, strict=True)
+        trees, repairs = zip(
+            *(restore(line.split(), _words(tree)) for line, tree in pairs), strict=True
+        )
+        return score_brackets(gold, trees), sum(repairs)
+    numbered = enumerate(lines, start=1)
+    parsed = [parse_tree_line(line, where=f"{name}, line {number:,}") for number, line in numbered]
+    return score_brackets(gold, parsed), None
 
 
 def _parse_gold(line: str, number: int) -> Tree:
@@ -196,7 +188,7 @@ def _parse_gold(line: str, number: int) -> Tree:
 
 def _words(tree: Tree) -> list[str]:
     """Return the words of a tree, without traces."""
-    return [node.word for node, _ in walk(tree) if isinstance(node, Leaf) and node.tag != TRACE]
+    return [leaf.word for leaf in _leaves(tree) if leaf.tag != TRACE]
 
 
 def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> BracketScore:
@@ -209,7 +201,7 @@ def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> Bracke
     for gold_tree, tree in zip(gold, trees, strict=True):
         counts = _compare(gold_tree, tree)
         score.all.add(counts)
-        if sum(leaf.tag != TRACE for leaf in _leaves(gold_tree)) <= CUTOFF_LENGTH:
+        if len(_words(gold_tree)) <= CUTOFF_LENGTH:
             score.short.add(counts)
     return score
 

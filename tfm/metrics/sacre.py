@@ -104,7 +104,6 @@ def _bootstrap_seed(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SEED_VARIABLE]
-        else:
+        del os.environ[_SEED_VARIABLE]
+        if before is not None:
             os.environ[_SEED_VARIABLE] = before

@@ -131,9 +131,8 @@ class Forecast:
         max_steps = self.data.info.run.training.max_steps
         source, target = self.data.info.vocab_sizes
         several = f"each of {self.num_processes} processes"
-        average = ""
-        if cost.average_bytes:
-            average = f"{cost.average_bytes / 2**30:.2f} GiB for the moving average of weights, "
+        gib = cost.average_bytes / 2**30
+        average = f"{gib:.2f} GiB for the moving average of weights, " if gib else ""
         return {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()} | {
             "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
             "vocabulary": f"{source:,} source and {target:,} target pieces",
@@ -198,8 +197,7 @@ def forecast(
     num_copies = float(num_local) if compute.device.type == "cpu" else 1.0
     if training.shard:
         num_copies /= num_processes
-    if estimate.warning is not None:
-        warnings.append(estimate.warning)
+    warnings += filter(None, [estimate.warning])
     if _is_here(compute.device):
         problem = memory_problem(cost, compute.device, num_copies=num_copies)
         warnings += [] if problem is None else [f"warning: {problem}"]
