@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tfm.config import TransformerConfig
 from tfm.data.packing import Padded
-from tfm.model.additive import additive_scores
 from tfm.model.attention import (
     AttentionMask,
     MultiHeadAttention,
+    additive_scores,
     attention,
     attention_weights,
 )
@@ -175,7 +175,7 @@ def test_additive_scores_in_chunks_have_the_same_values_and_gradients(qkv, monke
     direction = torch.randn(B, H, T, S, dtype=torch.float64)
     whole = additive_scores(*inputs)
     gradients = torch.autograd.grad(whole, inputs, direction)
-    monkeypatch.setattr("tfm.model.additive._CHUNK_ELEMENTS", key.numel())
+    monkeypatch.setattr("tfm.model.attention._CHUNK_ELEMENTS", key.numel())
     chunked = additive_scores(*inputs)
     torch.testing.assert_close(chunked, whole)
     torch.testing.assert_close(torch.autograd.grad(chunked, inputs, direction), gradients)

@@ -9,8 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tfm.visualization.attention_maps import AttentionMaps
-from tfm.visualization.attention_page import write_page
+from tfm.visualization.attention_maps import AttentionMaps, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 SOURCES, TARGETS = ["▁two", "▁dogs", "</s>"], ["▁zwei", "</script><b>", "Hunde", "</s>"]

@@ -12,10 +12,9 @@ from small_models import batch_of, transformer
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import search
-from tfm.search.active import ActiveHypotheses
+from tfm.search.active import ActiveHypotheses, length_penalty
 from tfm.search.beam import finish
 from tfm.search.model import SearchableModel
-from tfm.search.scoring import length_penalty
 
 V = 7  # 4, 5 and 6 are words
 

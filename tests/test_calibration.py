@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfm.config.schema import from_table
-from tfm.folders.calibration import Calibration
+from tfm.folders.model_info import Calibration
 
 
 def test_the_curve_is_that_of_a_monotone_relation():

@@ -19,8 +19,7 @@ from tfm.stages.export.folder import export
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from tfm.stages.export.huggingface import check_supported  # noqa: E402 - needs tokenizers
-from tfm.stages.export.tokenizer import new_tokenizer  # noqa: E402
+from tfm.stages.export.huggingface import check_supported, new_tokenizer  # noqa: E402 - needs tokenizers
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 TARGETS = ["sieben", "acht Autos kosten viel Geld, 🙂", "am Montag", ""]

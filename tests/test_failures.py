@@ -6,7 +6,7 @@ import sys
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from tfm.distributed.failures import has_launcher, report_failure
+from tfm.distributed.interruption import has_launcher, report_failure
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_failure_is_not_reported_if_the_error_file_cannot_be_written(tmp_path,
 
 
 _END_PROCESS = """
-from tfm.distributed.failures import end_process
+from tfm.distributed.interruption import end_process
 end_process("what", exit_code=3, is_consequence={})
 """
 

@@ -10,9 +10,9 @@ from small_models import batch_of
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
 from tfm.search import search
+from tfm.search.active import length_penalty
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.scoring import length_penalty
 
 V = 12
 SOURCES = [[5, 6, 7, EOS], [8, 9, EOS], [EOS], [4, 4, 5, 11, 6, EOS]]

@@ -18,7 +18,7 @@ from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
-from tfm.stages.importing.pickles import load_pickle
+from tfm.stages.importing.fairseq import load_pickle
 from tfm.stages.train import train
 
 pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.failures import report_failure
+from tfm.distributed.interruption import report_failure
 from tfm.distributed.launch import _root_cause
 from tfm.distributed.layout import Layout
 from tfm.errors import UsageError
@@ -39,7 +39,7 @@ main.main()
 START = """
 import json, os, signal, sys, time
 from pathlib import Path
-from tfm.distributed.failures import end_process, report_failure
+from tfm.distributed.interruption import end_process, report_failure
 rank, here = int(os.environ["RANK"]), Path.cwd()
 def ready():
     (here / f"ready{rank}").write_text(str(os.getpid()))

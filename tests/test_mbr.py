@@ -5,9 +5,8 @@ import pytest
 from tfm.config import SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.inference.lines import Translation
-from tfm.inference.mbr import most_useful
+from tfm.inference.mbr import most_useful, pairwise_utilities
 from tfm.inference.translator import Translator
-from tfm.metrics.utility import pairwise_utilities
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
 

@@ -32,8 +32,7 @@ from tfm.visualization.attention_maps import AttentionMaps
 pytest.importorskip("uvicorn")
 from tfm.inference.translator import Translator
 from tfm.stages.serve.app import Service
-from tfm.stages.serve.models import Route, ServedModel, routes_of
-from tfm.stages.serve.queue import TranslationQueue
+from tfm.stages.serve.models import Route, ServedModel, TranslationQueue, routes_of
 from tfm.stages.serve.requests import digest_of
 from tfm.stages.serve.server import new_server
 

@@ -19,7 +19,7 @@ from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.data.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
 from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
-from tfm.folders.calibration import Calibration
+from tfm.folders.model_info import Calibration
 from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.constraints import Constraints

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.data.synthetic.numbers import (
+from tfm.data.synthetic.phrases import (
+    ADJECTIVES,
+    NOUNS,
     english_number,
     english_ordinal,
     german_number,
     german_ordinal_stem,
+    noun_phrase,
 )
-from tfm.data.synthetic.phrases import ADJECTIVES, NOUNS, noun_phrase
 
 SIZES = {"train": 4_000, "valid": 2_800, "test": 1_000}
 ENGLISH_WORDS = {english_number(n): n for n in (*range(20), *range(20, 100, 10))}

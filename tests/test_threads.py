@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from tfm.device import cpu, threads
+from tfm.device import compute, cpu
+from tfm.device.compute import ComputeThreads, one_thread, oversubscription
 from tfm.device.cpu import CpuTimes, read_cpu_times
-from tfm.device.threads import ComputeThreads, one_thread, oversubscription
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,11 @@ class Machine:
 
     def __init__(self, monkeypatch, num_cores):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        monkeypatch.setattr(threads, "num_cores", lambda: num_cores)
-        monkeypatch.setattr(threads.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(compute, "num_cores", lambda: num_cores)
+        monkeypatch.setattr(compute.time, "monotonic", lambda: self.now)
         self.lines = []
-        monkeypatch.setattr(threads, "say", self.lines.append)
-        monkeypatch.setattr(threads, "read_cpu_times", self.times)
+        monkeypatch.setattr(compute, "say", self.lines.append)
+        monkeypatch.setattr(compute, "read_cpu_times", self.times)
         torch.set_num_threads(num_cores)
         self.num_cores = num_cores
         self.now = self.process = self.idle = 0.0
@@ -135,7 +135,7 @@ def test_without_proc_there_are_no_cpu_times(monkeypatch, tmp_path):
 def test_more_threads_or_processes_than_cores_are_warned_of(
     monkeypatch, device, threads, processes, shared
 ):
-    monkeypatch.setattr("tfm.device.threads.num_cores", lambda: 2)
+    monkeypatch.setattr("tfm.device.compute.num_cores", lambda: 2)
     warning = oversubscription(torch.device(device), threads, num_processes=processes)
     assert (warning is None) == (shared is None)
     assert shared is None or f"{shared} share the 2 cores" in warning

@@ -14,8 +14,7 @@ import torch
 
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.device.compute import choose_compute
-from tfm.device.threads import one_thread
+from tfm.device.compute import choose_compute, one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.folders import saving
 from tfm.folders.model_folder import ModelFolder

@@ -18,7 +18,7 @@ from tfm.inference import engine
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.search import spelling
-from tfm.search.scoring import Hypothesis
+from tfm.search.active import Hypothesis
 from tfm.storage.files import sha256_of
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven"]

@@ -9,8 +9,14 @@ import torch
 from tfm.backends import inference_cpu
 from tfm.backends.inference_cpu import prepack_fp32
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
-from tfm.backends.selection import inference_backend, training_backend, verified_compute
-from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
+from tfm.backends.selection import (
+    MAX_ERRORS,
+    inference_backend,
+    inference_error,
+    training_backend,
+    training_error,
+    verified_compute,
+)
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
 from tfm.errors import UsageError

@@ -10,9 +10,8 @@ import torch
 from tfm.config import RecurrentConfig
 from tfm.data.subword import BOS, EOS
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference import alignment, alignment_heads
-from tfm.inference.alignment import Side, grow_diagonal
-from tfm.inference.alignment_heads import choose_heads, load_aligner, predictability
+from tfm.inference import alignment
+from tfm.inference.alignment import Side, choose_heads, grow_diagonal, load_aligner, predictability
 from tfm.model.build import new_model
 from tfm.model.weights import cross_attention
 
@@ -121,7 +120,7 @@ def test_the_head_that_aligns_is_chosen():
 
 
 def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
-    monkeypatch.setattr(alignment_heads, "_validation_text", lambda info: ([], []))
+    monkeypatch.setattr(alignment, "_validation_text", lambda info: ([], []))
     assert load_aligner(ModelFolder(make_model()), "cpu").heads == [
         0,
         1,

@@ -17,8 +17,8 @@ from tfm.inference.lines import LineEngine
 from tfm.inference.reader import LineReader
 from tfm.inference.translator import Translator
 from tfm.inference.workers import Workers
+from tfm.search.active import Hypothesis
 from tfm.search.forced import ForcedOutput
-from tfm.search.scoring import Hypothesis
 
 
 class RecordingEngine:

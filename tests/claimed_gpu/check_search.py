@@ -10,7 +10,7 @@ from claimed_gpu.emulation import emulated_gpu
 
 from tfm.errors import CheckpointError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.alignment_heads import load_aligner
+from tfm.inference.alignment import load_aligner
 from tfm.inference.translator import Translator
 from tfm.model.cache import DecoderCache
 

@@ -18,9 +18,8 @@ from tfm.backends.plain import Cast, InferenceBackend
 from tfm.backends.sentence_attention import PackedHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
-from tfm.device.compute import HAS_MKL, Compute, onednn_products
+from tfm.device.compute import HAS_MKL, Compute, one_thread, onednn_products
 from tfm.device.cpu import this_cpu
-from tfm.device.threads import one_thread
 from tfm.model.attention import InputProjection
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.cache import DecoderCache, DecodingState, StepRows

@@ -16,8 +16,7 @@ from tfm.cli import text, models, lists, translations, serving, doctor  # noqa: 
 # isort: on
 from tfm.cli.app import app
 from tfm.cli.unknown_names import explain_mistake
-from tfm.distributed.failures import report_failure
-from tfm.distributed.interruption import stop_with_launcher
+from tfm.distributed.interruption import report_failure, stop_with_launcher
 from tfm.errors import (
     InterruptedRunError,
     LostPeersError,

@@ -20,8 +20,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.failures import RESUME
-from tfm.distributed.interruption import SAVING_SECONDS, StopRequests
+from tfm.distributed.interruption import RESUME, SAVING_SECONDS, StopRequests
 from tfm.distributed.layout import Layout
 from tfm.distributed.nodes import OtherNodes
 from tfm.errors import InterruptedRunError, LostPeersError, TrainingError

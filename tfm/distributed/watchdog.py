@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from tfm.distributed.failures import RESUME, end_process
+from tfm.distributed.interruption import RESUME, end_process
 from tfm.world import World
 
 _MAX_INTERVAL_SECONDS = 1.0

@@ -13,19 +13,23 @@ from tfm.data.languages import are_same
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, PAD, Vocabulary
-from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
-from tfm.device.threads import ComputeThreads, oversubscription
+from tfm.device.compute import (
+    Compute,
+    ComputeThreads,
+    device_memory_bytes,
+    is_out_of_memory,
+    oversubscription,
+)
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.search import search
-from tfm.search.active import Prefixes
+from tfm.search.active import Hypothesis, Prefixes
 from tfm.search.constraints import constraints_of
 from tfm.search.forced import ForcedOutput, forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
-from tfm.search.scoring import Hypothesis
 from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
 

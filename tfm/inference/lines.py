@@ -5,8 +5,8 @@ from typing import Literal, Protocol
 
 from tfm.config import SearchConfig
 from tfm.inference.batches import BatchLimits, SentenceBatch
+from tfm.search.active import Hypothesis
 from tfm.search.forced import ForcedOutput
-from tfm.search.scoring import Hypothesis
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from tfm.data.background import joined_at_exit
 from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, SubwordModel, Vocabulary
-from tfm.device.compute import Compute
-from tfm.device.threads import set_num_threads
+from tfm.device.compute import Compute, set_num_threads
 from tfm.errors import UsageError
-from tfm.folders.calibration import Calibration
 from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import Calibration
 from tfm.inference.batches import (
     Chunk,
     ChunkT,
@@ -34,8 +33,8 @@ from tfm.inference.lines import LineEngine, ScoredTarget, Translation
 from tfm.inference.workers import compute_ahead
 from tfm.model.build import Model
 from tfm.reporting import say
+from tfm.search.active import Hypothesis
 from tfm.search.forced import ForcedOutput
-from tfm.search.scoring import Hypothesis
 from tfm.storage.paths import existing_file
 
 

@@ -28,8 +28,8 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import BatchLimits, ChunkT, Output, SentenceBatch
 from tfm.inference.engine import Engine
 from tfm.reporting import say
+from tfm.search.active import Hypothesis
 from tfm.search.forced import ForcedOutput
-from tfm.search.scoring import Hypothesis
 
 # Chunks that are read ahead, and batches that wait, per worker.
 _NUM_AHEAD = 2

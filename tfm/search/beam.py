@@ -1,9 +1,24 @@
-"""Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016)."""
+"""Beam search with the GNMT length penalty (Vaswani et al. 2017, §6.1; Wu et al. 2016).
+
+In diverse beam search (Vijayakumar et al. 2018), groups of a beam avoid each other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Array, Continuations
-from tfm.search.scoring import Hypothesis, keep_best, nth_score
+from tfm.search.active import (
+    ActiveHypotheses,
+    Array,
+    Continuations,
+    Hypothesis,
+    keep_best,
+    nth_score,
+    to_host,
+)
 
 
 def beam_search(hypotheses: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
@@ -46,3 +61,69 @@ def finish(
     to_beat = [nth_score(finished[sentence], n_best) for sentence in hypotheses.sentences]
     can_improve: Array = ~ends & (chosen.totals > hypotheses.min_log_probs(to_beat)[:, None])
     return can_improve
+
+
+def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
+    """Find diverse outputs of sentences, which start from one hypothesis each.
+
+    Each group is a beam search with an equal share of the beam. At each step, groups choose one
+    after another, and rank a token `diversity_strength` nats lower for each time that an earlier
+    group chose it (Hamming diversity). Log probabilities and scores remain the model's.
+
+    Returns:
+        At most `n_best` distinct hypotheses of each source: the best of each group, then the second
+        best of each, and so on; all sorted by score, best first.
+    """
+    groups = [start.copy() for _ in range(config.num_groups)]
+    finished: list[list[list[Hypothesis]]] = [[[] for _ in start.sentences] for _ in groups]
+    # Each group keeps as many as its beam holds, so that `n_best` does not change the search.
+    size = config.beam_size // config.num_groups
+    while any(group.num_open for group in groups):
+        times_chosen: Tensor | None = None  # [all sentences, V] by earlier groups
+        for group, group_finished in zip(groups, finished, strict=True):
+            if not group.num_open:
+                continue
+            sentences, past = map(group.to_device, (group.sentences, group.log_probs))
+            log_probs = group.next_log_probs()
+            if times_chosen is None:
+                times_chosen = log_probs.new_zeros(len(start.sentences), log_probs.size(2))
+            totals = past[:, :, None] + log_probs
+            chosen = _choose(totals, times_chosen, sentences, config.diversity_strength, size)
+            can_improve = finish(group, chosen, group_finished, size)
+            is_open = can_improve.any(axis=1, keepdims=True)
+            group.advance(chosen, is_open & (chosen.tokens != EOS) & np.isfinite(chosen.totals))
+    return [_merge_groups(of_groups, config.n_best) for of_groups in zip(*finished, strict=True)]
+
+
+def _choose(
+    totals: Tensor, times_chosen: Tensor, sentences: Tensor, strength: float, size: int
+) -> Continuations:
+    """Return the best continuations of a group's hypotheses, and count their tokens.
+
+    Args:
+        totals: [B, K, V] log probabilities of all continuations.
+        times_chosen: [all sentences, V] how often earlier groups chose a token.
+        sentences: [B] indices of the sentences among all.
+        strength: Nats by which a token ranks lower for each time.
+        size: Maximum number of continuations of a sentence.
+    """
+    penalties = strength * times_chosen[sentences]
+    ranked = (totals - penalties[:, None, :]).flatten(1)
+    index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
+    totals, vocab_size = totals.flatten(1).gather(1, index), totals.size(2)
+    tokens = index % vocab_size
+    is_possible = totals.isfinite().to(times_chosen.dtype)
+    times_chosen.index_put_((sentences[:, None], tokens), is_possible, accumulate=True)
+    return Continuations(*to_host(totals, index // vocab_size, tokens))
+
+
+def _merge_groups(groups: Sequence[Sequence[Hypothesis]], n_best: int) -> list[Hypothesis]:
+    """Return the n best of ranked lists: the best of each, then the second best, and so on."""
+    best: list[Hypothesis] = []
+    for rank in range(max(map(len, groups))):
+        candidates: list[Hypothesis] = []
+        for hypothesis in (group[rank] for group in groups if rank < len(group)):
+            if all(hypothesis.tokens != known.tokens for known in best):
+                keep_best(candidates, hypothesis, n_best - len(best))
+        best += candidates
+    return sorted(best, key=lambda hypothesis: -hypothesis.score)

@@ -8,8 +8,14 @@ import numpy as np
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Continuations, to_host
-from tfm.search.scoring import Hypothesis, keep_best, nth_score
+from tfm.search.active import (
+    ActiveHypotheses,
+    Continuations,
+    Hypothesis,
+    keep_best,
+    nth_score,
+    to_host,
+)
 
 _MAX_ROWS = 64  # prefixes that are extended together
 

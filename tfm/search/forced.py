@@ -9,8 +9,8 @@ from torch import Tensor
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.build import Model
+from tfm.search.active import Hypothesis, check_finite, length_penalty
 from tfm.search.model import mean_probability
-from tfm.search.scoring import Hypothesis, check_finite, length_penalty
 
 _MAX_ROWS = 1024  # positions whose logits are in memory at a time
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS
-from tfm.search.active import ActiveHypotheses, Array, Continuations, to_host
-from tfm.search.scoring import Hypothesis
+from tfm.search.active import ActiveHypotheses, Array, Continuations, Hypothesis, to_host
 
 
 def sample(

@@ -21,10 +21,9 @@ from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.model.build import Model
 from tfm.model.cache import DecodingState
 from tfm.search import search
-from tfm.search.active import Array, Prefixes
+from tfm.search.active import Array, Hypothesis, Prefixes
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble, Projection, SearchableModel
-from tfm.search.scoring import Hypothesis
 from tfm.search.spelling import OpenEnd, renumbered
 
 # Sizes of vocabularies are multiples of this: libraries prepare for each size.

@@ -11,14 +11,13 @@ from tfm.data.subword import SubwordModel
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
 from tfm.inference.translator import Translator
+from tfm.model.weights import attention_maps
 from tfm.reporting import say
-from tfm.search.scoring import check_finite
+from tfm.search.active import check_finite
 from tfm.storage.paths import new_file
-from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind
-from tfm.visualization.attention_page import write_page
+from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind, write_page
 
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"

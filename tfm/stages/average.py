@@ -13,7 +13,6 @@ from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.shortlist import shortlist_files
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders.calibration import MIN_LINES, Calibration
 from tfm.folders.model_folder import (
     UNREADABLE,
     WEIGHTS,
@@ -22,12 +21,13 @@ from tfm.folders.model_folder import (
     is_model,
     open_checkpoints,
 )
+from tfm.folders.model_info import MIN_LINES, Calibration
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.engine import Engine
 from tfm.inference.translator import Translator, by_length
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
-from tfm.search.scoring import Hypothesis
+from tfm.search.active import Hypothesis
 from tfm.storage.paths import where_instead
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a

@@ -13,10 +13,9 @@ from textwrap import shorten
 import torch
 
 from tfm.backends import inference_cpu
-from tfm.backends.selection import verified_compute
-from tfm.backends.verification import MAX_ERRORS, inference_error, training_error
+from tfm.backends.selection import MAX_ERRORS, inference_error, training_error, verified_compute
+from tfm.device.compute import set_num_threads
 from tfm.device.cpu import num_cores, this_cpu
-from tfm.device.threads import set_num_threads
 from tfm.distributed.group import joined
 from tfm.errors import LostPeersError
 from tfm.stages.doctor import Finding, Level

@@ -10,9 +10,14 @@ import torch
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
 from tfm.data.batching import Batcher
-from tfm.device.compute import DTYPES, Compute, measure_product_flops
+from tfm.device.compute import (
+    DTYPES,
+    Compute,
+    measure_product_flops,
+    oversubscription,
+    set_num_threads,
+)
 from tfm.device.cpu import num_cores
-from tfm.device.threads import oversubscription, set_num_threads
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.saving import NUM_STATES_KEPT
 from tfm.model.cost import Cost, memory_problem, model_cost

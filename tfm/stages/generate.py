@@ -284,7 +284,7 @@ def _load_aligner(plan: Generation, inference: InferenceConfig) -> "Aligner | No
     """Load the models to align with; None without."""
     if not plan.aligners:
         return None
-    from tfm.inference.alignment_heads import load_aligner
+    from tfm.inference.alignment import load_aligner
 
     aligner, *reverse = [load_aligner(folder, inference.device) for folder in plan.aligners]
     return replace(aligner, reverse=reverse[0]) if reverse else aligner

@@ -12,7 +12,7 @@ from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
 from tfm.config.schema import differences
-from tfm.device.threads import oversubscription
+from tfm.device.compute import oversubscription
 from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog

@@ -15,8 +15,7 @@ import torch
 
 from tfm.config.schema import Measured
 from tfm.data.background import run_in_thread
-from tfm.device.compute import Compute, measure_fp32_flops
-from tfm.device.threads import ComputeThreads
+from tfm.device.compute import Compute, ComputeThreads, measure_fp32_flops
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError

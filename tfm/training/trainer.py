@@ -14,8 +14,7 @@ from tfm.config import RunConfig
 from tfm.data.background import read_ahead
 from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.device.compute import Compute, is_out_of_memory
-from tfm.device.threads import ComputeThreads
+from tfm.device.compute import Compute, ComputeThreads, is_out_of_memory
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError
 from tfm.folders.tensor_file import count, record_from

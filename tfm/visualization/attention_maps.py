@@ -1,11 +1,16 @@
-"""Attention weights with the pieces that they connect, as attention pictures show them."""
+"""Attention weights with the pieces that they connect, and an interactive page of them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from tfm.storage.files import write_text
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 
@@ -66,3 +71,47 @@ def _words(pieces: Sequence[str], starts: Sequence[int]) -> list[str]:
     ends = [*starts[1:], len(pieces)]
     words = ("".join(pieces[start:end]) for start, end in zip(starts, ends, strict=True))
     return [word.replace(SPACE_MARK, " ").strip() or word for word in words]
+
+
+def write_page(
+    path: Path,
+    maps: Sequence[AttentionMaps],
+    *,
+    source: str,
+    target: str,
+    languages: tuple[str, str],
+    note: str,
+    kind: AttentionKind,
+    layer: int,
+    heads: Sequence[int],
+) -> None:
+    """Write a page on which the kind of attention, layer and heads can be chosen.
+
+    It starts with `kind`, `layer` and `heads`, counted from 1, and shows `note`, a line about the
+    origin of the weights. `languages` are the codes of source and target.
+    """
+    data = {
+        "source": {"text": source, "language": languages[0]},
+        "target": {"text": target, "language": languages[1]},
+        "note": note,
+        "symbols": SYMBOLS,
+        "start": {"kind": kind, "layer": layer, "heads": heads},
+        "maps": [_record(each) for each in maps],
+    }
+    # The data must not contain "</script>", which would end their element.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    folder = resources.files("tfm.visualization")
+    page = (folder / "attention_page.html").read_text(encoding="utf-8")
+    script = (folder / "attention_page.js").read_text(encoding="utf-8")
+    write_text(path, page.replace("ATTENTION_SCRIPT", script).replace("ATTENTION_DATA", text))
+
+
+def _record(maps: AttentionMaps) -> dict[str, Any]:
+    """Return the maps as the page's script reads them, with weights in thousandths."""
+    return {
+        "kind": maps.kind,
+        **dict(zip(("title", "query_name", "key_name"), LABELS[maps.kind], strict=True)),
+        "queries": list(maps.queries),
+        "keys": list(maps.keys),
+        "weights": maps.thousandths(),
+    }

@@ -6,8 +6,7 @@ from random import Random
 
 from tfm.data.manifest import Split
 from tfm.data.synthetic import phrases
-from tfm.data.synthetic.numbers import english_number, german_number
-from tfm.data.synthetic.phrases import Pair
+from tfm.data.synthetic.phrases import Pair, english_number, german_number
 
 _HELD_OUT_PERCENT = 10
 _INFORMAL_RATE = 0.25

@@ -12,6 +12,7 @@ from torch import Tensor
 from tfm.data.foreign_subword import text_pieces, with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.embedding import sinusoidal_encoding
+from tfm.stages.importing.fairseq import load_pickle
 from tfm.stages.importing.foreign import (
     ACTIVATIONS,
     ForeignModel,
@@ -23,7 +24,6 @@ from tfm.stages.importing.foreign import (
     joint_or_separate,
     renumber,
 )
-from tfm.stages.importing.pickles import load_pickle
 from tfm.storage.files import read_json
 
 CONFIG = "config.json"

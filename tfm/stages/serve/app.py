@@ -1,31 +1,131 @@
-"""The LibreTranslate protocol over HTTP, with errors as one sentence."""
+"""The LibreTranslate protocol over HTTP, with errors as one sentence, a page, and figures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import chain
+import base64
+import hashlib
+import re
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Endpoint
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfm.config import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
-from tfm.stages.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
-from tfm.stages.serve.models import Route
-from tfm.stages.serve.page import page_response
-from tfm.stages.serve.queue import TranslationQueue
+from tfm.stages.serve.models import Route, TranslationQueue
 from tfm.stages.serve.requests import (
     TranslationRequest,
     check_key,
     read_fields,
     text_of,
 )
+
+
+def page_response() -> Response:
+    """Return the page, with a policy that lets only its own script and style run."""
+    folder = resources.files("tfm.stages.serve")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    page = page.replace("PAGE_SCRIPT", script)
+    policy = [
+        "default-src 'none'",
+        f"script-src {_source(page, 'script')}",
+        f"style-src {_source(page, 'style')}",
+        "img-src data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    headers = {
+        "Content-Security-Policy": "; ".join(policy),
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HTMLResponse(page, headers=headers)
+
+
+def _source(page: str, element: str) -> str:
+    """Return the hash of the content of the only such element, as policies name it."""
+    [content] = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+# Upper limits of the times to answer, in seconds.
+_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class RequestMetrics:
+    """ASGI middleware that counts requests and measures the time to answer them.
+
+    Args:
+        app: The application.
+        paths: The paths to count by themselves; others are counted together.
+    """
+
+    def __init__(self, app: ASGIApp, paths: Iterable[str]) -> None:
+        self._app, self._paths = app, frozenset(paths)
+        self._counts: Counter[tuple[str, int]] = Counter()  # by path and status
+        self._durations = [0] * (len(_BUCKETS) + 1)  # of successful translations
+        self._seconds = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counts[path, message["status"]] += 1
+                if path == "/translate" and message["status"] == 200:
+                    seconds = time.monotonic() - started
+                    self._durations[bisect_left(_BUCKETS, seconds)] += 1
+                    self._seconds += seconds
+            await send(message)
+
+        await self._app(scope, receive, count)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of all figures."""
+        counts = {
+            f'{{path="{path}",status="{status}"}}': count
+            for (path, status), count in sorted(self._counts.items())
+        }
+        yield from metric("tfm_requests_total", "Answered requests.", counts)
+        name = "tfm_translate_seconds"
+        numbers = list(accumulate(self._durations))
+        limits = [*(f"{limit:g}" for limit in _BUCKETS), "+Inf"]
+        yield f"# HELP {name} Time to answer the translations that succeeded."
+        yield f"# TYPE {name} histogram"
+        for limit, number in zip(limits, numbers, strict=True):
+            yield f'{name}_bucket{{le="{limit}"}} {number}'
+        yield f"{name}_sum {self._seconds:.6f}"
+        yield f"{name}_count {numbers[-1]}"
+
+
+def metric(name: str, meaning: str, samples: Mapping[str, int]) -> Iterator[str]:
+    """Yield the lines of a counter, whose name ends with _total, or a gauge; samples by labels."""
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+    for labels, value in samples.items():
+        yield f"{name}{labels} {value}"
+
 
 Answer = TypeVar("Answer")
 # A language with its probability in percent.

@@ -1,28 +1,160 @@
-"""The models of a server: each with its thread, its queue and its languages."""
+"""The models of a server: each with its thread, its queue of requests and its languages."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.attention import attention_maps
 from tfm.inference.batches import Chunk
 from tfm.inference.documents import Piece, split, translated_pieces
 from tfm.inference.engine import Engine
 from tfm.inference.lines import Translation
 from tfm.inference.translator import Translator
 from tfm.model.build import Model
+from tfm.model.weights import attention_maps
 from tfm.reporting import say
-from tfm.stages.serve.queue import TranslationQueue
 from tfm.visualization.attention_maps import AttentionMaps
+
+# Returns the `n_best` translations of each line, best first.
+Translate = Callable[[Sequence[str], SearchConfig], list[list[Translation]]]
+
+
+@dataclass(eq=False)
+class _Job:
+    """The lines of a request, of which the first `num_taken` are translated or being translated."""
+
+    lines: Sequence[str]
+    config: SearchConfig
+    answer: "asyncio.Future[list[list[Translation]]]"
+    found: list[list[Translation]] = field(default_factory=list)
+    num_taken: int = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are lines to take, and somebody who waits for them."""
+        return self.num_taken < len(self.lines) and not self.answer.done()
+
+    def num_characters(self) -> int:
+        """Return the number of characters to take."""
+        return sum(map(len, self.lines[self.num_taken :]))
+
+    def take(self, num_characters: int) -> Sequence[str]:
+        """Return the next line, and those after it of at most as many characters together."""
+        start = self.num_taken
+        for line in self.lines[start:]:
+            num_characters -= len(line)
+            if num_characters < 0 and self.num_taken > start:
+                break
+            self.num_taken += 1
+        return self.lines[start : self.num_taken]
+
+
+class TranslationQueue:
+    """Requests that wait for a model; all methods are called in one event loop.
+
+    While the thread translates a batch, further requests arrive, which form the next batch. Each
+    request gets an equal share of its characters, so that long texts do not delay short ones.
+
+    Args:
+        translate: Translates lines with the model; runs in the thread.
+        thread: The only thread that computes with the model.
+        batch_characters: Maximum number of characters of a batch, unless a single line is longer.
+        max_requests: Maximum number of requests that wait or are translated.
+    """
+
+    def __init__(
+        self, translate: Translate, thread: Executor, *, batch_characters: int, max_requests: int
+    ) -> None:
+        self._translate, self._thread = translate, thread
+        self._batch_characters, self._max_requests = batch_characters, max_requests
+        self._jobs: list[_Job] = []
+        self._task: asyncio.Task[None] | None = None
+        self.num_batches = self.num_lines = 0
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait or are translated."""
+        return len(self._jobs)
+
+    async def translate(
+        self, lines: Sequence[str], config: SearchConfig
+    ) -> list[list[Translation]]:
+        """Translate the lines of a request; cancelling it drops those that are left.
+
+        Raises:
+            HTTPException: Too many requests wait.
+            TfmError: The model cannot translate a line.
+        """
+        if not lines:
+            return []
+        if len(self._jobs) >= self._max_requests:
+            message = f"{self._max_requests:,} requests wait already: try again later"
+            raise HTTPException(503, message, {"Retry-After": "1"})
+        job = _Job(lines, config, asyncio.get_running_loop().create_future())
+        self._jobs.append(job)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._translate_all())
+        try:
+            return await job.answer
+        finally:
+            self._jobs.remove(job)
+
+    async def _translate_all(self) -> None:
+        while parts := self._next_batch():
+            await self._translate_batch(parts)
+
+    def _next_batch(self) -> list[tuple[_Job, Sequence[str]]]:
+        """Take lines of the jobs that have the settings of the one that waited longest."""
+        waiting = [job for job in self._jobs if job.has_more]
+        chosen: list[_Job] = []
+        num_free = self._batch_characters
+        for job in waiting:
+            if job.config == waiting[0].config:
+                num_free -= len(job.lines[job.num_taken])
+                if num_free < 0 and chosen:
+                    break
+                chosen.append(job)
+        parts = []
+        num_free = self._batch_characters
+        for position, job in enumerate(sorted(chosen, key=_Job.num_characters)):
+            lines = job.take(num_free // (len(chosen) - position))
+            num_free -= sum(map(len, lines))
+            parts.append((job, lines))
+        # The others are first in the next batch.
+        self._jobs.sort(key=lambda job: job in chosen)
+        return parts
+
+    async def _translate_batch(self, parts: Sequence[tuple[_Job, Sequence[str]]]) -> None:
+        """Translate parts of jobs together, or one by one if the translation fails."""
+        lines = [line for _, part in parts for line in part]
+        config = parts[0][0].config
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._thread, self._translate, lines, config)
+        except Exception as error:  # raised again for the request that caused it
+            if len(parts) > 1:
+                for each in parts:
+                    await self._translate_batch([each])
+            elif not parts[0][0].answer.done():
+                parts[0][0].answer.set_exception(error)
+            return
+        self.num_batches += 1
+        self.num_lines += len(lines)
+        outputs = iter(found)
+        for job, part in parts:
+            job.found += [next(outputs) for _ in part]
+            if len(job.found) == len(job.lines) and not job.answer.done():
+                job.answer.set_result(job.found)
+
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
 
