@@ -19,9 +19,9 @@ def new_inputs(dtype=torch.float64, *, seed=0):
     return hidden_states, weight, torch.randint(V, (N,))
 
 
-def label_smoothed_cross_entropy(hidden_states, weight, targets, *, smoothing):
+def label_smoothed_cross_entropy(hidden_states, weight, targets, *, label_smoothing):
     return loss.label_smoothed_cross_entropy(
-        hidden_states, weight, targets, smoothing=smoothing, num_tokens=len(targets)
+        hidden_states, weight, targets, label_smoothing=label_smoothing, num_tokens=len(targets)
     )
 
 
@@ -41,7 +41,7 @@ def test_with_five_classes_the_right_one_has_0_9_and_each_other_0_025():
     log_probs = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25]))
     # With identity weights, hidden states are the logits.
     smoothed, plain = label_smoothed_cross_entropy(
-        log_probs[None], torch.eye(5), torch.tensor([2]), smoothing=0.1
+        log_probs[None], torch.eye(5), torch.tensor([2]), label_smoothing=0.1
     )
     by_hand = -0.9 * math.log(0.3) - 0.025 * sum(map(math.log, (0.1, 0.2, 0.15, 0.25)))
     assert float(smoothed) == pytest.approx(by_hand)
@@ -55,7 +55,7 @@ def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, r
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss, "_CPU_CHUNK_ELEMENTS", rows_per_chunk * V)
         found, nll = label_smoothed_cross_entropy(
-            hidden_states, weight, targets, smoothing=smoothing
+            hidden_states, weight, targets, label_smoothing=smoothing
         )
     expected = plain_loss(hidden_states, weight, targets, smoothing)
     torch.testing.assert_close(found, expected)
@@ -73,7 +73,7 @@ def test_a_bias_of_the_logits_is_part_of_the_loss_and_gets_a_gradient():
     hidden_states, weight, targets = new_inputs()
     bias = torch.randn(V, dtype=torch.float64, requires_grad=True)
     joined = loss.join_bias(hidden_states, weight, bias)
-    found, _ = label_smoothed_cross_entropy(*joined, targets, smoothing=0.1)
+    found, _ = label_smoothed_cross_entropy(*joined, targets, label_smoothing=0.1)
     ones = torch.ones(N, 1, dtype=torch.float64)
     expected = plain_loss(
         torch.cat([hidden_states, ones], 1), torch.cat([weight, bias[:, None]], 1), targets, 0.1
@@ -87,7 +87,7 @@ def test_a_bias_of_the_logits_is_part_of_the_loss_and_gets_a_gradient():
 def test_bf16_loss_and_gradients_are_close():
     hidden_states, weight, targets = new_inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
+        found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, label_smoothing=0.1)
     expected = plain_loss(hidden_states, weight, targets, 0.1)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
     for ours, theirs in zip(
@@ -108,13 +108,13 @@ def test_no_gradients_are_computed_without_grad_mode(context, monkeypatch):
         torch, "zeros_like", lambda *args, **dtype: allocated.append(1) or original(*args, **dtype)
     )
     with context():
-        label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
+        label_smoothed_cross_entropy(hidden_states, weight, targets, label_smoothing=0.1)
     assert not allocated
-    label_smoothed_cross_entropy(hidden_states, weight, targets, smoothing=0.1)
+    label_smoothed_cross_entropy(hidden_states, weight, targets, label_smoothing=0.1)
     assert allocated
 
 
 def test_the_negative_log_likelihood_is_not_differentiable():
-    smoothed, plain = label_smoothed_cross_entropy(*new_inputs(), smoothing=0.1)
+    smoothed, plain = label_smoothed_cross_entropy(*new_inputs(), label_smoothing=0.1)
     assert smoothed.requires_grad
     assert not plain.requires_grad

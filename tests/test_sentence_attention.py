@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.sentence_attention import PackedHeads
+from tfm.backends.sentence_attention import SentenceHeads
 from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, Heads, attention
 
@@ -15,7 +15,7 @@ LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]
 def attend(projections, queries, keys, *, seed=0, **settings):
     masks = RandomMasks()
     masks.seed(seed)
-    heads = PackedHeads(Heads(H, [H * D] * 3, **settings), masks)
+    heads = SentenceHeads(Heads(H, [H * D] * 3, **settings), masks)
     return heads(projections, queries, keys, None)
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks
 from tfm.backends.plain import Cast, InferenceBackend
-from tfm.backends.sentence_attention import PackedHeads
+from tfm.backends.sentence_attention import SentenceHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
 from tfm.device.compute import HAS_MKL, Compute, one_thread, onednn_products
@@ -252,7 +252,7 @@ class ResidualInPlace(Residual):
         return out.add_(x)
 
 
-class InferenceHeads(PackedHeads):
+class InferenceHeads(SentenceHeads):
     """Attends to cached keys by batched matrix products, and to packed sentences."""
 
     @override

@@ -19,7 +19,7 @@ from tfm.data.packing import Layout, Packing
 from tfm.model.attention import Heads
 
 
-class PackedHeads(Heads):
+class SentenceHeads(Heads):
     """Computes the usual heads of packed batches; others as the module that it replaces."""
 
     def __init__(self, heads: Heads, masks: RandomMasks) -> None:

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.plain import TrainingBackend
-from tfm.backends.sentence_attention import PackedHeads
+from tfm.backends.sentence_attention import SentenceHeads
 from tfm.model.attention import InputProjection, MultiHeadAttention
 from tfm.model.build import Model
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
@@ -51,7 +51,7 @@ def _install_layer(layer: EncoderLayer | DecoderLayer, masks: RandomMasks) -> No
         dropout = getattr(layer, f"{name}_residual").dropout.p
         if isinstance(sublayer, MultiHeadAttention):
             sublayer.input = FusedProjection(sublayer.input)
-            sublayer.heads = PackedHeads(sublayer.heads, masks)
+            sublayer.heads = SentenceHeads(sublayer.heads, masks)
             sublayer.output = FusedLinear(sublayer.output, dropout=dropout)
         elif isinstance(sublayer, FeedForward):
             setattr(layer, name, FusedFeedForward(sublayer, masks, dropout=dropout))

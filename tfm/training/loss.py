@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,19 @@ _CHUNK_MULTIPLE = 64
 _COMPILED_CHUNK_ROWS = 2_048  # a multiple of the sizes that `round_up_rows` gives to most batches
 _MIN_PROBABILITY = 1e-30
 _BIAS_COLUMNS = 8  # a power of two, so that sharing out the bias is exact; GPUs need multiples of 8
+
+
+class ClassWeights(NamedTuple):
+    """The weights of the losses of classes: a token's loss is their weighted sum."""
+
+    gold: float  # of the right class, in addition to that of every class
+    other: float  # of every class
+
+    @classmethod
+    def of(cls, label_smoothing: float, num_classes: int) -> "ClassWeights":
+        """Return 1 - ε for the right class, and an equal share of ε for each other one (§5.4)."""
+        other = label_smoothing / (num_classes - 1)
+        return cls(gold=1.0 - label_smoothing - other, other=other)
 
 
 class BatchLoss(nn.Module):
@@ -69,7 +82,7 @@ class BatchLoss(nn.Module):
                 hidden_states,
                 weight,
                 batch.target_output,
-                smoothing=self._label_smoothing,
+                label_smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
                 compiled=self._compiled if self.training else None,
             )
@@ -94,7 +107,7 @@ def label_smoothed_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     *,
-    smoothing: float,
+    label_smoothing: float,
     num_tokens: int,
     compiled: Callable[..., ChunkLoss] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -104,7 +117,7 @@ def label_smoothed_cross_entropy(
         hidden_states: [N, d_model] decoder outputs.
         weight: [V, d_model] output projection.
         targets: [N] token ids, then `PADDING` in spare rows.
-        smoothing: ε.
+        label_smoothing: ε.
         num_tokens: The number of rows before the spare ones.
         compiled: `_chunk_loss`, compiled; None to compute without.
 
@@ -113,10 +126,11 @@ def label_smoothed_cross_entropy(
     """
     if not torch.is_grad_enabled():  # an autograd.Function does not see this
         hidden_states, weight = hidden_states.detach(), weight.detach()
+    weights = ClassWeights.of(label_smoothing, len(weight))
     if compiled is not None:
-        compute = partial(_compute_compiled, compiled, targets=targets, smoothing=smoothing)
+        compute = partial(_compute_compiled, compiled, targets=targets, weights=weights)
     else:
-        compute = partial(_compute, targets=targets, num_tokens=num_tokens, smoothing=smoothing)
+        compute = partial(_compute, targets=targets, num_tokens=num_tokens, weights=weights)
     loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
 
@@ -157,7 +171,7 @@ def _compute(
     *,
     targets: Tensor,
     num_tokens: int,
-    smoothing: float,
+    weights: ClassWeights,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss of chunks of rows, and its gradients.
 
@@ -167,8 +181,7 @@ def _compute(
     """
     compute_dtype = autocast_dtype(hidden_states)
     precision = torch.promote_types(hidden_states.dtype, torch.float32)
-    other = smoothing / (len(weight) - 1)
-    gold = 1.0 - smoothing - other  # in addition to the share of every class
+    gold, other = weights
     with torch.autocast(hidden_states.device.type, enabled=False):
         matrix = weight.to(compute_dtype)
         row_sum = matrix.sum(0, dtype=precision)
@@ -217,7 +230,7 @@ def _compute_compiled(
     gradients: tuple[Tensor, Tensor] | None,
     *,
     targets: Tensor,
-    smoothing: float,
+    weights: ClassWeights,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss as `_compute` does, in chunks of a fixed size."""
     dtype = autocast_dtype(hidden_states)
@@ -229,7 +242,7 @@ def _compute_compiled(
         for states in torch.split(hidden_states, _COMPILED_CHUNK_ROWS):
             rows = slice(start, start + len(states))
             loss, grad_states, grad_matrix = chunk_loss(
-                states.to(dtype), matrix, targets[rows], smoothing
+                states.to(dtype), matrix, targets[rows], weights
             )
             start = rows.stop
             sums += loss
@@ -240,11 +253,12 @@ def _compute_compiled(
     return loss, nll
 
 
-def _chunk_loss(states: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> ChunkLoss:
+def _chunk_loss(
+    states: Tensor, matrix: Tensor, targets: Tensor, weights: ClassWeights
+) -> ChunkLoss:
     """Return the [2] sums of loss and negative log-likelihood, and the gradients of the loss."""
     precision = torch.promote_types(states.dtype, torch.float32)
-    other = smoothing / (len(matrix) - 1)
-    gold = 1.0 - smoothing - other
+    gold, other = weights
     logits = (states @ matrix.T).to(precision)
     is_real = (targets != PADDING)[:, None]
     index = targets.clamp(min=0)[:, None]
