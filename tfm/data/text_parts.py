@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
@@ -16,11 +16,11 @@ from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
 from tfm.data.text import BytesPair, read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import atomic_write, have_sizes, read_record
+from tfm.storage.files import atomic_write, have_sizes, read_record, write_json
 from tfm.storage.lock import lock_folder
 
 SHARE_RECORD = "text.json"
-FORMAT = 1  # of the record of a share
+_FORMAT = 1  # of the record of a share
 _MAX_WAIT_SECONDS = 10  # for other shares that start
 _STRIPE_PAIRS = 100_000  # consecutive pairs that are of the same share; part of the format
 
@@ -120,9 +120,23 @@ class ShareRecord:
     sizes: Mapping[str, int]
     texts: tuple[ShareOfText, ...]
 
-    def is_current(self, folder: Path, inputs: Table) -> bool:
-        """Return whether this is the record of files in a folder, for some inputs."""
-        return self.inputs == inputs and have_sizes(folder, self.sizes)
+    @classmethod
+    def find(cls, folder: Path, inputs: Table) -> "ShareRecord | None":
+        """Read the record in the folder of a share; None unless it is of files there, for inputs.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        path = folder / SHARE_RECORD
+        if not path.is_file():
+            return None
+        record = read_record(path, cls, format_=_FORMAT, advice=f"remove {folder}")
+        is_current = record.inputs == inputs and have_sizes(folder, record.sizes)
+        return record if is_current else None
+
+    def save(self, folder: Path) -> None:
+        """Write the record into the folder of the share."""
+        write_json(folder / SHARE_RECORD, {"format": _FORMAT, **asdict(self)})
 
 
 class JoinedShares:
@@ -146,9 +160,8 @@ class JoinedShares:
             DataError: Some are missing.
         """
         found: dict[int, dict[int, ShareRecord]] = {}
-        for path in data_dir.glob(f"parts/*/{SHARE_RECORD}"):
-            record = read_share(path)
-            if record.is_current(path.parent, inputs):
+        for folder in data_dir.glob("parts/*/"):
+            if record := ShareRecord.find(folder, inputs):
                 found.setdefault(record.share.count, {})[record.share.number] = record
         if not found:
             return None
@@ -179,15 +192,6 @@ def remove_shares(data_dir: Path) -> None:
     for path in data_dir.glob("parts/*/*"):
         if not path.name.startswith(".lock"):
             path.unlink()
-
-
-def read_share(path: Path) -> ShareRecord:
-    """Read the record of a share.
-
-    Raises:
-        DataError: It is damaged.
-    """
-    return read_record(path, ShareRecord, format_=FORMAT, advice=f"remove {path.parent}")
 
 
 class PartWriter:

@@ -19,28 +19,19 @@ from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
 from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
-from tfm.data.text_inputs import of_first_rules, of_training_text
 from tfm.data.text_parts import (
-    FORMAT,
     SHARE_RECORD,
     JoinedShares,
     PartWriter,
     Share,
     ShareOfText,
     ShareRecord,
-    read_share,
     remove_shares,
 )
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.storage.files import (
-    atomic_write,
-    existing_parent,
-    remove_leftovers,
-    write_json,
-    write_text,
-)
+from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_text
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
@@ -87,9 +78,9 @@ class TextWriter:
         """Return whether the training text of the dataset is other text than `update` writes."""
         before = self.manifest.inputs("clean")
         after = self._clean_inputs(self.sources.fingerprint)
-        if before is None or before == of_first_rules(after):  # which is up to date
+        if before is None or before == _of_first_rules(after):  # which is up to date
             return False
-        return of_training_text(before) != of_training_text(after)
+        return _of_training_text(before) != _of_training_text(after)
 
     def append(self) -> bool:
         """Write training text after that of the dataset; return False if it was appended before."""
@@ -114,10 +105,9 @@ class TextWriter:
             raise UsageError("min_score cannot go with --part: scores depend on the whole text")
         clean_inputs = self._clean_inputs(inputs)
         folder = share.folder(self.manifest.data_dir)
-        record = folder / SHARE_RECORD
         if self._is_done("clean", ["clean"], clean_inputs):
             return
-        if record.is_file() and read_share(record).is_current(folder, clean_inputs):
+        if ShareRecord.find(folder, clean_inputs):
             say(f"clean: {folder} unchanged")
             return
         cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=folder)
@@ -126,20 +116,16 @@ class TextWriter:
                 for block in in_chunks(self._held_out_pairs(text, split)):
                     cleaner.held_out.add(split, block)
         paths = [folder / f"train.{language}" for language in self.manifest.languages]
-        record.unlink(missing_ok=True)
+        (folder / SHARE_RECORD).unlink(missing_ok=True)
         with ExitStack() as stack:
             files = [stack.enter_context(atomic_write(path)) for path in paths]
             bar = stack.enter_context(Progress(f"clean train {share}", total=None, unit="pairs"))
             texts = [
                 self._write_share_of(text, share, cleaner, files, bar) for text in self.recipe.train
             ]
-        done = ShareRecord(
-            share=share,
-            inputs=clean_inputs,
-            sizes={path.name: path.stat().st_size for path in paths},
-            texts=tuple(texts),
-        )
-        write_json(record, {"format": FORMAT, **asdict(done)})
+        sizes = {path.name: path.stat().st_size for path in paths}
+        record = ShareRecord(share=share, inputs=clean_inputs, sizes=sizes, texts=tuple(texts))
+        record.save(folder)
         say(f"clean: train {share}: {sum(text.counts['kept'] for text in texts):,} pairs")
 
     def _write_share_of(
@@ -196,7 +182,7 @@ class TextWriter:
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of some steps had the same inputs; if so, say it under their name."""
         older = ", by the rules of an older tfm; --force applies those of today"
-        for rules, same_inputs in (("", inputs), (older, of_first_rules(inputs))):
+        for rules, same_inputs in (("", inputs), (older, _of_first_rules(inputs))):
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
                 say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
                 return True
@@ -484,6 +470,28 @@ class TextWriter:
             if isinstance(text, TreeFile):
                 trees = self.sources.trees(text)
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+
+
+def _of_first_rules(inputs: Table) -> dict[str, Any]:
+    """Return inputs as they were recorded before the rules of normalization had versions."""
+    cleaning = {k: v for k, v in inputs["cleaning"].items() if k != "normalize_unicode"}
+    return {k: v for k, v in inputs.items() if k != "normalization"} | {"cleaning": cleaning}
+
+
+def _of_training_text(inputs: Table) -> list[Any]:
+    """Return those inputs of the step "clean" that determine the training text."""
+    texts = inputs.get("texts", {}).get("train", [])
+    sides = [str(value) for text in texts for value in text.values()]
+    no_options: list[Table] = [{}] * len(texts)
+    return [
+        texts,
+        {side: inputs.get("contents", {}).get(side) for side in sides},
+        [file for file in inputs.get("downloads", []) if file["url"].endswith(tuple(sides))],
+        (inputs.get("options") or no_options)[: len(texts)],
+        inputs.get("cleaning"),
+        inputs.get("normalization"),
+        inputs.get("score_models"),
+    ]
 
 
 def _tagged(source: bytes, tag: str | None) -> bytes:
