@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tfm.data import text_files
-from tfm.data.text import conversion_of, read_lines
+from tfm.data.text import read_lines
 from tfm.data.text_files import TextFile
 from tfm.errors import DataError, UsageError
 from tfm.inference.reader import LineReader, count_lines
@@ -191,18 +191,18 @@ def test_a_hole_in_good_text_is_named_with_its_line(tmp_path):
 @pytest.mark.parametrize(("language", "encoding"), [("de", "WINDOWS-1252"), ("ja", "SHIFT-JIS")])
 def test_text_in_another_encoding_is_converted_once_its_name_is_known(tmp_path, language, encoding):
     path = write(tmp_path, TEXTS[language].encode(encoding), "it's")
-    advice = conversion_of(path)
+    line = "1" if language != "de" else "2"
+    with pytest.raises(DataError, match=f"line {line} is not UTF-8 .*iconv -f ENCODING ") as caught:
+        list(read_lines(path, strict=True))
+    advice = str(caught.value)
     assert "\n" not in advice
     assert convert(advice.replace("ENCODING", encoding), path).decode() == TEXTS[language]
-    line = "1" if language != "de" else "2"
-    with pytest.raises(DataError, match=f"line {line} is not UTF-8 .*iconv -f ENCODING "):
-        list(read_lines(path, strict=True))
 
 
 def test_damage_in_utf8_is_no_other_encoding(tmp_path):
     path = write(tmp_path, TEXTS["ru"].encode() + "ёж\xff\n".encode().replace(b"\xc3", b""))
-    assert "damaged" in conversion_of(path)
-    assert conversion_of(write(tmp_path, TEXTS["ru"].encode())) is None
+    with pytest.raises(DataError, match=r"is not UTF-8 .* is damaged: correct or remove it"):
+        list(read_lines(path, strict=True))
 
 
 # --- line ends

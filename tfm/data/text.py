@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ STANDARD_INPUT = "standard input"
 _MAX_LINE_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
-_SAMPLE_LINES = 100
 _PAIR_OVERHEAD_BYTES = 100
 _TAG = re.compile(rb"<seg\b", re.IGNORECASE)
 _SEGMENT = re.compile(rb"<seg\b[^<>]*>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
@@ -165,13 +164,6 @@ def decode_lines(
         yield _decode(line if keep_ends else line.rstrip(b"\r\n"), path, number)
 
 
-def conversion_of(path: Path) -> str | None:
-    """Return how to convert a file to UTF-8; None if it is in UTF-8."""
-    invalid = (line for line in read_lines(path, strict=False) if not _is_utf8(line))
-    sample = b"\n".join(islice(invalid, _SAMPLE_LINES))
-    return conversion(sample, path) if sample else None
-
-
 def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
     """Read the lines of a plain or SGML text in blocks of at least one line."""
     if path.exists() and not path.is_file():  # reading a pipe might block, or never end
@@ -224,19 +216,13 @@ def _without_talk_markup(lines: list[bytes]) -> list[bytes]:
 def _check_utf8(blocks: Iterable[list[bytes]], path: Path | None) -> Iterator[list[bytes]]:
     num_lines = 0
     for lines in blocks:
-        if not _is_utf8(b"\n".join(lines)):
+        try:
+            b"\n".join(lines).decode()
+        except UnicodeDecodeError:
             for number, line in enumerate(lines, num_lines + 1):
                 _decode(line, path, number)  # raises, with the number of the line
         num_lines += len(lines)
         yield lines
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _too_long(path: Path | None, number: int) -> DataError:

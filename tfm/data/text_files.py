@@ -231,12 +231,9 @@ def wide_encoding(sample: bytes) -> str | None:
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def conversion(sample: bytes, path: Path | None) -> str:
-    """Return how to convert text that is not UTF-8; only UTF-16 and UTF-32 are recognized."""
-    wide = wide_encoding(sample) if b"\0" in sample else None
-    if wide is not None:
-        return _convert(_iconv(wide), path)
-    text = sample.decode(errors="replace")
+def conversion(line: bytes, path: Path | None) -> str:
+    """Return what to do about a line that is not UTF-8."""
+    text = line.decode(errors="replace")
     if sum(not each.isascii() for each in text) > 2 * text.count("\ufffd"):
         return "other characters are UTF-8, so it is damaged: correct or remove it"
     return f"find out its encoding, and {_convert(_iconv('ENCODING'), path)}"

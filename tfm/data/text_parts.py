@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
@@ -194,51 +194,40 @@ def remove_shares(data_dir: Path) -> None:
             path.unlink()
 
 
+@dataclass
 class PartWriter:
     """Writes pairs to the parts of a split, one after the other.
 
     All parts replace older files when `stack` is closed without an error.
 
-    Args:
+    Attributes:
         stack: Keeps the files open.
         manifest: The dataset.
         split: The split.
         max_pairs: Maximum number of pairs in a part; None: there is only one part.
         first: Number of the first part to write.
-
-    Attributes:
         sizes: Numbers of pairs in the parts so far.
+        files: The files that are written, by path.
     """
 
-    def __init__(
-        self,
-        stack: ExitStack,
-        manifest: Manifest,
-        split: str,
-        *,
-        max_pairs: int | None,
-        first: int = 1,
-    ) -> None:
-        self._stack = stack
-        self._manifest = manifest
-        self._split = split
-        self._max_pairs = max_pairs
-        self._first = first
-        self._files: dict[Path, IO[bytes]] = {}
-        self.sizes: list[int] = []
-        self._start_part()
+    stack: ExitStack
+    manifest: Manifest
+    split: str
+    _: KW_ONLY
+    max_pairs: int | None
+    first: int = 1
+    sizes: list[int] = field(default_factory=list, init=False)
+    files: dict[Path, IO[bytes]] = field(default_factory=dict, init=False)
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files that are written."""
-        return list(self._files)
+    def __post_init__(self) -> None:
+        self._start_part()
 
     def write(self, pairs: list[BytesPair]) -> None:
         """Write pairs of lines."""
         while pairs:
-            if self.sizes[-1] == self._max_pairs:
+            if self.sizes[-1] == self.max_pairs:
                 self._start_part()
-            room = len(pairs) if self._max_pairs is None else self._max_pairs - self.sizes[-1]
+            room = len(pairs) if self.max_pairs is None else self.max_pairs - self.sizes[-1]
             for number, file in enumerate(self._current):
                 file.writelines(pair[number] + b"\n" for pair in pairs[:room])
             self.sizes[-1] += len(pairs[:room])
@@ -246,17 +235,17 @@ class PartWriter:
 
     def open(self, suffix: str) -> IO[bytes]:
         """Open another file of the part."""
-        name = part_name(self._split, self._first + len(self.sizes) - 1)
-        path = self._manifest.text_path(name, suffix)
-        self._files[path] = self._stack.enter_context(atomic_write(path))
-        return self._files[path]
+        name = part_name(self.split, self.first + len(self.sizes) - 1)
+        path = self.manifest.text_path(name, suffix)
+        self.files[path] = self.stack.enter_context(atomic_write(path))
+        return self.files[path]
 
     def flush(self) -> None:
         """Write all files to disk, under their temporary names."""
-        for file in self._files.values():
+        for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
 
     def _start_part(self) -> None:
         self.sizes.append(0)
-        self._current = [self.open(language) for language in self._manifest.languages]
+        self._current = [self.open(language) for language in self.manifest.languages]

@@ -1,6 +1,7 @@
 """The text of a dataset: extracted, cleaned and written in parts, for `tfm prepare`."""
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
-from tfm.data.text import BytesPair, conversion_of, in_chunks, read_pairs
+from tfm.data.text import BytesPair, in_chunks, read_lines, read_pairs
 from tfm.data.text_parts import (
     SHARE_RECORD,
     JoinedShares,
@@ -242,7 +243,7 @@ class TextWriter:
                     if self.recipe.task == "parsing" and split != "train":
                         self._write_gold_trees(split, writer.open(GOLD))
                     writer.flush()  # a full disk shows before any older text is replaced
-                    outputs += writer.paths
+                    outputs += writer.files
                     if split == "train":
                         result[split]["parts"] = writer.sizes
             outputs += self._write_mono(stack)
@@ -295,7 +296,7 @@ class TextWriter:
         self._write_examples(counts_by_text)
         self._count_held_out(cleaner)
         result = {"train": record | {"parts": writer.sizes}}
-        manifest.record(step, inputs=inputs, outputs=writer.paths, result=result)
+        manifest.record(step, inputs=inputs, outputs=writer.files, result=result)
 
     def _see_text(self, cleaner: Cleaner) -> None:
         """Make the pairs of all splits known to a cleaner."""
@@ -512,8 +513,10 @@ def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pair
     num_invalid = counts.dropped["not_utf8"]
     if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
         for path in paths:
-            if (advice := conversion_of(path)) is not None:
+            try:
+                deque(read_lines(path, strict=True), maxlen=0)
+            except DataError as error:
                 raise DataError(
                     f"{num_invalid:,} of {counts.read:,} {unit} of {' and '.join(map(str, paths))} "
-                    f"are not UTF-8: in {path}, {advice}"
-                )
+                    f"are not UTF-8: {error}"
+                ) from error
