@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tfm.backends.dropout import RandomMasks, keep_scale
+from tfm.backends.sentence_attention import RandomMasks, keep_scale
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tfm.config import TransformerConfig
 from tfm.data.packing import Padded
-from tfm.model.embedding import Embedding, new_embedding_weight, sinusoidal_encoding
+from tfm.model.layers import Embedding, new_embedding_weight, sinusoidal_encoding
 
 
 def test_sinusoids_are_those_of_the_paper():

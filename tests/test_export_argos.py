@@ -10,8 +10,7 @@ from foreign_models import PAIRS, new_marian
 from tfm.commands.import_model import import_model
 from tfm.errors import UsageError
 from tfm.inference.translator import Translator
-from tfm.stages.export.argos import PACKAGE, _code
-from tfm.stages.export.folder import export
+from tfm.stages.export.folder import PACKAGE, _code, export
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

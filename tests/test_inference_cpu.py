@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tfm.backends import inference_cpu
-from tfm.backends.dropout import RandomMasks
 from tfm.backends.inference_cpu import (
     LARGE_WEIGHT,
     CpuInference,
@@ -17,6 +16,7 @@ from tfm.backends.inference_cpu import (
     prepack_int8,
 )
 from tfm.backends.plain import PLAIN_INFERENCE
+from tfm.backends.sentence_attention import RandomMasks
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
 from tfm.device.cpu import this_cpu

@@ -358,8 +358,8 @@ dist.destroy_process_group()
 
 
 QUICK = """
-from tfm.distributed import nodes
-nodes._POLL_SECONDS = nodes._GRACE_SECONDS = 0.1
+from tfm.distributed import launch as module
+module._POLL_SECONDS = module._GRACE_SECONDS = 0.1
 os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
 """
 

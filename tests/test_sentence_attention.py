@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tfm.backends.dropout import RandomMasks, keep_scale
-from tfm.backends.sentence_attention import SentenceHeads
+from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
 from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, Heads, attention
 

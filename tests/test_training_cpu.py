@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tfm.backends.dropout import RandomMasks, keep_scale
+from tfm.backends.sentence_attention import RandomMasks, keep_scale
 from tfm.backends.training_cpu import (
     CastDropout,
     CpuTraining,

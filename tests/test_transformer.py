@@ -11,8 +11,7 @@ from torch import nn
 
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
-from tfm.model.embedding import sinusoidal_encoding
-from tfm.model.layers import FeedForward
+from tfm.model.layers import FeedForward, sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
 V = 13

@@ -16,7 +16,7 @@ from tfm.config import TransformerConfig
 from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.folders.model_folder import ModelFolder
-from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.layers import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
 _NUM_POSITIONS = 1024

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 from tfm.data.packing import Padded
-from tfm.model.embedding import sinusoidal_encoding
-from tfm.model.layers import EncoderLayer
+from tfm.model.layers import EncoderLayer, sinusoidal_encoding
 from tfm.model.transformer import Encoder
 
 MachineName = Literal["turing-machine", "lstm", "transformer"]

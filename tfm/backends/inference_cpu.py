@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.dropout import RandomMasks
 from tfm.backends.plain import Cast, InferenceBackend
-from tfm.backends.sentence_attention import SentenceHeads
+from tfm.backends.sentence_attention import RandomMasks, SentenceHeads
 from tfm.backends.single_sentence import SingleSentenceCache, SingleSentenceLayer, decodes_alone
 from tfm.data.packing import Layout, Packing, Padded
 from tfm.device.compute import HAS_MKL, Compute, one_thread, onednn_products

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.backends import inference_cpu
-from tfm.backends.dropout import RandomMasks
 from tfm.backends.inference_cpu import LARGE_WEIGHT, PREPACK, CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import (
@@ -22,6 +21,7 @@ from tfm.backends.plain import (
     InferenceBackend,
     TrainingBackend,
 )
+from tfm.backends.sentence_attention import RandomMasks
 from tfm.backends.training_compiled import CompiledTraining, compilation_problem, flash_problem
 from tfm.backends.training_cpu import CpuTraining, fused_linear, fused_linear_relu_dropout
 from tfm.config import InferenceConfig, InferenceDevice, InferencePrecision, Kernels

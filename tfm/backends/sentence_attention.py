@@ -1,5 +1,7 @@
 """Attention in packed batches on a CPU: batched matrix products, softmax over the first axis.
 
+Masks of dropout are drawn with probabilities that are multiples of 2⁻¹⁶.
+
 Sentences are short, so attention costs little arithmetic and much overhead. torch's softmax over a
 last axis of a dozen keys takes a vector operation per row; with the keys on the first axis, each of
 a few passes runs over all queries of all heads and sentences at once.
@@ -9,14 +11,60 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.data.packing import Layout, Packing
 from tfm.model.attention import Heads
+
+_NUM_LEVELS = 1 << 16
+
+
+def drop_threshold(dropout: float) -> int:
+    """Return the threshold below which uniform unsigned 16-bit numbers mean "drop".
+
+    Raises:
+        ValueError: The probability is not in [0, 1).
+    """
+    threshold = round(dropout * _NUM_LEVELS)
+    if not 0 <= threshold < _NUM_LEVELS:
+        raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+    return threshold
+
+
+def keep_scale(dropout: float) -> float:
+    """Return the inverse of the exact probability of keeping an element."""
+    return _NUM_LEVELS / (_NUM_LEVELS - drop_threshold(dropout))
+
+
+class RandomMasks:
+    """Masks of dropout on a CPU: one 64-bit number of SFC64 decides four elements.
+
+    torch draws one element at a time from a Mersenne twister, in one thread.
+    """
+
+    def __init__(self) -> None:
+        self.seed(0)
+
+    def seed(self, seed: int) -> None:
+        """Restart the generator; equal seeds draw equal masks."""
+        self._generator = np.random.SFC64(seed)
+
+    def draw(self, x: Tensor, dropout: float) -> Tensor:
+        """Return a contiguous mask: 1 for each element to keep, 0 for each to drop.
+
+        Args:
+            x: Tensor of any shape, which gives the mask its shape and dtype.
+            dropout: Probability of dropping an element.
+        """
+        raw = self._generator.random_raw(-(-x.numel() // 4))
+        draws = torch.from_numpy(raw.view(np.int16))[: x.numel()].view(x.shape)
+        mask = torch.empty_like(x, memory_format=torch.contiguous_format)
+        # torch compares signed 16-bit numbers.
+        return torch.ge(draws, drop_threshold(dropout) - _NUM_LEVELS // 2, out=mask)
 
 
 class SentenceHeads(Heads):

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.dropout import RandomMasks, keep_scale
 from tfm.backends.plain import TrainingBackend
-from tfm.backends.sentence_attention import SentenceHeads
+from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
 from tfm.model.attention import InputProjection, MultiHeadAttention
 from tfm.model.build import Model
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tfm.config import TransformerConfig
 from tfm.data.packing import Layout, Packing, Padded
 from tfm.model.cache import DecoderCache, DecodingState, StepRows
-from tfm.model.embedding import Embedding, new_embedding_weights
-from tfm.model.layers import DecoderLayer, EncoderLayer
+from tfm.model.layers import DecoderLayer, Embedding, EncoderLayer, new_embedding_weights
 
 
 class Encoder(nn.ModuleList):

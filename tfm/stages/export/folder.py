@@ -1,14 +1,19 @@
-"""Convert a model folder to a self-contained folder for another program."""
+"""Convert a model folder to a self-contained folder, or package, for another program."""
 
 import importlib
+import json
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tfm.config import SearchConfig
+from tfm.data.languages import base_language, name_of, script_of
+from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError, install_command
 from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
 from tfm.stages.export.check import Agreement, compare, lines_to_check
 from tfm.stages.export.programs import Format
@@ -123,8 +128,7 @@ def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantizat
 
 def _write_huggingface(folder: Path, model: ModelFolder) -> None:
     _check_installed("tokenizers", remedy=install_command("huggingface"))
-    from tfm.stages.export.huggingface import check_supported, write_huggingface
-    from tfm.stages.export.model_card import model_card
+    from tfm.stages.export.huggingface import check_supported, model_card, write_huggingface
 
     config = check_supported(model.info, model.vocabulary)
     write_huggingface(folder, model.model(), model.info, config, model.vocabulary)
@@ -142,7 +146,7 @@ def _write_onnx(folder: Path, model: ModelFolder) -> None:
 
 
 def _write_argos(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
-    from tfm.stages.export.argos import PACKAGE, check_vocabulary, write_package
+    from tfm.stages.export.folder import PACKAGE, check_vocabulary, write_package
 
     check_vocabulary(model.vocabulary)
     with tempfile.TemporaryDirectory(dir=folder) as exported:
@@ -164,3 +168,46 @@ def _check_installed(package: str, *, remedy: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         raise UsageError(f"{package} is not installed ({error}): run {remedy}") from error
+
+
+PACKAGE = "translate.argosmodel"
+
+
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """Raise UsageError unless one SentencePiece model serves both languages."""
+    source, target = vocabulary.source, vocabulary.target
+    # An imported model may have two segmentations of one vocabulary. Unigram models spell out the
+    # pieces that only the other has.
+    is_one = source.pieces(range(len(source))) == target.pieces(range(len(target)))
+    if not (vocabulary.is_joint or (is_one and not source.is_bpe)):
+        raise UsageError(
+            "Argos Translate has one SentencePiece model for both languages, but this model has "
+            "separate vocabularies: export it for another program"
+        )
+
+
+def write_package(path: Path, model_dir: Path, info: ModelInfo, vocabulary: Vocabulary) -> None:
+    """Write a package with the files of a folder for CTranslate2."""
+    source, target = _code(info.source), _code(info.target)
+    metadata = {
+        "package_version": "1.0",
+        "argos_version": "1.9",
+        "from_code": source,
+        "from_name": name_of(info.source),
+        "to_code": target,
+        "to_name": name_of(info.target),
+        "type": "translate",
+    }
+    folder = f"translate-{source}_{target}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as package:
+        package.writestr(f"{folder}/metadata.json", json.dumps(metadata, indent=2))
+        package.writestr(f"{folder}/sentencepiece.model", vocabulary.source.content)
+        for file in sorted(model_dir.iterdir()):
+            if file.name not in vocabulary.files():
+                package.write(file, f"{folder}/model/{file.name}")
+
+
+def _code(language: str) -> str:
+    """Return the code of Argos Translate for a language."""
+    base = base_language(language)
+    return "zt" if base == "zh" and script_of(language) == "Hant" else base

@@ -15,7 +15,7 @@ from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
 from tfm.model.attention import MultiHeadAttention
 from tfm.model.build import Model
-from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.layers import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"

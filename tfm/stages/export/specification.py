@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tfm.config import ModelConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS, UNK, Vocabulary
 from tfm.errors import UsageError
-from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.layers import sinusoidal_encoding
 
 # The number of exported sinusoidal positions: twice tfm's default maximum source length.
 _NUM_POSITIONS = 2_048

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tfm.data.foreign_subword import text_pieces, with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.model.embedding import sinusoidal_encoding
+from tfm.model.layers import sinusoidal_encoding
 from tfm.stages.importing.fairseq import load_pickle
 from tfm.stages.importing.foreign import (
     ACTIVATIONS,
