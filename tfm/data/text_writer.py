@@ -73,12 +73,15 @@ class TextWriter:
 
     def update(self) -> bool:
         """Write the text of all splits; return False if it was up to date."""
-        return self._update("clean", ["clean"], self._write_text)
+        inputs = self._unpacked("clean", ["clean"])
+        if inputs is not None:
+            self._write_text(inputs)
+        return inputs is not None
 
     def changes_training_text(self) -> bool:
         """Return whether the training text of the dataset is other text than `update` writes."""
         before = self.manifest.inputs("clean")
-        after = self._clean_inputs(self.sources.fingerprint)
+        after = self._clean_inputs()
         if before is None or before == _of_first_rules(after):  # which is up to date
             return False
         return _of_training_text(before) != _of_training_text(after)
@@ -86,12 +89,14 @@ class TextWriter:
     def append(self) -> bool:
         """Write training text after that of the dataset; return False if it was appended before."""
         appended = self.manifest.appended()
-        step = f"append-{len(appended) + 1}"
-        return self._update(step, appended, partial(self._append_text, step))
+        inputs = self._unpacked("append", appended)
+        if inputs is not None:
+            self._append_text(f"append-{len(appended) + 1}", inputs)
+        return inputs is not None
 
     def fetch(self) -> None:
         """Download and unpack all text."""
-        self._update("clean", ["clean"], lambda inputs: None)
+        self._unpacked("clean", ["clean"])
 
     def write_share(self, share: Share) -> None:
         """Clean a share of the training text, for a later call of `update`.
@@ -99,12 +104,12 @@ class TextWriter:
         Raises:
             UsageError: The text is not unpacked, or a model scores it.
         """
-        inputs = self.sources.fingerprint
-        if self.sources.unpacked_paths and not self.manifest.is_current("extract", inputs):
+        is_unpacked = self.manifest.is_current("extract", self.sources.fingerprint)
+        if self.sources.unpacked_paths and not is_unpacked:
             raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
         if self.scorers:
             raise UsageError("min_score cannot go with --part: scores depend on the whole text")
-        clean_inputs = self._clean_inputs(inputs)
+        clean_inputs = self._clean_inputs()
         folder = share.folder(self.manifest.data_dir)
         if self._is_done("clean", ["clean"], clean_inputs):
             return
@@ -144,12 +149,12 @@ class TextWriter:
         examples = {rule: tuple(pairs) for rule, pairs in counts.examples.items()}
         return ShareOfText(counts=counts.record(), examples=examples, stripes=tuple(stripes))
 
-    def _clean_inputs(self, inputs: Table) -> dict[str, Any]:
+    def _clean_inputs(self) -> dict[str, Any]:
         """Return JSON values of all that determines the clean text."""
         texts = (text.options() for split in SPLITS for text in self.recipe.texts(split))
         options = [{name: value for name, value in text.items() if value} for text in texts]
         clean_inputs = {
-            **inputs,
+            **self.sources.fingerprint,
             "cleaning": settings_to(self.cleaning),
             "normalization": asdict(self.normalization),
         }
@@ -159,26 +164,18 @@ class TextWriter:
             clean_inputs["score_models"] = dict(self.score_models)
         return clean_inputs
 
-    def _update(
-        self, step: str, done: Sequence[str], write: Callable[[dict[str, Any]], None]
-    ) -> bool:
-        """Unpack and write text, unless one of the steps that are done had the same inputs."""
+    def _unpacked(self, name: str, done: Sequence[str]) -> dict[str, Any] | None:
+        """Unpack the text and return its inputs; None if a step that is done had the same."""
         out_dir = self.manifest.data_dir
-        raw_dir = out_dir / "raw"
-        inputs = self.sources.fingerprint
-        clean_inputs = self._clean_inputs(inputs)
-        for folder in (out_dir, raw_dir, out_dir / "bin", self.sources.downloads_dir):
+        for folder in (out_dir, out_dir / "raw", out_dir / "bin", self.sources.downloads_dir):
             remove_leftovers(folder)
-        if self._is_done(step.partition("-")[0], done, clean_inputs):
-            return False
-        is_unpacked = self.manifest.is_current(f"{self.step_prefix}extract", inputs)
+        clean_inputs = self._clean_inputs()
+        if self._is_done(name, done, clean_inputs):
+            return None
         self._check_disk()
-        if is_unpacked and self.sources.unpacked_paths:
-            say(f"extract: {raw_dir} unchanged")
-        elif self.sources.unpacked_paths:
-            self._unpack(inputs)
-        write(clean_inputs)
-        return True
+        if self.sources.unpacked_paths:
+            self._unpack()
+        return clean_inputs
 
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of some steps had the same inputs; if so, say it under their name."""
@@ -200,23 +197,27 @@ class TextWriter:
                 "there: choose an --out on another disk"
             )
 
-    def _unpack(self, inputs: Table) -> None:
-        outputs = self.sources.unpacked_paths
+    def _unpack(self) -> None:
+        """Download and unpack the text, unless that was done."""
+        inputs, outputs = self.sources.fingerprint, self.sources.unpacked_paths
+        download, extract = f"{self.step_prefix}download", f"{self.step_prefix}extract"
+        raw_dir = self.manifest.data_dir / "raw"
+        if self.manifest.is_current(extract, inputs):
+            say(f"extract: {raw_dir} unchanged")
+            return
         fetched = self.sources.fetch()
         files = {
             name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
             for name, file in fetched.items()
         }
         # Not recorded as outputs: downloads may be deleted after extraction.
-        self.manifest.record(f"{self.step_prefix}download", inputs=inputs, outputs=[], result=files)
+        self.manifest.record(download, inputs=inputs, outputs=[], result=files)
         self._save_progress()
         self.sources.unpack(fetched)
         result = {"files": len(outputs)}
-        self.manifest.record(
-            f"{self.step_prefix}extract", inputs=inputs, outputs=outputs, result=result
-        )
+        self.manifest.record(extract, inputs=inputs, outputs=outputs, result=result)
         self._save_progress()
-        say(f"extract: {len(outputs)} files in {self.manifest.data_dir / 'raw'}")
+        say(f"extract: {len(outputs)} files in {raw_dir}")
 
     def _save_progress(self) -> None:
         """Save the steps that are done, unless an older dataset still needs its own manifest."""

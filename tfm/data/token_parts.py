@@ -29,8 +29,6 @@ _NUM_SPELLED = 5  # characters that the warning about bytes names
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-Encode = Callable[["_Encoder", Iterable[tuple[int, Block]], int], Iterator["_EncodedBlock"]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BinarizedPart:
@@ -104,26 +102,16 @@ def binarize_split(
 ) -> list[BinarizedPart]:
     """Encode parts of the text of a split, except for those that are up to date."""
     known = [] if force else _known_parts(manifest, split, names)
-    num_threads = chosen_threads(config.threads)
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress(f"binarize {split}", total=None, unit="pairs"))
-        # SentencePiece's own threads would idle while Python makes arrays of the ids.
-        threads = ThreadPoolExecutor(num_threads, "binarize")
-        # On an error or Ctrl-C, wait only for the blocks that are being encoded.
-        stack.callback(threads.shutdown, cancel_futures=True)
-
-        def encode(
-            encoder: _Encoder, blocks: Iterable[tuple[int, Block]], variant: int
-        ) -> Iterator[_EncodedBlock]:
-            work = partial(encoder.encode, variant=variant)
-            for block in map_in_order(threads, work, blocks, num_ahead=2 * num_threads):
-                yield block
-                bar.update(block.read)
-
-        return [
-            _binarize_part(manifest, split, name, vocabulary, config, known=known, encode=encode)
-            for name in names
-        ]
+    # SentencePiece's own threads would idle while Python makes arrays of the ids.
+    threads = ThreadPoolExecutor(chosen_threads(config.threads), "binarize")
+    try:
+        with Progress(f"binarize {split}", total=None, unit="pairs") as bar:
+            return [
+                _binarize_part(manifest, split, name, vocabulary, config, known, threads, bar)
+                for name in names
+            ]
+    finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
+        threads.shutdown(cancel_futures=True)
 
 
 def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
@@ -146,9 +134,9 @@ def _binarize_part(
     name: str,
     vocabulary: Vocabulary,
     config: BinarizeConfig,
-    *,
     known: Iterable[BinarizedPart],
-    encode: Encode,
+    threads: ThreadPoolExecutor,
+    bar: Progress,
 ) -> BinarizedPart:
     """Write the token ids and the record of a part, unless a known record is up to date."""
     # Other splits keep every sentence as it is, so that scores stay comparable.
@@ -181,9 +169,11 @@ def _binarize_part(
     counts: dict[str, Any] = {}
     parts = []
     for variant in range(1 + config.num_variants if is_train else 1):
-        blocks = encode(encoder, _numbered(read_blocks(*paths, strict=True), start), variant)
+        work = partial(encoder.encode, variant=variant)
+        blocks = _numbered(read_blocks(*paths, strict=True), start)
+        encoded = map_in_order(threads, work, blocks, num_ahead=2 * chosen_threads(config.threads))
         stem = f"{name}.v{variant}" if variant else name
-        found = _write(bin_dir, stem, manifest.languages, encoder, blocks)
+        found = _write(bin_dir, stem, manifest.languages, encoder, encoded, bar)
         counts = counts or found  # of the segmentation without dropout
         parts.append(Part.of_files(bin_dir, stem, manifest.languages))
     sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
@@ -198,6 +188,7 @@ def _write(
     languages: Sequence[str],
     encoder: "_Encoder",
     blocks: Iterable["_EncodedBlock"],
+    bar: Progress,
 ) -> dict[str, Any]:
     """Write the files of one segmentation; return the counts of `BinarizedPart`."""
     read = 0
@@ -213,6 +204,7 @@ def _write(
             read += block.read
             copied += block.copied
             too_long += block.too_long
+            bar.update(block.read)
         for writer in writers:
             writer.finish()
     return {
