@@ -1,6 +1,7 @@
 # make quickstart   run all seven stages in minutes on a CPU
 # make test         run the tests
 # make test-slow    follow the tutorials; kill, damage and fill disks
+# make test-gpu     compile training for an H100 with triton, which needs no GPU
 # make docs         build the documentation into build/docs
 # make reference  update the reference pages after a change of flags, settings or presets
 # make wheel        build the wheel and the source distribution in dist/
@@ -12,7 +13,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test test-slow docs reference lint format wheel check clean
+.PHONY: quickstart test test-slow test-gpu docs reference lint format wheel check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
@@ -22,6 +23,10 @@ test: .venv/installed-dev
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: .venv/installed-dev
+	$(INSTALL) . triton
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/claimed_gpu
 
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet docs build/docs

@@ -1,9 +1,4 @@
-"""Tensors that say they are on a GPU and compute on the CPU, and what a GPU would make of them.
-
-Where a GPU and the host run side by side, an emulated device shows what goes wrong or slowly: the
-host waits, reads a copy that has not arrived, or mixes tensors of both; memory that nobody has
-written is read.
-"""
+"""Tensors that say they are on a GPU and compute on the CPU, and what a GPU would make of them."""
 
 import math
 import sys
@@ -22,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 CUDA = torch.device("cuda", 0)
 # Operations whose result the host must know to continue.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2"}
-_COPIES = {"_to_copy", "copy_"}
-_UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_COPYING = {"_to_copy", "copy_"}
 
 
 class EmulatedTensor(torch.Tensor):
@@ -33,13 +28,9 @@ class EmulatedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "EmulatedTensor":
+        layout = {"strides": host.stride(), "storage_offset": host.storage_offset()}
         tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.shape,
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=CUDA,
+            cls, host.shape, dtype=host.dtype, device=CUDA, **layout
         )
         tensor.host = host
         return tensor
@@ -58,13 +49,14 @@ class Emulation(TorchDispatchMode):
     Attributes:
         waits: Each wait of the host, by its reason and line.
         launches: The operations on the device, by name.
+        copies: Copies to the host that have not been waited for: destination and values.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.launches: Counter[str] = Counter()
-        self.copies: list[tuple[Tensor, Tensor]] = []  # to the host: destination and values
+        self.copies: list[tuple[Tensor, Tensor]] = []
 
     def clear(self) -> None:
         """Forget waits and launches."""
@@ -75,8 +67,9 @@ class Emulation(TorchDispatchMode):
         """Record a wait of the host."""
         self.waits[f"{reason} at {_caller()}"] += 1
 
-    def arrive(self, num_copies: int) -> None:
-        """Complete the first N copies to the host."""
+    def synchronize(self, num_copies: int) -> None:
+        """Wait for the first N copies to the host."""
+        self.wait("synchronize")
         for destination, values in self.copies[:num_copies]:
             destination.copy_(values)
 
@@ -87,42 +80,42 @@ class Emulation(TorchDispatchMode):
             return args[0]
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         on_gpu = [x for x in tensors if isinstance(x, EmulatedTensor)]
+        on_host = [x for x in tensors if not isinstance(x, EmulatedTensor) and x.dim()]
         device = kwargs.get("device")
         makes_gpu = bool(on_gpu) if device is None else torch.device(device).type == "cuda"
         if not on_gpu and not makes_gpu:
             return operation(*args, **kwargs)
         self.launches[name] += 1
-        on_host = [x for x in tensors if not isinstance(x, EmulatedTensor) and x.dim()]
-        if on_gpu and on_host and name not in _COPIES and not _is_indexing(name):
-            raise RuntimeError(f"{name} of tensors on the host and the GPU at {_caller()}")
-        if on_gpu and (name in _WAITING or _finds_size(operation, args)):
-            self.wait(name)
-        if name in _COPIES and (on_host or not makes_gpu):
-            if not kwargs.get("non_blocking", name == "copy_" and args[-1] is True):
+        if name in _COPYING:
+            is_async = kwargs.get("non_blocking") or (name == "copy_" and args[-1] is True)
+            if (on_host or not makes_gpu) and not is_async:
                 self.wait("copy")
-        elif on_host and _is_indexing(name):
-            self.wait("copy of an index")
+        elif on_gpu and on_host and name not in _INDEXING:
+            raise RuntimeError(f"{name} of tensors on the host and the GPU at {_caller()}")
+        elif on_gpu and (name in _WAITING or _finds_size(name, args) or on_host):
+            self.wait(name)
         return self._run(operation, name, args, kwargs, on_gpu, makes_gpu=makes_gpu)
 
     def _run(self, operation, name, args, kwargs, on_gpu, *, makes_gpu):
-        inputs = {id(x.host): x for x in on_gpu}
+        wrappers = {id(x.host): x for x in on_gpu}
         args, kwargs = tree_map_only(EmulatedTensor, lambda x: x.host, (args, kwargs))
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         found = KERNELS.get(name, operation)(*args, **kwargs)
+        if name == "_to_copy" and not makes_gpu:
+            return self._copy_to_host(args[0], found, kwargs.get("non_blocking"))
         if not makes_gpu:
-            return self._copied(found, args[0], kwargs) if name == "_to_copy" else found
-        if name in _UNWRITTEN:
+            return found
+        if "empty" in name:
             _spoil(found)
         return tree_map_only(
-            Tensor, lambda x: inputs[id(x)] if id(x) in inputs else EmulatedTensor(x), found
+            Tensor, lambda x: wrappers[id(x)] if id(x) in wrappers else EmulatedTensor(x), found
         )
 
-    def _copied(self, found: Tensor, values: Tensor, kwargs) -> Tensor:
-        """Return a copy to the host, which arrives with the next wait unless it is blocking."""
-        if found is values or found.data_ptr() == values.data_ptr():
-            found = values.clone()
-        if kwargs.get("non_blocking"):
+    def _copy_to_host(self, values: Tensor, found: Tensor, non_blocking: bool | None) -> Tensor:
+        """Return a copy, which has wrong values until the host waits unless it is blocking."""
+        found = values.clone() if found.data_ptr() == values.data_ptr() else found
+        if non_blocking:
             self.copies.append((found, found.clone()))
             _spoil(found)
         return found
@@ -135,8 +128,7 @@ def emulated_gpu() -> Iterator[Emulation]:
 
     class Stream:
         def synchronize(self) -> None:
-            emulation.wait("synchronize")
-            emulation.arrive(len(emulation.copies))
+            emulation.synchronize(len(emulation.copies))
 
     class Event:
         def __init__(self, **_) -> None: ...
@@ -145,8 +137,7 @@ def emulated_gpu() -> Iterator[Emulation]:
             self._num_copies = len(emulation.copies)
 
         def synchronize(self) -> None:
-            emulation.wait("synchronize")
-            emulation.arrive(self._num_copies)
+            emulation.synchronize(self._num_copies)
 
         def elapsed_time(self, _) -> float:
             return 1.0
@@ -154,30 +145,17 @@ def emulated_gpu() -> Iterator[Emulation]:
     def without_gradient(mode: bool = True):
         return torch.no_grad() if mode else nullcontext()
 
-    swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied
-    torch._C._set_only_lift_cpu_tensors(True)
-    try:
-        # Inference tensors cannot be wrapped.
-        inference_mode = patch.object(torch, "inference_mode", without_gradient)
-        with claimed_gpu(Stream, Event), inference_mode, emulation:
-            yield emulation
-    finally:
-        torch._C._set_only_lift_cpu_tensors(False)
-        torch.__future__.set_swap_module_params_on_conversion(swaps)
+    inference_mode = patch.object(torch, "inference_mode", without_gradient)  # allows no wrappers
+    with claimed_gpu(Stream, Event), inference_mode, emulation:
+        yield emulation
+    torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def _is_indexing(name: str) -> bool:
-    return name in ("index", "index_put", "index_put_", "_index_put_impl_")
-
-
-def _finds_size(operation, args) -> bool:
+def _finds_size(name: str, args) -> bool:
     """Return whether the size of an operation's result or work depends on values."""
-    name = operation._schema.name.split("::")[1]
-    if name == "repeat_interleave":
-        return isinstance(args[0], Tensor)
-    if not _is_indexing(name):
-        return False
+    if name not in _INDEXING:
+        return name == "repeat_interleave" and isinstance(args[0], Tensor)
     masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
     # A single value is written by masked_fill.
     return bool(masks) and (name == "index" or args[2].numel() > 1)

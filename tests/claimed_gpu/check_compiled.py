@@ -1,0 +1,133 @@
+"""Steps of base that are compiled for an H100: graphs, launches and binaries."""
+
+from contextlib import nullcontext
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from claimed_gpu.inductor import Device, binaries, fake_gpu
+from token_dataset import VOCAB_SIZE, write_token_dataset
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from tfm.backends.training_compiled import compile_for_sizes
+from tfm.config import run_config
+from tfm.data.dataset import ParallelDataset
+from tfm.device.compute import choose_compute
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
+from tfm.model.layers import Residual
+from tfm.training.trainer import Trainer
+
+SIZES = {"source_vocab_size": VOCAB_SIZE, "target_vocab_size": VOCAB_SIZE}
+NUM_LAYERS = 2
+SETTINGS = {"model": {"num_encoder_layers": NUM_LAYERS, "num_decoder_layers": NUM_LAYERS}}
+MAX_GRAPHS = 7  # forward
+MAX_LAUNCHES = 500  # seen: 478, of which 285 of graphs; 548 if the layers are not compiled
+MIN_BINARIES = 20
+make_batch = Trainer._batch
+
+
+def make_batch_on_host(trainer, rows):
+    with unset_fake_temporarily():
+        return make_batch(trainer, rows)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    write_token_dataset(folder, num_pairs=20_000)
+    return ParallelDataset(folder / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
+
+
+def train(dataset, fault=None) -> tuple[Device, list[int]]:
+    """Train two steps on one batch; return the device, and the number of graphs after each."""
+    run = run_config("base", SETTINGS)
+    cost = model_cost(run.model, max_tokens=1000, **SIZES)
+    model = new_model(run.model, **SIZES)
+    torch.compiler.reset()
+    counters.clear()
+    with (
+        fake_gpu() as device,
+        patch("tfm.backends.selection.compilation_problem", lambda *_: None),
+        patch("tfm.backends.selection.flash_problem", lambda *_: None),
+        patch("tfm.data.batching.copy_to_device", device.copy),
+        patch("tfm.data.packing.copy_to_device", device.copy),
+        patch.object(Trainer, "_batch", make_batch_on_host),
+        fault or nullcontext(),
+    ):
+        compute = choose_compute("cuda", "bf16", trains=True)
+        trainer = Trainer(model.to(compute.device), dataset, run, compute, cost=cost)
+        [rows, *_] = trainer.batcher.epoch(1)
+        num_graphs = []
+        for _ in range(2):
+            batch = trainer.build(rows)
+            device.reset()
+            trainer.step(batch)
+            num_graphs.append(len(device.graphs))
+    return device, num_graphs
+
+
+def problems(device: Device, num_graphs: list[int]) -> set[str]:
+    names = {f"graph break: {reason}" for reason in counters["graph_break"]}
+    if counters["stats"]["unique_graphs"] > MAX_GRAPHS:
+        names.add(f"graphs: {counters['stats']}")
+    if num_graphs[1] > num_graphs[0]:
+        names.add(f"compiled again: {num_graphs}")
+    if device.num_launches > MAX_LAUNCHES:
+        names.add(f"launches: {device.num_launches}")
+    return names
+
+
+@pytest.fixture(scope="module")
+def trained(dataset):
+    return train(dataset)
+
+
+def test_a_step_compiles_whole_functions_once_and_launches_few_kernels(trained):
+    assert not problems(*trained)
+
+
+def spilling(device: Device, capability: int, folder: Path, **limits) -> list[tuple[str, dict]]:
+    """Return the kernels of which a binary keeps registers in memory."""
+    with fake_gpu():
+        found = [
+            each
+            for graph in device.graphs
+            for each in binaries(graph, capability, folder, **limits)
+        ]
+    assert len(found) > MIN_BINARIES
+    return [(name, used) for name, used in found if used["LOCAL"] or used["STACK"]]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_need_no_more_registers_than_there_are(trained, tmp_path, capability):
+    assert not spilling(trained[0], capability, tmp_path)
+
+
+def test_registers_in_memory_are_noticed(trained, tmp_path):
+    assert spilling(trained[0], 90, tmp_path, num_warps=1)
+
+
+def compile_for_changing_floats(function):
+    def scaled(scale, *arguments):
+        loss, *gradients = function(*arguments)
+        return loss * scale, *gradients
+
+    compiled, numbers = compile_for_sizes(scaled), count()
+    return lambda *arguments: compiled(1 + 1e-9 * next(numbers), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "replacement"),
+    [
+        ("compiled again", "tfm.training.loss.compile_for_sizes", compile_for_changing_floats),
+        ("launches", "tfm.backends.training_compiled.compile_for_sizes", lambda function: function),
+        ("graph break", "tfm.model.layers.Residual.after", torch._dynamo.disable(Residual.after)),
+    ],
+)
+def test_a_fault_is_noticed(dataset, check, name, replacement):
+    found = problems(*train(dataset, patch(name, replacement)))
+    assert any(each.startswith(check) for each in found), found
