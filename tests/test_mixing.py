@@ -14,8 +14,7 @@ from tfm.config import BinarizeConfig, SearchConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
-from tfm.data.mixing import Mixture, apportion
-from tfm.data.plan import expand
+from tfm.data.plan import Mixture, apportion, expand
 from tfm.data.subword import Vocabulary, learn_subword_model
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError

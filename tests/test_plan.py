@@ -11,8 +11,7 @@ from tfm.config import BatchingConfig
 from tfm.data import plan
 from tfm.data.batching import Batcher
 from tfm.data.manifest import TrainingText
-from tfm.data.mixing import apportion
-from tfm.data.plan import Planner, Window
+from tfm.data.plan import Planner, Window, apportion
 from tfm.distributed.group import Group
 from tfm.errors import DataError
 from tfm.world import World

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tfm.data.cleaning import PairCounts
+from tfm.data.cleaning import PairCounts, look_swapped
 from tfm.data.corpus.loading import recipe_from_files
-from tfm.data.sides import look_swapped
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 from tfm.stages.prepare import prepare

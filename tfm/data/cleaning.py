@@ -1,13 +1,14 @@
-"""Clean training text by rules, and count the pairs that each rule drops."""
+"""Clean training text by rules, count the pairs that each rule drops, and find swapped sides."""
 
 import hashlib
+import math
 import random
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
-from tfm.data.sides import SAMPLE_PAIRS
 from tfm.data.text import BytesPair, in_chunks
 
 RULES = (
@@ -42,6 +42,10 @@ _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
 _MAX_HASHES_IN_MEMORY = 1 << 22
 _HASHES_AT_ONCE = 1 << 20  # while runs in files are merged
+_SAMPLE_PAIRS, _MIN_SAMPLE_PAIRS = 1_000, 50  # to compare the sides of two texts
+_SWAP_MARGIN = 1.5  # that of English and German is 4
+
+_Trigrams = Counter[tuple[int, ...]]
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -283,7 +287,7 @@ class HeldOutPairs:
         """Add pairs of UTF-8 text to a split, before any training text is looked at."""
         normalize = self._normalize
         pairs = [(normalize(s.decode()).encode(), normalize(t.decode()).encode()) for s, t in pairs]
-        self.sample += pairs[: SAMPLE_PAIRS - len(self.sample)]
+        self.sample += pairs[: _SAMPLE_PAIRS - len(self.sample)]
         known = self._hashes.get(split, _pair_hashes([]))
         self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
@@ -302,6 +306,33 @@ class HeldOutPairs:
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return {split: (number of its pairs in the training text, number of its pairs)}."""
         return {split: (int(found.sum()), len(found)) for split, found in self._found.items()}
+
+
+def look_swapped(pairs: Sequence[BytesPair], others: Sequence[BytesPair]) -> bool:
+    """Return whether the sides of pairs are swapped: sources resemble the targets of others.
+
+    Trigrams of bytes tell any two languages apart; few pairs tell nothing.
+    """
+    if min(len(pairs), len(others)) < _MIN_SAMPLE_PAIRS:
+        return False
+    source, target, other_source, other_target = (
+        _trigrams(pair[side] for pair in some[:_SAMPLE_PAIRS])
+        for some in (pairs, others)
+        for side in (0, 1)
+    )
+    straight = _similarity(source, other_source) + _similarity(target, other_target)
+    crossed = _similarity(source, other_target) + _similarity(target, other_source)
+    return crossed > _SWAP_MARGIN * straight
+
+
+def _trigrams(lines: Iterable[bytes]) -> _Trigrams:
+    return Counter(chain.from_iterable(zip(line, line[1:], line[2:]) for line in lines))  # noqa: B905
+
+
+def _similarity(one: _Trigrams, other: _Trigrams) -> float:
+    """Return the cosine of the angle between two counts."""
+    norms = (math.hypot(*counts.values()) for counts in (one, other))
+    return sum(count * other[each] for each, count in one.items()) / (math.prod(norms) or 1.0)
 
 
 class SeenHashes:

@@ -15,19 +15,19 @@ of processes or machines, and a window can be planned without those before it.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BatchingConfig
 from tfm.data.dataset import ParallelDataset, Rows
-from tfm.data.mixing import Mixture, Runs
+from tfm.data.manifest import TrainingText
 from tfm.distributed.group import Group
 from tfm.errors import DataError
 from tfm.storage.files import atomic_write
@@ -38,9 +38,17 @@ RUN_PAIRS = 4_096
 _MAX_PAIRS = 1 << 32
 _BLOCK_PAIRS = 1 << 20  # whose lengths are read at once
 _POLL_SECONDS = 0.01
+_DRAWS = 1  # in a seed, so that its generator is not one of those that shuffle epochs
 
 Pairs = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Runs(NamedTuple):
+    """Runs of consecutive pairs."""
+
+    starts: Rows  # [R] the first pair of each
+    lengths: Rows  # [R] numbers of pairs
 
 
 @dataclass(frozen=True)
@@ -252,3 +260,67 @@ def expand(runs: Runs) -> Pairs:
 def _narrow(lengths: Rows) -> Lengths:
     """Convert lengths to a small type; NumPy sorts 16 bits in linear time."""
     return lengths.astype(np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32)
+
+
+class Mixture:
+    """Draws the pairs of each epoch, so that each text has its share of them.
+
+    An epoch has as many pairs as all texts together. Each text is read in a random order, which
+    ends and begins anew whatever the epoch: no pair is drawn again before all others of its text
+    have been. So a text with half of its natural share is seen once in two epochs, and one with
+    2.5 times its share two or three times in each. The draws only depend on texts, seed and epoch.
+
+    Args:
+        texts: The texts in the order of their pairs, each with a weight.
+        seed: Random seed.
+        run_pairs: Draw runs of N consecutive pairs.
+
+    Attributes:
+        counts: [number of texts] pairs of each text in every epoch.
+
+    Raises:
+        DataError: A weight is too small for a single pair.
+    """
+
+    def __init__(self, texts: Sequence[TrainingText], *, seed: int, run_pairs: int = 1) -> None:
+        self._sizes = [text.kept for text in texts]
+        self._seed = seed
+        self._run_pairs = run_pairs
+        self.counts = apportion(sum(self._sizes), [text.weight or 0.0 for text in texts])
+        for text, num_pairs in zip(texts, self.counts, strict=True):
+            if not num_pairs:
+                raise DataError(
+                    f"weight {text.weight or 0:g} of the training text {text.name} is less than "
+                    f"one pair in an epoch of {sum(self._sizes):,}: raise it, or remove the text"
+                )
+
+    def runs(self, epoch: int) -> Runs:
+        """Return the runs of an epoch (from 1), text by text."""
+        drawn = [self._draw(number, epoch) for number in range(len(self._sizes))]
+        return Runs(*map(np.concatenate, zip(*drawn, strict=True)))
+
+    def _draw(self, number: int, epoch: int) -> Runs:
+        """Return the runs of one text in an epoch; the first and last may be parts of runs."""
+        size, count = self._sizes[number], self.counts[number]
+        start, end = (epoch - 1) * count, epoch * count
+        rounds = range(start // size, -(-end // size))
+        generators = (np.random.default_rng([self._seed, number, i, _DRAWS]) for i in rounds)
+        num_runs = -(-size // self._run_pairs)
+        drawn = np.concatenate([generator.permutation(num_runs) for generator in generators])
+        starts = self._run_pairs * drawn
+        lengths = np.minimum(self._run_pairs, size - starts)
+        ends = rounds.start * size + np.cumsum(lengths)
+        done = np.maximum(0, start - (ends - lengths))  # pairs drawn by the epochs before
+        lengths = lengths - done - np.maximum(0, ends - end)
+        is_drawn = lengths > 0
+        return Runs((sum(self._sizes[:number]) + starts + done)[is_drawn], lengths[is_drawn])
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide a total in proportion to weights into whole numbers, by largest remainder."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts

@@ -419,13 +419,14 @@ class VocabularySizeError(UsageError):
 def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
     """Translate an error of SentencePiece into one that says what to do."""
     names = ", ".join(str(path) for path in texts)
-    size = f"a vocabulary of {vocab_size:,} is too"
+    size = f"a vocabulary of {vocab_size:,}"
     if match := re.search(r"set it to a value <= (\d+)", message):
-        problem = f"{size} large for {names}: the largest that works is --vocab-size {match[1]}"
+        advice = f"the largest that works is --vocab-size {match[1]}"
+        problem = f"{size} is too large for {names}: {advice}"
         return VocabularySizeError(problem, nearest=int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         advice = f"use at least --vocab-size {match[1]}, or a lower --character-coverage"
-        problem = f"{size} small for the characters of {names}: {advice}"
+        problem = f"{size} is too small for the characters of {names}: {advice}"
         return VocabularySizeError(problem, nearest=int(match[1]))
     if "sentences_.empty()" in message:
         return DataError(

@@ -13,11 +13,18 @@ from typing import IO, Any
 from rich.filesize import decimal
 
 from tfm.config import CleaningConfig, Normalization, Table, settings_from, settings_to
-from tfm.data.cleaning import Cleaner, HeldOutPairs, PairCounts, Score, clean_lines, passing
+from tfm.data.cleaning import (
+    Cleaner,
+    HeldOutPairs,
+    PairCounts,
+    Score,
+    clean_lines,
+    look_swapped,
+    passing,
+)
 from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
-from tfm.data.sides import look_swapped
 from tfm.data.sources import TextSources
 from tfm.data.text import BytesPair, in_chunks, read_lines, read_pairs
 from tfm.data.text_parts import (
