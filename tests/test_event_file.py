@@ -6,8 +6,7 @@ import struct
 import pytest
 
 from tfm.stages.train import train
-from tfm.storage.event_file import EventFile
-from tfm.storage.metrics_log import MetricsLog
+from tfm.storage.metrics_log import EventFile, MetricsLog
 
 pytest.importorskip("tensorboardX")
 

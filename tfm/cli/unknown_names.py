@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from tfm.cli.help import Group
-from tfm.config.schema import expected_value, shown
-from tfm.config.suggestions import suggest, words_of_toolkits
+from tfm.config.schema import expected_value, shown, suggest, words_of_toolkits
 from tfm.errors import UsageError, explain_os_error
 from tfm.storage.paths import existing_folder, where_instead
 

@@ -1,19 +1,57 @@
-"""Declaring settings, and checking tables of TOML and JSON against dataclasses."""
+"""Declaring settings, checking tables of TOML and JSON against them, and suggesting names."""
 
 import math
 import os
 import reprlib
+import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from tfm.config.suggestions import suggest
 from tfm.errors import UsageError, list_problems
+
+WordKind = Literal["flags", "commands", "needless_flags", "needless_commands"]
+
+_MAX_LENGTH = 100  # longer names are no typo, and comparing them takes time
+
+
+@cache
+def words_of_toolkits(kind: WordKind) -> Mapping[str, str]:
+    """Return a table of words of other toolkits, separated by spaces, and of what they mean."""
+    file = resources.files("tfm.config") / "words.toml"
+    words: Mapping[str, str] = tomllib.loads(file.read_text(encoding="utf-8"))[kind]
+    return words
+
+
+def suggest(word: str, known: Iterable[str], kind: WordKind = "flags") -> list[str]:
+    """Return the known names that a word stands for, abbreviates, or is close to.
+
+    Args:
+        word: A flag, argument, setting or command that does not exist.
+        known: The names that exist; case, leading dashes and underscores do not matter.
+        kind: Where to look for words that stand for a name.
+    """
+    words = words_of_toolkits(kind)
+    names = {_bare(name): name for name in known}
+    bare = _bare(word)
+    return (
+        [name for key, name in names.items() if bare in words.get(key, "").split()]
+        or [name for key, name in names.items() if key.startswith(bare)]
+        or [names[key] for key in get_close_matches(bare, names, n=1)]
+    )
+
+
+def _bare(name: str) -> str:
+    return name[:_MAX_LENGTH].lstrip("-").replace("_", "-").lower()
+
 
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")

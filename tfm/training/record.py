@@ -8,8 +8,7 @@ from typing import Any
 from tfm.data.manifest import TrainingText
 from tfm.errors import DETAIL
 from tfm.reporting import format_duration, say
-from tfm.storage.event_file import EventFile
-from tfm.storage.metrics_log import EndState, MetricsLog
+from tfm.storage.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
 from tfm.training.validation import Validation
 
