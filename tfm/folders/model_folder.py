@@ -34,7 +34,7 @@ WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.js
 # Files of a folder whose record is damaged.
 _USUAL_FILES = (CONFIG, WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
 # Errors of files with a correct checksum whose content is not safetensors, or not a state.
-UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
+_UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
 _INVALID = (LookupError, TypeError, RecursionError)
 
 
@@ -193,7 +193,7 @@ class ModelFolder:
         try:
             with safe_open(file, "pt") as tensors:
                 return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-        except UNREADABLE as error:
+        except _UNREADABLE as error:
             raise damaged(file, error) from error
 
     def training_state(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class ModelFolder:
             state = read_state(file)
             if not isinstance(state, dict):
                 raise TypeError("not a mapping")
-        except (*_INVALID, *UNREADABLE) as error:
+        except (*_INVALID, *_UNREADABLE) as error:
             raise damaged(file, error) from error
         return state
 

@@ -1,12 +1,10 @@
 """tfm average: checkpoints of a run → one model with their mean weights (§6.1)."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from tfm.config import AverageConfig, InferenceConfig, SearchConfig
@@ -14,8 +12,6 @@ from tfm.data.shortlist import shortlist_files
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import (
-    UNREADABLE,
-    WEIGHTS,
     ModelFolder,
     best_first,
     is_model,
@@ -145,26 +141,18 @@ def average_weights(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: A checkpoint is damaged, or they belong to different models.
     """
-    averaged: dict[str, Tensor] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            # Open files can still be read if a running training removes them.
-            paths = [each.file(WEIGHTS) for each in folders]
-            files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
-            shapes = [{n: file.get_slice(n).get_shape() for n in file.keys()} for file in files]  # noqa: SIM118
-            if any(each != shapes[0] for each in shapes):
-                raise ValueError("different models")
-            for name in shapes[0]:
-                total: Tensor | float = 0.0
-                for file in files:
-                    total = total + file.get_tensor(name).double()
-                averaged[name] = (torch.as_tensor(total) / len(files)).float()
-        except UNREADABLE as error:
-            names = ", ".join(map(str, folders))
-            raise CheckpointError(
-                f"cannot average {names}: they are not checkpoints of one model; choose others"
-            ) from error
-    return averaged
+    # Those of a checkpoint that a running training removes can still be read.
+    weights = [each.weights() for each in folders]
+    first, *shapes = [{name: each.shape for name, each in w.items()} for w in weights]
+    if any(each != first for each in shapes):
+        raise CheckpointError(
+            f"cannot average {', '.join(map(str, folders))}: they are not checkpoints of one "
+            "model; choose others"
+        )
+    return {
+        name: torch.as_tensor(sum(w[name].double() for w in weights) / len(weights)).float()
+        for name in first
+    }
 
 
 def _validation_text(model: ModelFolder, run_dir: Path) -> tuple[list[str], list[str]]:

@@ -15,7 +15,6 @@ from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import Chunk
 from tfm.inference.documents import Piece, split, translated_pieces
 from tfm.inference.engine import Engine
 from tfm.inference.lines import Translation
@@ -186,9 +185,9 @@ class ServedModel:
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device = engine.compute.device
         # The log is no place for the texts of users.
-        self._translator = Translator.of([self.folder], engine, notify=lambda _: None)
+        translator = Translator.of([self.folder], engine, notify=lambda _: None)
         self.queue = TranslationQueue(
-            self.translate,
+            translator.search,
             self.thread,
             batch_characters=config.batch_characters,
             max_requests=config.max_requests,
@@ -199,13 +198,7 @@ class ServedModel:
         *_, config_of_pair = next(self.pairs())
         if config_of_pair.tag is None:
             self.vocabulary.check_tag(".", f"text for {self.folder}", say)
-        self.thread.submit(self.translate, ["."], config_of_pair).result()
-
-    def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Translation]]:
-        """Return the `n_best` translations of each line; only in the model's thread."""
-        chunk = Chunk(line_numbers=range(1, len(lines) + 1), lines=lines)
-        [(_, found)] = self._translator.translate_chunks([chunk], config)
-        return found
+        self.thread.submit(translator.search, ["."], config_of_pair).result()
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.
