@@ -180,11 +180,7 @@ class _ArrivingLines:
         return self._lines.popleft()[:limit]
 
     def _is_readable(self, *, wait: bool) -> bool:
-        """Return whether reading would not block, after waiting for data if `wait`."""
-        if self._text.is_packed:
-            return True
-        readable, _, _ = select.select([self._file], [], [], None if wait else 0)
-        return bool(readable)
+        return self._text.is_packed or _is_readable(self._file.fileno(), wait=wait)
 
     def _read(self) -> None:
         data: bytes | None = b""
@@ -201,3 +197,9 @@ class _ArrivingLines:
             lines[0] = bytes(self._partial)
             self._partial = bytearray(lines.pop())
             self._lines.extend(line + b"\n" for line in lines)
+
+
+def _is_readable(descriptor: int, *, wait: bool) -> bool:
+    """Return whether reading would not block, after waiting for data if `wait`."""
+    readable, _, _ = select.select([descriptor], [], [], None if wait else 0)
+    return bool(readable)
