@@ -5,7 +5,7 @@ order gives the ids, and its field 2 holds the settings that it was trained with
 """
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -94,23 +94,19 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
             f"{origin} has one piece for several of pad, bos, eos and unk (ids "
             f"{', '.join(map(str, ids.values()))}): train a SentencePiece model with different ones"
         )
-    missing = {name: piece for name, piece in _MISSING_PIECES.items() if ids[name] < 0}
-    for name, piece in missing.items():
-        if original.PieceToId(piece) != original.unk_id():
+    fields = _split(content, origin)
+    pieces = [value for number, value in fields if number == _PIECES]
+    special = {}
+    for name, number in ids.items():
+        piece = original.IdToPiece(number) if number >= 0 else _MISSING_PIECES[name]
+        if number < 0 and original.PieceToId(piece) != original.unk_id():
             raise DataError(
                 f"{origin} has {piece} as a piece of text, so it cannot be {name}: train a "
                 f"SentencePiece model with {name}_id, or without this piece"
             )
-    fields = _split(content, origin)
-    pieces = [value for number, value in fields if number == _PIECES]
-    special = [
-        _new_piece(missing[name], _CONTROL) if name in missing else pieces[number]
-        for name, number in ids.items()
-    ]
+        special[piece] = pieces[number] if number >= 0 else _new_piece(piece, _CONTROL)
     ordinary = (piece for number, piece in enumerate(pieces) if number not in present)
-    settings = b"".join(_number(field, _SPECIAL[name]) for name, field in _ID_FIELDS.items())
-    settings += b"".join(_text(_PIECE_FIELDS[name], piece) for name, piece in missing.items())
-    return _assemble([*special, *ordinary], fields, settings)
+    return _assemble(special, ordinary, fields)
 
 
 def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
@@ -159,7 +155,7 @@ def with_vocabulary(
         return known.get(piece) or _new_piece(piece, absent)
 
     pieces = map(message, vocabulary[len(_SPECIAL) :])
-    return _with_special(vocabulary, pieces, _split(content, origin))
+    return _assemble(_special_pieces(vocabulary), pieces, _split(content, origin))
 
 
 def word_model(vocabulary: Sequence[str]) -> bytes:
@@ -171,29 +167,29 @@ def word_model(vocabulary: Sequence[str]) -> bytes:
         (_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD)),
         (_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity")),
     ]
-    return _with_special(vocabulary, pieces, settings)
+    return _assemble(_special_pieces(vocabulary), pieces, settings)
 
 
-def _with_special(
-    vocabulary: Sequence[str], pieces: Iterable[bytes], fields: Iterable[Field]
+def _special_pieces(vocabulary: Sequence[str]) -> dict[str, bytes]:
+    """Return the first pieces of a vocabulary, which are special, with their messages."""
+    types = (_UNKNOWN if id_ == UNK else _CONTROL for id_ in _SPECIAL.values())
+    return {
+        piece: _new_piece(piece, type_) for piece, type_ in zip(vocabulary, types, strict=False)
+    }
+
+
+def _assemble(
+    special: Mapping[str, bytes], pieces: Iterable[bytes], fields: Iterable[Field]
 ) -> bytes:
-    """Return a model of the special pieces of a vocabulary and other pieces."""
-    names = dict(zip(_SPECIAL, vocabulary, strict=False))
-    special = [
-        _new_piece(piece, _UNKNOWN if name == "unk" else _CONTROL) for name, piece in names.items()
-    ]
+    """Replace the pieces of a model by special ones, in the order of their ids, and others."""
     settings = b"".join(
         _number(_ID_FIELDS[name], _SPECIAL[name]) + _text(_PIECE_FIELDS[name], piece)
-        for name, piece in names.items()
+        for name, piece in zip(_SPECIAL, special, strict=True)
     )
-    return _assemble([*special, *pieces], fields, settings)
-
-
-def _assemble(pieces: Iterable[bytes], fields: Iterable[Field], settings: bytes) -> bytes:
-    """Replace the pieces of a model and add settings: of one that is set twice, the last counts."""
+    messages = [(_PIECES, piece) for piece in (*special.values(), *pieces)]
     others = [field for field in fields if field[0] != _PIECES]
-    pieces_first = [*((_PIECES, piece) for piece in pieces), *others, (_TRAINER_SPEC, settings)]
-    return b"".join(_field(number, value) for number, value in pieces_first)
+    # Of a setting that is there twice, the last one counts.
+    return b"".join(_field(*each) for each in (*messages, *others, (_TRAINER_SPEC, settings)))
 
 
 def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
