@@ -229,8 +229,9 @@ def passing(
             counts.normalized += 1
             counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
             pair = source.encode(), target.encode()
-        broken = (rule for rule, is_broken in checks if is_broken(source, target))
-        rule = _first_broken_rule(source, target, config) or next(broken, None)
+        rule = _first_broken_rule(source, target, config)
+        if rule is None and checks:
+            rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
         if rule is None:
             yield pair
         else:
@@ -240,7 +241,9 @@ def passing(
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
     if config.drop_empty and not (source.strip() and target.strip()):
         return "empty"
-    short, long = sorted(map(len, (source, target)))
+    short, long = len(source), len(target)
+    if short > long:
+        short, long = long, short
     if config.max_characters and long > config.max_characters:
         return "too_long"
     ratio = config.max_length_ratio

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import regex
 
 from tfm.config import CleaningConfig
@@ -111,16 +110,19 @@ def deviation_checks(config: CleaningConfig, pairs: Iterable[BytesPair]) -> list
     enabled = [(rule, limit, measure) for rule, (limit, measure) in measures.items() if limit]
     if not enabled:
         return []
-    count, totals, squares = 0, np.zeros(len(enabled)), np.zeros(len(enabled))
-    for source, target in pairs:
-        values = np.array([ratio(source.decode(), target.decode()) for _, _, ratio in enabled])
-        count, totals, squares = count + 1, totals + values, squares + values * values
-    means = totals / max(1, count)
-    deviations = np.sqrt(np.maximum(0, squares / max(1, count) - means * means))
-    return [
-        (rule, partial(_is_far, ratio, mean, limit * deviation + _ROUNDING))
-        for (rule, limit, ratio), mean, deviation in zip(enabled, means, deviations, strict=True)
-    ]
+    count, sums = 0, [[0.0, 0.0] for _ in enabled]  # of ratios and of their squares
+    for source, target in ((s.decode(), t.decode()) for s, t in pairs):
+        count += 1
+        for (_, _, measure), powers in zip(enabled, sums, strict=True):
+            ratio = measure(source, target)
+            powers[0] += ratio
+            powers[1] += ratio * ratio
+    checks: list[Check] = []
+    for (rule, limit, measure), powers in zip(enabled, sums, strict=True):
+        mean, square = (power / max(1, count) for power in powers)
+        margin = limit * math.sqrt(max(0.0, square - mean * mean)) + _ROUNDING
+        checks.append((rule, partial(_is_far, measure, mean, margin)))
+    return checks
 
 
 def is_mojibake(text: str) -> bool:
