@@ -19,25 +19,25 @@ pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with require
 SIZES = {"source_vocab_size": 400, "target_vocab_size": 400}
 DROPOUTS = ("dropout", "embedding_dropout", "relu_dropout", "attention_dropout")
 NUM_STEPS = 3
+NUM_ATTENTIONS = 3  # of a microbatch: one of the encoder, and two of the decoder
 # Largest relative errors of losses and of the norms of gradients; seen: a fifth of them.
 BOUNDS = {"fp32": (1e-6, 1e-5), "bf16": (1e-3, 1e-2), "fp16": (1e-3, 1e-2)}
 BOUNDS_OF_DROPOUT = (1e-2, 5e-2)  # whose random numbers differ
-# One self-attention of the encoder, and two of the decoder.
-NUM_ATTENTIONS = 3
 
 
 @pytest.fixture
 def new_trainer(data_dir, tiny_run):
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
 
-    def make(device, precision, kernels, *, model=None, optimizer=None, batching=None):
-        run = tiny_run(
-            model={"d_model": 32, **dict.fromkeys(DROPOUTS, 0.0), **(model or {})},
+    def make(device, precision, kernels, settings):
+        defaults = {
+            "model": {"d_model": 32, **dict.fromkeys(DROPOUTS, 0.0)},
             # A large ε: Adam makes steps of full size from rounding errors of gradients.
-            optimizer={"warmup_steps": 4, "adam_epsilon": 1e-3, **(optimizer or {})},
-            batching={"max_tokens": 100_000, **(batching or {})},
-            training={"kernels": kernels},
-        )
+            "optimizer": {"warmup_steps": 4, "adam_epsilon": 1e-3},
+            "batching": {"max_tokens": 100_000},
+            "training": {"kernels": kernels},
+        }
+        run = tiny_run(**{name: each | settings.get(name, {}) for name, each in defaults.items()})
         torch.manual_seed(1)
         model = new_model(run.model, **SIZES)
         compute = choose_compute(device, precision, trains=True)
@@ -47,13 +47,13 @@ def new_trainer(data_dir, tiny_run):
     return make
 
 
-def train(made: Trainer, emulation: Emulation | None = None) -> list[tuple[float, float]]:
+def train(trainer: Trainer, emulation: Emulation | None = None) -> list[tuple[float, float]]:
     """Return loss and norm of the gradient of steps; an emulation forgets all but the last."""
     figures = []
-    for rows in made.batcher.epoch(1)[:NUM_STEPS]:
+    for rows in trainer.batcher.epoch(1)[:NUM_STEPS]:
         if emulation is not None:
             emulation.clear()
-        pending, _ = made.step(made.build(rows))
+        pending, _ = trainer.step(trainer.build(rows))
         # Reading the figures waits, and is not a part of the step.
         with patch.object(emulation, "wait") if emulation is not None else nullcontext():
             report = pending.report()
@@ -63,22 +63,20 @@ def train(made: Trainer, emulation: Emulation | None = None) -> list[tuple[float
 
 def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str]:
     """Return what differs between steps on the CPU and those on an emulated GPU with a fault."""
-    expected = train(new_trainer("cpu", "fp32", "plain", **settings))
+    expected = train(new_trainer("cpu", "fp32", "plain", settings))
     uncompiled = patch("torch.compile", lambda function, **_: function)
     with emulated_gpu() as emulation, uncompiled, fault or nullcontext():
-        found = train(new_trainer("cuda", precision, "auto", **settings), emulation)
+        found = train(new_trainer("cuda", precision, "auto", settings), emulation)
     model = settings.get("model", {})
     bounds = BOUNDS_OF_DROPOUT if "attention_dropout" in model else BOUNDS[precision]
-    launches = emulation.launches
-    num_packed = launches["_flash_attention_forward"]
     names = {f"waits: {place}" for place in emulation.waits}
     for name, index in (("losses", 0), ("gradients", 1)):
         pairs = [[each[index] for each in figures] for figures in (found, expected)]
         if pairs[0] != pytest.approx(pairs[1], rel=bounds[index]):
             names.add(f"{name}: {pairs}")
     is_packed = precision != "fp32" and "attention" not in model
-    if is_packed and num_packed != NUM_ATTENTIONS:
-        names.add(f"attention: {num_packed} kernels")
+    if is_packed and emulation.launches["_flash_attention_forward"] != NUM_ATTENTIONS:
+        names.add(f"attention: {emulation.launches}")
     return names
 
 
@@ -110,21 +108,21 @@ def see_everything(*arguments, causal, **more):
     return flash_attention(*arguments, causal=False, **more)
 
 
-FAULTS = [
-    ("waits", "bf16", "tfm.training.trainer.gradient_norm", read_norm),
-    ("waits", "bf16", "tfm.data.batching.copy_to_device", lambda x, device: x.to(device)),
-    ("losses", "bf16", "tfm.training.progress.DeviceClock.seconds", lambda self: [1.0]),
-    ("losses", "bf16", "torch.zeros_like", torch.empty_like),
-    ("losses", "bf16", "tfm.training.loss.PADDING", -2),
-    ("losses", "bf16", "torch.promote_types", lambda dtype, _: dtype),
-    ("losses", "fp32", "tfm.model.attention.AttentionMask.allowed", lambda *_: None),
-    ("attention", "bf16", "tfm.backends.training_compiled.flash_attention", see_everything),
-    ("gradients", "fp16", "tfm.training.optimizer.LossScale.weight", lambda self, num: 1 / num),
-    ("attention", "bf16", "tfm.device.compute.Compute.autocast", lambda self: nullcontext()),
-]
-
-
-@pytest.mark.parametrize(("check", "precision", "name", "replacement"), FAULTS)
+@pytest.mark.parametrize(
+    ("check", "precision", "name", "replacement"),
+    [
+        ("waits", "bf16", "tfm.training.trainer.gradient_norm", read_norm),
+        ("waits", "bf16", "tfm.data.batching.copy_to_device", lambda x, device: x.to(device)),
+        ("losses", "bf16", "tfm.training.progress.DeviceClock.seconds", lambda self: [1.0]),
+        ("losses", "bf16", "torch.zeros_like", torch.empty_like),
+        ("losses", "bf16", "tfm.training.loss.PADDING", -2),
+        ("losses", "bf16", "torch.promote_types", lambda dtype, _: dtype),
+        ("losses", "fp32", "tfm.model.attention.AttentionMask.allowed", lambda *_: None),
+        ("attention", "bf16", "tfm.backends.training_compiled.flash_attention", see_everything),
+        ("attention", "bf16", "tfm.device.compute.Compute.autocast", lambda self: nullcontext()),
+        ("gradients", "fp16", "tfm.training.optimizer.LossScale.weight", lambda self, num: 1 / num),
+    ],
+)
 def test_a_fault_is_noticed(new_trainer, check, precision, name, replacement):
     found = problems(new_trainer, precision, {}, fault=patch(name, replacement))
     assert any(each.startswith(check) for each in found), found

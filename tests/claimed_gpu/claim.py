@@ -56,8 +56,8 @@ def load() -> None:
 
 
 @contextmanager
-def claimed_gpu(stream: type, event: type) -> Iterator[None]:
-    """Let `torch.cuda` tell of one H100, whose streams and events are of these classes."""
+def claimed_gpu(mark: type) -> Iterator[None]:
+    """Let `torch.cuda` tell of one H100, whose streams and events are of this class."""
     import torch
 
     answers = {
@@ -73,7 +73,7 @@ def claimed_gpu(stream: type, event: type) -> Iterator[None]:
         **dict.fromkeys(("_lazy_init", "set_device", "empty_cache", "set_rng_state")),
     }
     functions = {name: lambda *_, found=found, **__: found for name, found in answers.items()}
-    functions |= {"Event": event, "Stream": stream, "current_stream": lambda device=None: stream()}
+    functions |= {"Event": mark, "Stream": mark, "current_stream": lambda device=None: mark()}
     torch._C._set_only_lift_cpu_tensors(True)  # so that modes see copies to the device
     with patch.multiple(torch.cuda, **functions):
         yield

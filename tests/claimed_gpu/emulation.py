@@ -35,9 +35,6 @@ class EmulatedTensor(torch.Tensor):
         tensor.host = host
         return tensor
 
-    def __repr__(self, **_) -> str:
-        return f"EmulatedTensor({self.host})"
-
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         raise RuntimeError(f"{operation} on a GPU in a thread that no emulation sees")
@@ -67,8 +64,8 @@ class Emulation(TorchDispatchMode):
         """Record a wait of the host."""
         self.waits[f"{reason} at {_caller()}"] += 1
 
-    def synchronize(self, num_copies: int) -> None:
-        """Wait for the first N copies to the host."""
+    def synchronize(self, num_copies: int | None) -> None:
+        """Wait for the first N copies to the host, or for all."""
         self.wait("synchronize")
         for destination, values in self.copies[:num_copies]:
             destination.copy_(values)
@@ -102,19 +99,17 @@ class Emulation(TorchDispatchMode):
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         found = KERNELS.get(name, operation)(*args, **kwargs)
-        if name == "_to_copy" and not makes_gpu:
-            return self._copy_to_host(args[0], found, kwargs.get("non_blocking"))
         if not makes_gpu:
-            return found
+            return self._to_host(found, kwargs.get("non_blocking")) if name == "_to_copy" else found
         if "empty" in name:
             _spoil(found)
         return tree_map_only(
             Tensor, lambda x: wrappers[id(x)] if id(x) in wrappers else EmulatedTensor(x), found
         )
 
-    def _copy_to_host(self, values: Tensor, found: Tensor, non_blocking: bool | None) -> Tensor:
+    def _to_host(self, values: Tensor, non_blocking: bool | None) -> Tensor:
         """Return a copy, which has wrong values until the host waits unless it is blocking."""
-        found = values.clone() if found.data_ptr() == values.data_ptr() else found
+        found = values.clone()
         if non_blocking:
             self.copies.append((found, found.clone()))
             _spoil(found)
@@ -126,18 +121,18 @@ def emulated_gpu() -> Iterator[Emulation]:
     """Emulate a GPU in this block, in this thread."""
     emulation = Emulation()
 
-    class Stream:
-        def synchronize(self) -> None:
-            emulation.synchronize(len(emulation.copies))
+    class Mark:
+        """A stream, or an event: what has been launched until now."""
 
-    class Event:
+        num_copies: int | None = None  # all
+
         def __init__(self, **_) -> None: ...
 
         def record(self) -> None:
-            self._num_copies = len(emulation.copies)
+            self.num_copies = len(emulation.copies)
 
         def synchronize(self) -> None:
-            emulation.synchronize(self._num_copies)
+            emulation.synchronize(self.num_copies)
 
         def elapsed_time(self, _) -> float:
             return 1.0
@@ -147,7 +142,7 @@ def emulated_gpu() -> Iterator[Emulation]:
 
     torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied
     inference_mode = patch.object(torch, "inference_mode", without_gradient)  # allows no wrappers
-    with claimed_gpu(Stream, Event), inference_mode, emulation:
+    with claimed_gpu(Mark), inference_mode, emulation:
         yield emulation
     torch.__future__.set_swap_module_params_on_conversion(False)
 

@@ -5,39 +5,27 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-namespace {
+using c10::Device, c10::DeviceIndex, c10::DeviceType, c10::Stream;
 
-constexpr c10::DeviceType kCuda = c10::DeviceType::CUDA;
-
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<kCuda> {
-  c10::Device getDevice() const override { return {kCuda, 0}; }
-  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  c10::Stream getStream(c10::Device device) const noexcept override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
-  }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, device);
-  }
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
+  Device getDevice() const override { return {DeviceType::CUDA, 0}; }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Stream getStream(Device device) const noexcept override { return Stream(Stream::DEFAULT, device); }
+  Stream getDefaultStream(Device device) const override { return getStream(device); }
 };
-
-Guard guard;
-c10::impl::DeviceGuardImplRegistrar registrar(kCuda, &guard);
-
-}  // namespace
+static Guard guard;
+static c10::impl::DeviceGuardImplRegistrar registrar(DeviceType::CUDA, &guard);
 
 namespace at {
-
 struct CUDAHooks final : CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
 };
-
 REGISTER_CUDA_HOOKS(CUDAHooks)
-
 }  // namespace at

@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock, patch
 
@@ -38,28 +38,20 @@ _SETTINGS = {
 _compile = torch.compile
 
 
-@dataclass
-class Graph:
-    """A compiled graph: the code that Inductor wrote, and how often it was called."""
-
-    code: str = ""
-    calls: int = 0
-
-
 class Device(TorchDispatchMode):
     """A device on which nothing runs.
 
     Attributes:
         fake: The mode that makes its tensors.
-        graphs: What was compiled.
-        num_eager: The number of launches outside of graphs.
+        graphs: The code that Inductor wrote for each compiled graph.
+        num_launches: The number of kernels until now, within graphs and outside.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.graphs: list[Graph] = []
-        self.num_eager = 0
+        self.graphs: list[str] = []
+        self.num_launches = 0
         self._is_in_graph = False
 
     @classmethod
@@ -70,19 +62,8 @@ class Device(TorchDispatchMode):
         found = operation(*args, **(kwargs or {}))
         is_here = any(getattr(x, "is_cuda", False) for x in tree_leaves(found))
         has_kernel = not operation.is_view and "empty" not in operation._schema.name
-        self.num_eager += is_here and has_kernel and not self._is_in_graph
+        self.num_launches += is_here and has_kernel and not self._is_in_graph
         return found
-
-    def reset(self) -> None:
-        """Count launches anew."""
-        self.num_eager = 0
-        for graph in self.graphs:
-            graph.calls = 0
-
-    @property
-    def num_launches(self) -> int:
-        in_graphs = sum(each.calls * len(_LAUNCH.findall(each.code)) for each in self.graphs)
-        return self.num_eager + in_graphs
 
     def copy(self, x: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a tensor like x on a device, without values unless that is the CPU."""
@@ -90,26 +71,21 @@ class Device(TorchDispatchMode):
             return x if device.type == "cpu" else torch.empty_like(x, device=device)
 
     def compile(self, function, **options):
-        """Compile a function as `torch.compile` does; running it only counts its calls."""
-
-        def backend(module, inputs):
-            return compile_fx.compile_fx(module, inputs, inner_compile=self._compile_graph)
-
+        """Compile a function as `torch.compile` does; running it only counts its launches."""
+        backend = partial(compile_fx.compile_fx, inner_compile=self._compile_graph)
         return _compile(function, backend=backend, **options)
 
     def _compile_graph(self, module, inputs, **options):
-        graph = Graph()
-        self.graphs.append(graph)
-
         def keep(_, code):
-            graph.code = code.value
+            self.graphs.append(code.value)
             return MagicMock(__file__="", partitions=[], key=None, runner=None)
 
         with patch.object(GraphLowering, "_compile_to_module_lines", keep):
             compile_fx.compile_fx_inner(module, inputs, **options)
+        num_launches = len(_LAUNCH.findall(self.graphs[-1]))
 
         def run(arguments):
-            graph.calls += 1
+            self.num_launches += num_launches
             given = list(arguments)
             arguments.clear()
             with patch.object(self, "_is_in_graph", True):
@@ -127,7 +103,7 @@ def fake_gpu() -> Iterator[Device]:
     triton.runtime.driver.set_active(MagicMock(**target))
     properties = {"get_device_properties": lambda _=None: PROPERTIES, "current_device": lambda: 0}
     with (
-        claimed_gpu(MagicMock, MagicMock),
+        claimed_gpu(MagicMock),
         patch.multiple(CudaInterface, **properties),
         # They trace patterns on the device, of which the layers have none.
         patch.object(fuse_attention, "_sfdp_init", nothing),
@@ -144,10 +120,10 @@ def fake_gpu() -> Iterator[Device]:
 
 
 def binaries(
-    graph: Graph, capability: int, folder: Path, num_warps: int | None = None
+    graph: str, capability: int, folder: Path, num_warps: int | None = None
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Compile a graph's kernels with triton; yield name and resources of each binary."""
-    for name, source in _KERNEL.findall(graph.code):
+    for name, source in _KERNEL.findall(graph):
         path = folder / f"{name}.py"
         path.write_text(re.sub(r"\bcc=90\b", f"cc={capability}", source))
         spec = importlib.util.spec_from_file_location(name, path)
