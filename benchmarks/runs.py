@@ -36,7 +36,7 @@ def run(
     """
     out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     out.unlink(missing_ok=True)
-    command = [python, "-W", "ignore", script]
+    command: list[str | Path] = [python, "-W", "ignore", script]
     for name, value in {**settings, "out": out}.items():
         command += [f"--{name}", str(value)]
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -63,7 +63,7 @@ def run(
 
 def median(rounds: Sequence[Mapping[str, Any]], key: str) -> float:
     """Return the median of a value over some rounds."""
-    return statistics.median(result[key] for result in rounds)
+    return float(statistics.median(result[key] for result in rounds))
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
