@@ -73,11 +73,7 @@ class World:
         if not (0 <= local_rank < local_size <= size and local_rank <= rank < size):
             raise UsageError(f"{launcher} sets {shown}, which contradict each other")
         return cls(
-            rank=rank,
-            size=size,
-            local_rank=local_rank,
-            local_size=local_size,
-            launcher=launcher,
+            rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=launcher
         )
 
 

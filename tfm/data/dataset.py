@@ -416,18 +416,15 @@ class ParallelDataset:
         for number in range(len(self.parts)) if numbers is None else numbers:
             part, sides = self.parts[number], (self.source.side(number), self.target.side(number))
             found = Part.of_sides(self._bin_dir, part.name, *sides)
-            for file, checksum in part.sha256.items():
-                if found.sha256[file] != checksum:
-                    raise _needs_binarizing(
-                        self._bin_dir,
-                        f"{self._bin_dir / file} is damaged (its checksum differs from that in "
-                        "dataset.json)",
-                    )
+            damaged = [file for file, each in part.sha256.items() if found.sha256[file] != each]
+            if damaged:
+                reason = "its checksum differs from that in dataset.json"
+                problem = f"{self._bin_dir / damaged[0]} is damaged ({reason})"
+                raise _needs_binarizing(self._bin_dir, problem)
             if found != part:
-                raise _needs_binarizing(
-                    self._bin_dir,
-                    f"{self._bin_dir}/dataset.json is damaged (it has other counts of {part.name})",
-                )
+                reason = f"it has other counts of {part.name}"
+                problem = f"{self._bin_dir}/dataset.json is damaged ({reason})"
+                raise _needs_binarizing(self._bin_dir, problem)
 
 
 class ArrayWriter:

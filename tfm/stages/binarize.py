@@ -19,12 +19,7 @@ from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.text_parts import Share, lock_dataset, lock_share
-from tfm.data.token_parts import (
-    BinarizedPart,
-    binarize_split,
-    encoding_changes,
-    encoding_settings,
-)
+from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_changes, encoding_settings
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.dataset_runs import check_runs

@@ -56,10 +56,7 @@ def update_subword_models(manifest: Manifest, config: SubwordConfig, *, force: b
     symbols = dict.fromkeys([*(config.symbols or "").split(), *manifest.text_tags()])
     config = replace(config, symbols=" ".join(symbols) or None)
     parts = list(manifest.part_sizes(appended=False)) or manifest.text_parts("train") or ["train"]
-    texts = [
-        [manifest.text_path(part, language) for part in parts]
-        for language in (manifest.source, manifest.target)
-    ]
+    texts = [list(side) for side in zip(*map(manifest.text_paths, parts), strict=True)]
     for path in chain(*texts):
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")

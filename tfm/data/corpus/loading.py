@@ -47,6 +47,7 @@ PathPair = tuple[Path, Path]
 
 _LANGUAGE_SUFFIX = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]+)*")
 _WORDS, _TREES = "words", "trees"  # used in place of languages
+_FORMAT_SUFFIXES = ("sgm", "tsv", "txt", "xml")
 _TREE_SUFFIXES = (".mrg", ".ptb", ".trees", ".txt")
 
 
@@ -270,26 +271,19 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
 def _language_of(path: Path) -> str:
     """Return the suffix of a text file if it is a language, or "" otherwise."""
     suffix = Path(unpacked_name(path.name)).suffix[1:]
-    return (
-        suffix
-        if _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in ("sgm", "tsv", "txt", "xml")
-        else ""
-    )
+    is_language = _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in _FORMAT_SUFFIXES
+    return suffix if is_language else ""
 
 
 def _tree_files(paths: Sequence[Path], problems: list[str]) -> tuple[TreeFile, ...]:
     """Return the files, and those in folders and their subfolders."""
-    tree_files: list[Path] = []
+    found: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            tree_files.append(path)
-            continue
-        in_folder = [
-            file
-            for file in sorted(path.rglob("*"))
-            if unpacked_name(file.name).endswith(_TREE_SUFFIXES) and file.is_file()
-        ]
-        if not in_folder:
+        files = [path]
+        if path.is_dir():
+            inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+            files = [file for file in inside if unpacked_name(file.name).endswith(_TREE_SUFFIXES)]
+        if not files:
             problems.append(f"{path} has no files of trees ({', '.join(_TREE_SUFFIXES)}) below it")
-        tree_files += in_folder
-    return tuple(TreeFile(trees=str(file)) for file in tree_files)
+        found += files
+    return tuple(TreeFile(trees=str(file)) for file in found)
