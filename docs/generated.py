@@ -22,6 +22,8 @@ import tfm
 from tfm import config, errors
 from tfm.cli.help import help_row
 from tfm.cli.main import app
+from tfm.commands.export import ExportResult
+from tfm.commands.import_model import ImportResult
 from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import (
@@ -38,8 +40,12 @@ from tfm.folders import model_folder, run_folder
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import models, score
+from tfm.stages.attend import AttendResult
 from tfm.stages.average import AverageResult
+from tfm.stages.doctor import Finding
+from tfm.stages.models import ModelSummary
 from tfm.stages.prepare import PrepareResult
+from tfm.stages.runs import RunSummary
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
 from tfm.storage import partial_output
@@ -68,9 +74,15 @@ _RESULTS = (
     PrepareResult,
     TrainResult,
     AverageResult,
+    ExportResult,
+    ImportResult,
+    RunSummary,
+    ModelSummary,
     ScoreResult,
     MetricScore,
     Comparison,
+    AttendResult,
+    Finding,
 )
 # Those of Translator for users; commands call the others.
 _METHODS = "load, translate, search, score_targets"

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def test_functions_and_commands_give_the_same_results(run, elsewhere, text, capf
     assert [score.name for score in found.scores] == ["bleu", "paper-bleu", "ter"]
     assert len(tfm.Translator.load(averaged.model_dir).translate(["seven"], beam=2)) == 1
 
+    lines = [*tfm.generate("runs/averaged", input="test.en", beam=2)]
+    assert [*tfm.generate("runs/averaged", input="test.en", output="found.de", beam=2)] == []
+    assert (elsewhere / "found.de").read_text() == "".join(lines)
+    assert run("generate", "runs/averaged", "--input", "test.en", "--beam", "2")[1] == "".join(
+        lines
+    )
+    assert len([*tfm.generate(split="test", json=True)]) == 8  # the newest run
+
 
 def test_the_newest_dataset_and_run_are_the_defaults(elsewhere, data_dir, capfd):
     (elsewhere / "data").mkdir()
@@ -161,6 +170,11 @@ MISTAKES = [
      "score --hypotheses in.en --reference in.en --metric ter --tokenize intl"),
     ("score('in.en', 'in.en', metric='blue')",
      "score --hypotheses in.en --reference in.en --metric blue"),
+    ("generate('A dog runs.')", "generate 'A dog runs.'"),
+    ("generate(split='test', input='in.en')", "generate --split test --input in.en"),
+    ("export('.', check=-1)", "export . --check -1"),
+    ("attend('in.en', 'a', target='b', beam=2)", "attend in.en a --target b --beam 2"),
+    ("serve('nowhere')", "serve nowhere"),
     ("learn_bpe('nowhere')", "learn-bpe nowhere"),
     ("binarize('in.en', part='3/2')", "binarize in.en --part 3/2"),
     ("models('in.en')", "models in.en"),
@@ -179,7 +193,7 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
     with pytest.raises(TfmError) as caught:
         eval(call, {name: getattr(tfm, name) for name in tfm.__all__})
     capfd.readouterr()
-    code, out, err = run(*command.split())
+    code, out, err = run(*shlex.split(command))
     assert (code, out, err) == (caught.value.exit_code, "", f"tfm: {caught.value}\n")
 
 
@@ -237,6 +251,9 @@ TYPES = [
         (tfm.binarize, ["max_length", "bpe_dropout"]),
         (tfm.import_model, []),
         (tfm.models, []),
+        (tfm.generate, ["beam", "threads"]),
+        (tfm.export, []),
+        (tfm.attend, []),
         (tfm.runs, []),
         (tfm.score, ["tokenize", "lowercase", "bootstrap_samples"]),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tfm.commands.export import export
 from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -15,8 +16,7 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
-from tfm.stages.export import check, folder
-from tfm.stages.export.folder import Quantization, export
+from tfm.stages.export import Quantization, check
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.stages.export.specification")
@@ -94,7 +94,7 @@ def test_the_longest_source_of_tfm_has_positions(make_model):
 @pytest.mark.parametrize("quantization", typing.get_args(Quantization)[1:])
 def test_quantized_weights_are_smaller_and_translate(make_model, tmp_path, quantization):
     model = make_model()
-    whole = export(model, out_dir=tmp_path / "whole").out_dir / "model.bin"
+    whole = export(model, out=tmp_path / "whole").out_dir / "model.bin"
     exported = export(model, quantization=quantization).out_dir
     assert (exported / "model.bin").stat().st_size < 0.9 * whole.stat().st_size
     assert len(list(translations(exported, LINES[:1], beam_size=2, max_extra_length=5))) == 1
@@ -115,14 +115,14 @@ def test_exporting_warns_of_trees_and_of_the_limit_of_learned_positions(make_mod
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_both_find_the_same_translations_without_a_length_penalty(trained_norms, tmp_path, norm):
-    result = export(trained_norms[norm], out_dir=tmp_path / "out", check_lines=12)
+    result = export(trained_norms[norm], out=tmp_path / "out", check=12)
     agreement = result.agreement
     assert (agreement.num_lines, agreement.differences, agreement.beam_size) == (12, [], 4)
     assert 0 < agreement.max_error < 1e-4
 
 
 def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
-    exported = export(trained_norms["pre"], out_dir=tmp_path / "out").out_dir
+    exported = export(trained_norms["pre"], out=tmp_path / "out").out_dir
     lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
     agreement = check.compare(ModelFolder(checkpoints(trained_norms["post"])[-1]), exported, lines)
     assert (agreement.num_lines, agreement.max_error > 0.1) == (8, True)
@@ -137,7 +137,7 @@ def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
 
 
 def test_the_check_gives_both_programs_normalized_text(trained_norms, tmp_path):
-    exported = export(trained_norms["post"], out_dir=tmp_path / "out").out_dir
+    exported = export(trained_norms["post"], out=tmp_path / "out").out_dir
     lines = ["on\tMonday", "\u200b", " I am\xa0buying 3 red cars for $5. "]
     agreement = check.compare(ModelFolder(checkpoints(trained_norms["post"])[-1]), exported, lines)
     assert (agreement.num_lines, agreement.differences) == (2, [])
@@ -151,7 +151,7 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
         specification, "sinusoidal_encoding", lambda positions, d: encoding(positions + 1, d)
     )
     with pytest.raises(CheckpointError, match="is not written: log probabilities of CTranslate2"):
-        export(model, check_lines=3)
+        export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]
 
 
@@ -174,7 +174,7 @@ def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_m
     files = Vocabulary.load(model).files()
     save_checkpoint(model, info, dict(ModelFolder(model).weights()), subword_files=files)
     with pytest.raises(DataError, match=r"no test set from en in .*gone.*: leave --check out"):
-        export(model, check_lines=3)
+        export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]
 
 
@@ -190,7 +190,7 @@ def test_the_command_prints_the_folder_and_the_differences(make_model, tmp_path,
         max_error=0.0,
         beam_size=4,
     )
-    monkeypatch.setattr(folder, "compare", lambda *_: agreement)
+    monkeypatch.setattr(check, "compare", lambda *_: agreement)
     out_dir = tmp_path / "out"
     code, out, err = run("export", make_model(), "--out", out_dir, "--check", 9)
     assert (code, out) == (0, f"{out_dir}\n")

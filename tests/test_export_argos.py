@@ -7,10 +7,11 @@ import pytest
 import sentencepiece
 from foreign_models import PAIRS, new_marian
 
+from tfm.commands.export import export
 from tfm.commands.import_model import import_model
 from tfm.errors import UsageError
 from tfm.inference.translator import Translator
-from tfm.stages.export.folder import PACKAGE, _code, export
+from tfm.stages.export.folder import PACKAGE, _code
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -34,7 +35,7 @@ def translate(package, line, *, limit):
 
 def test_a_package_holds_what_argos_translate_reads(make_model, tmp_path):
     model = make_model()
-    result = export(model, format_="argos", out_dir=tmp_path / "out")
+    result = export(model, format="argos", out=tmp_path / "out")
     assert (result.out_dir / PACKAGE).is_file()
     package = unpacked(result.out_dir, tmp_path / "unpacked")
     metadata = json.loads((package / "metadata.json").read_text())
@@ -59,7 +60,7 @@ def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):
     pytest.importorskip("transformers")
     new_marian(tmp_path / "marian")
     model = import_model(tmp_path / "marian", out=tmp_path / "model").out_dir
-    package = unpacked(export(model, format_="argos").out_dir, tmp_path / "unpacked")
+    package = unpacked(export(model, format="argos").out_dir, tmp_path / "unpacked")
     line = PAIRS[0][0]
     [ours] = Translator.load(model, device="cpu", precision="fp32").translate(
         [line], beam=1, length_penalty=0.0, max_extra_length=1
@@ -72,4 +73,4 @@ def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):
 
 def test_separate_vocabularies_are_refused(make_model):
     with pytest.raises(UsageError, match="one SentencePiece model for both languages"):
-        export(make_model(tied_embeddings="none"), format_="argos")
+        export(make_model(tied_embeddings="none"), format="argos")

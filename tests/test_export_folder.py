@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tfm.commands.export import export
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
@@ -18,7 +19,6 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
-from tfm.stages.export.folder import export
 from tfm.stages.models import summarize_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -90,8 +90,10 @@ def test_other_files_and_folders_are_never_replaced(make_model, tmp_path, name):
     model = make_model()
     (tmp_path / "thesis").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is no exported model: choose another folder"):
-        export(model, out_dir=tmp_path / name, force=True)
+    with pytest.raises(
+        UsageError, match=r"is no exported model: choose .*|it is a file, not a folder"
+    ):
+        export(model, out=tmp_path / name, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model", "thesis"]
 
 
@@ -104,7 +106,7 @@ def test_a_folder_that_only_looks_like_an_export_is_not_replaced(make_model, tmp
         if record is not None:
             (tmp_path / "mine" / "tfm.json").write_text(record)
         with pytest.raises(UsageError, match="is no exported model: choose another folder"):
-            export(model, out_dir=tmp_path / "mine", force=True)
+            export(model, out=tmp_path / "mine", force=True)
     assert (tmp_path / "mine" / "model.bin").read_text() == "mine"
 
 
@@ -192,16 +194,16 @@ def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     message = rf"{package} is not installed.*pip install {re.escape(remedy)}"
     with pytest.raises(UsageError, match=message):
-        export(model, format_=format_, check_lines=check_lines)
+        export(model, format=format_, check=check_lines)
     assert list(tmp_path.iterdir()) == [model]
 
 
 def test_settings_that_a_format_lacks_are_refused(make_model):
     model = make_model()
     with pytest.raises(UsageError, match="--quantization is for --format ctranslate2"):
-        export(model, format_="huggingface", quantization="int8")
+        export(model, format="huggingface", quantization="int8")
     with pytest.raises(UsageError, match="check --format ctranslate2, whose model they hold"):
-        export(model, format_="argos", check_lines=3)
+        export(model, format="argos", check=3)
 
 
 @pytest.mark.parametrize(("version", "is_known"), [("4.6.3", False), ("4.10.0", True)])

@@ -8,13 +8,13 @@ import pytest
 import sentencepiece
 import torch
 
+from tfm.commands.export import export
 from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization, run_config
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.translator import Translator
-from tfm.stages.export.folder import export
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -49,7 +49,7 @@ def test_both_compute_the_same_token_probabilities_also_after_saving_again(
     make_model, tmp_path, shape
 ):
     path = make_model(**shape)
-    model, tokenizer = load(export(path, format_="huggingface").out_dir)
+    model, tokenizer = load(export(path, format="huggingface").out_dir)
     ours = Translator.load(path, device="cpu", precision="fp32").score_targets(LINES, TARGETS)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "again")
@@ -68,7 +68,7 @@ def test_both_compute_the_same_token_probabilities_also_after_saving_again(
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_both_find_the_same_translations_without_a_length_penalty(trained_norms, tmp_path, norm):
     agreement = export(
-        trained_norms[norm], format_="huggingface", out_dir=tmp_path / "out", check_lines=12
+        trained_norms[norm], format="huggingface", out=tmp_path / "out", check=12
     ).agreement
     assert (agreement.num_lines, agreement.differences, agreement.beam_size) == (12, [], 4)
     assert agreement.program == "transformers"
@@ -76,7 +76,7 @@ def test_both_find_the_same_translations_without_a_length_penalty(trained_norms,
 
 
 def test_generation_has_the_settings_of_the_model_and_no_forced_tokens(make_model):
-    model, tokenizer = load(export(make_model(), format_="huggingface").out_dir)
+    model, tokenizer = load(export(make_model(), format="huggingface").out_dir)
     config = model.generation_config
     assert (config.num_beams, config.length_penalty, config.max_length) == (4, 0.4, 1076)
     assert config.forced_eos_token_id is config.forced_bos_token_id is None
@@ -182,7 +182,7 @@ def test_a_subword_model_that_normalizes_unicode_is_refused(data_dir, tmp_path):
 
 
 def test_the_card_has_languages_data_quality_and_settings(trained_run, tmp_path):
-    folder = export(trained_run, format_="huggingface", out_dir=tmp_path / "out").out_dir
+    folder = export(trained_run, format="huggingface", out=tmp_path / "out").out_dir
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
     assert "language:\n- en\n- de\n" in front
@@ -196,7 +196,7 @@ def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):
     model = make_model()
     record = {"kind": "validation", "step": 1, "bleu": 31.25, "signature": "nrefs:1|case:mixed"}
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(record)}\n{{", encoding="utf-8")
-    folder = export(model, format_="huggingface").out_dir
+    folder = export(model, format="huggingface").out_dir
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "BLEU 31.2 on the validation text at step 1," in card
     assert "`nrefs:1|case:mixed`" in card
@@ -220,7 +220,7 @@ def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):
 def test_what_cannot_be_expressed_is_refused(make_model, tmp_path, changes, missing):
     model = make_model(**changes)
     with pytest.raises(UsageError, match=rf"cannot express .*{missing}"):
-        export(model, format_="huggingface")
+        export(model, format="huggingface")
     assert list(tmp_path.iterdir()) == [model]
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tfm.commands.export import export
 from tfm.config import SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.translator import Translator
 from tfm.stages.export import check
-from tfm.stages.export.folder import export
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -44,7 +44,7 @@ def padded_and_alone(exported):
 def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_search(make_model):
     shape = {"norm": "pre", "activation": "silu", "d_k": 3, "d_v": 7, "tied_embeddings": "none"}
     path = make_model(**SMALL, **shape, joint=True)
-    exported = export(path, format_="onnx").out_dir
+    exported = export(path, format="onnx").out_dir
     [example] = [
         block
         for block in re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.M | re.S)
@@ -68,7 +68,7 @@ def test_the_loop_of_the_guide_and_the_check_find_the_translations_of_greedy_sea
 @pytest.mark.slow
 def test_both_compute_a_model_with_learned_positions(make_model):
     path = make_model(**SMALL, learned_positions=200)
-    exported = export(path, format_="onnx").out_dir
+    exported = export(path, format="onnx").out_dir
     agreement = check.compare(ModelFolder(path), exported, ["7 cars", "9"], "onnx")
     assert agreement.differences == []
     assert 0 < agreement.max_error < 1e-4
@@ -78,5 +78,5 @@ def test_both_compute_a_model_with_learned_positions(make_model):
 def test_what_cannot_be_expressed_is_refused(make_model, tmp_path, shape):
     model = make_model(**shape)
     with pytest.raises(UsageError, match=f"ONNX files cannot express {next(iter(shape))}"):
-        export(model, format_="onnx")
+        export(model, format="onnx")
     assert list(tmp_path.iterdir()) == [model]

@@ -142,10 +142,10 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
 
 def test_an_imported_model_is_exported(imported, tmp_path):
     pytest.importorskip("ctranslate2")
+    from tfm.commands.export import export
     from tfm.stages.export import check
-    from tfm.stages.export.folder import export
 
-    exported = export(imported, out_dir=tmp_path / "out").out_dir
+    exported = export(imported, out=tmp_path / "out").out_dir
     assert check.compare(ModelFolder(imported), exported, LINES).max_error < 1e-3
 
 

@@ -5,8 +5,8 @@ import importlib
 __version__ = "0.1.0"
 
 _COMMANDS = (
-    *("prepare", "learn_bpe", "binarize", "train", "average", "import_model"),
-    *("runs", "models", "score", "quickstart", "doctor"),
+    *("prepare", "learn_bpe", "binarize", "train", "average", "export", "import_model"),
+    *("runs", "models", "generate", "score", "attend", "serve", "quickstart", "doctor"),
 )
 __all__ = ["Translator", "__version__", *_COMMANDS]
 

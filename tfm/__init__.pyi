@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
 from tfm.inference.translator import Translator as Translator
+from tfm.stages.attend import AttendResult as AttendResult
 from tfm.stages.average import AverageResult as AverageResult
 from tfm.stages.doctor import Finding as Finding
 from tfm.stages.models import ModelSummary as ModelSummary
@@ -456,6 +458,51 @@ def average(
     """
 
 
+def export(
+    models: StrPath | Sequence[StrPath] | None = ...,
+    *,
+    out: StrPath | None = ...,
+    format: Literal['ctranslate2', 'huggingface', 'onnx', 'argos'] | None = ...,
+    quantization: Literal['none', 'int8', 'int8_float16', 'int8_bfloat16', 'int16', 'float16', 'bfloat16'] | None = ...,
+    check: int | None = ...,
+    force: bool | None = ...,
+) -> ExportResult:
+    """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
+
+    CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
+    post-norm models become Marian and pre-norm ones Pegasus models (pip install
+    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
+    search (pip install "tfm-mt[onnx]"). Argos Translate and LibreTranslate install a package of the
+    model for CTranslate2.
+
+    With length penalty 0, all programs find the same translations. With other values, tfm divides
+    log probabilities by ((5 + length) / 6)^α, and the others by length^α.
+
+    With --check, unquantized weights must also give the same probabilities.
+
+    Examples::
+
+        tfm export runs/wmt14-en-de-base --check 200
+        tfm export --quantization int8 --out model-int8
+        tfm export runs/wmt14-en-de-base --format huggingface
+
+    Args:
+        models: Model or run folder (default: the newest run in runs/).
+        out: Output folder (default: RUN/FORMAT or MODEL-FORMAT, plus quantization).
+        format: Program to write for: CTranslate2, transformers, ONNX Runtime, or Argos Translate.
+        quantization: For CTranslate2 and Argos: type of weights, and of products if the CPU
+            supports it.
+        check: Translate N lines of the test set with both programs and print the differences.
+        force: Overwrite an earlier export.
+
+    Raises:
+        UsageError: A package that the format needs is not installed, the format cannot express the
+            model, or `out` exists.
+        CheckpointError: The model is missing or damaged, or the export differs from it.
+        DataError: There is no test set for the check.
+    """
+
+
 def import_model(
     model: StrPath,
     *,
@@ -538,6 +585,111 @@ def models(
     """
 
 
+def generate(
+    models: StrPath | Sequence[StrPath] | None = ...,
+    *,
+    input: StrPath | None = ...,
+    output: StrPath | None = ...,
+    split: Literal['test', 'valid'] | None = ...,
+    gpus: str | None = ...,
+    processes: int | None = ...,
+    prefix: StrPath | None = ...,
+    score_target: StrPath | None = ...,
+    per_token: bool | None = ...,
+    align: bool | None = ...,
+    align_reverse: StrPath | None = ...,
+    document: bool | None = ...,
+    json: bool | None = ...,
+    search: Literal['beam', 'sample', 'exact'] | None = ...,
+    beam_size: int | None = ...,
+    beam: int | None = ...,
+    length_penalty: float | None = ...,
+    max_extra_length: int | None = ...,
+    min_length: int | None = ...,
+    no_repeat_ngram: int | None = ...,
+    ban: str | None = ...,
+    n_best: int | None = ...,
+    mbr: Literal['chrf', 'bleu'] | None = ...,
+    num_groups: int | None = ...,
+    diversity_strength: float | None = ...,
+    temperature: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    node_limit: int | None = ...,
+    shortlist: bool | None = ...,
+    tag: str | None = ...,
+    max_source_length: int | None = ...,
+    max_tokens: int | None = ...,
+    device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    kernels: Literal['auto', 'plain'] | None = ...,
+    threads: int | None = ...,
+) -> Iterator[str]:
+    """Translate standard input, a file or a test set, line by line.
+
+    The output has one line per input line, in the same order.
+
+    Examples::
+
+        tfm generate --beam 4 | tfm score
+        echo "Two dogs play in the snow." | tfm generate runs/multi30k-en-de-tiny
+        tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
+        tfm generate --gpus 8 --input in.en --output out.de
+
+    Args:
+        models: Model or run folders (default: the newest run); several form an ensemble.
+        input: File to translate; - is standard input.
+        output: File to write when complete; repeat a stopped command to continue; - is stdout.
+        split: Translate this split of the model's dataset.
+        gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
+        processes: Divide the work and the cores among N processes on the CPU.
+        prefix: File with the beginning of each translation, perhaps within a word; may be empty.
+        score_target: Score the translations in a file: print score, log probability, tokens and
+            text.
+        per_token: With --score-target: print a line per token: line number, log probability, piece.
+        align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
+        align_reverse: With --align: a model of the reverse direction, to combine both alignments.
+        document: Split paragraphs into sentences; keep white space.
+        json: Print one JSON object per line, with scores.
+        search: Beam search, random sampling, or exact search, which proves that it found the best.
+        beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
+        max_extra_length: Longest translation: the number of source tokens plus N.
+        min_length: Fewest tokens in the translation of a non-empty line; 0 allows empty ones.
+        no_repeat_ngram: No translation has the same N tokens in a row twice; any number if unset.
+        ban: File of words and phrases, one per line, that no translation contains.
+        n_best: Number of translations per sentence, best first.
+        mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.
+        num_groups: Diverse beam search: number of groups that the beam is divided into.
+        diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        temperature: Sampling: divide logits by this; below 1 is less random.
+        top_k: Sampling: draw from the N most probable tokens; from all if unset.
+        top_p: Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.
+        seed: Random seed of sampling.
+        node_limit: Exact search: give up a sentence after extending N prefixes.
+        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
+        tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
+        max_source_length: Truncate longer sources to N tokens, with a warning.
+        max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.
+        precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
+        kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
+        threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+
+    Returns:
+        The lines that the command prints, with their ends, as soon as they are found. None if they
+        go to `output`, which is complete when the function returns.
+
+    Raises:
+        UsageError: Arguments are wrong, contradict each other or have no effect, or the output
+            would overwrite a file that is read, or one of a dataset, model or run.
+        CheckpointError: There is no such model, or it is damaged.
+        DataError: A file does not exist, or differs from the text in its number of lines; or the
+            dataset of the model now has other languages.
+    """
+
+
 def score(
     hypotheses: str | os.PathLike[str] | Iterable[str] | None = ...,
     reference: str | os.PathLike[str] | Iterable[str] | Sequence[str | os.PathLike[str] | Iterable[str]] | None = ...,
@@ -584,6 +736,118 @@ def score(
     Note:
         In Python, a list of lines may take the place of each file, and a list of lists that of
         several references. If the translations are a file, a list of strings names references.
+    """
+
+
+def attend(
+    model: str | None = ...,
+    sentence: str | None = ...,
+    *,
+    target: str | None = ...,
+    out: StrPath | Sequence[StrPath] | None = ...,
+    kind: Literal['encoder', 'decoder', 'cross'] | None = ...,
+    layer: int | None = ...,
+    head: int | None = ...,
+    beam: int | None = ...,
+    device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
+) -> AttendResult:
+    """Draw the attention of each layer and head while a model translates a sentence.
+
+    Examples::
+
+        tfm attend "Two dogs play in the snow."
+        tfm attend runs/wmt14-en-de-base "The law." --layer 5 --out law.svg
+
+    Args:
+        model: Model or run folder (default: the newest run).
+        sentence: Source sentence in quotes.
+        target: Target sentence (default: the model's translation).
+        out: Page (.html) or figure (.png, .svg) to write; repeatable (default: attention.html).
+        kind: Attention to draw; a page contains all kinds and shows this one first.
+        layer: Draw only this layer, counted from 1.
+        head: Draw only this head, counted from 1.
+        beam: Beam size of the translation.
+        device: Device to compute on; mps: an Apple GPU, never tried.
+
+    Raises:
+        UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no
+            such layer or head.
+        CheckpointError: The model is missing, damaged or has diverged.
+    """
+
+
+def serve(
+    models: StrPath | Sequence[StrPath] | None = ...,
+    host: str | None = ...,
+    port: int | None = ...,
+    api_key_file: str | None = ...,
+    max_characters: int | None = ...,
+    max_body_bytes: int | None = ...,
+    max_requests: int | None = ...,
+    max_connections: int | None = ...,
+    answer_seconds: int | None = ...,
+    receive_seconds: int | None = ...,
+    batch_characters: int | None = ...,
+    beam_size: int | None = ...,
+    beam: int | None = ...,
+    length_penalty: float | None = ...,
+    max_extra_length: int | None = ...,
+    min_length: int | None = ...,
+    no_repeat_ngram: int | None = ...,
+    ban: str | None = ...,
+    num_groups: int | None = ...,
+    diversity_strength: float | None = ...,
+    shortlist: bool | None = ...,
+    max_source_length: int | None = ...,
+    max_tokens: int | None = ...,
+    device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    kernels: Literal['auto', 'plain'] | None = ...,
+    threads: int | None = ...,
+) -> None:
+    """Translate over HTTP (pip install "tfm-mt[serve]").
+
+    The protocol is that of LibreTranslate, so its clients work. Requests that arrive together are
+    translated together. SIGTERM stops the server after it has answered all of them.
+
+    Examples::
+
+        tfm serve
+        tfm serve runs/multi30k-en-de-small runs/multi30k-de-en-small --port 8080
+
+    Args:
+        models: Model or run folders (default: the newest run), one for each pair of languages.
+        host: Address to listen on; by default, only programs of this machine reach it.
+        port: Port to listen on; 0 takes any free port.
+        api_key_file: File of the key that requests must have as api_key.
+        max_characters: Most characters of all texts of a request.
+        max_body_bytes: Largest body of a request.
+        max_requests: Most requests that wait for a model or are translated; further ones are refused.
+        max_connections: Most open connections; requests on further ones are refused.
+        answer_seconds: Longest time to translate a request, waiting included.
+        receive_seconds: Longest time for a body to arrive, and between two requests of a connection.
+        batch_characters: Most characters of all requests that are translated together.
+        beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
+        max_extra_length: Longest translation: the number of source tokens plus N.
+        min_length: Fewest tokens in the translation of a non-empty line; 0 allows empty ones.
+        no_repeat_ngram: No translation has the same N tokens in a row twice; any number if unset.
+        ban: File of words and phrases, one per line, that no translation contains.
+        num_groups: Diverse beam search: number of groups that the beam is divided into.
+        diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
+        max_source_length: Truncate longer sources to N tokens, with a warning.
+        max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.
+        precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
+        kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
+        threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+            decide.
+
+    Raises:
+        UsageError: Models are for the same languages, or a setting is wrong.
+        CheckpointError: A folder has no valid model.
+        TfmError: The address is not free.
     """
 
 

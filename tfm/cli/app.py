@@ -1,27 +1,10 @@
-"""The typer app, and the flags and helpers that commands share."""
-
-from functools import partial
+"""The typer app."""
 
 import typer
 
 from tfm import __version__
 from tfm.cli.unknown_names import Commands
 from tfm.errors import UsageError
-from tfm.storage.paths import existing_folder
-
-TEXT_PANEL = "Text"
-MODELS_PANEL = "Models"
-TRANSLATIONS_PANEL = "Translations"
-
-# Arguments that may be left out, and flags with and without a value.
-argument = partial(typer.Argument, None)
-option, switch = partial(typer.Option, None), partial(typer.Option, False)
-
-MODEL = argument(
-    metavar="MODEL",
-    callback=existing_folder,
-    help="Model or run folder (default: the newest run in runs/).",
-)
 
 app = typer.Typer(
     cls=Commands,
@@ -37,7 +20,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: bool = switch("--version", "-V", help="Print versions and exit."),
+    version: bool = typer.Option(False, "--version", "-V", help="Print versions and exit."),
 ) -> None:
     if version:
         typer.echo(f"tfm {__version__}, {_torch_and_device()}")

@@ -93,6 +93,8 @@ def _flag_of_parameter(parameter: Parameter) -> inspect.Parameter:
         "hidden": flag.hidden,
         "rich_help_panel": flag.panel,
     }
+    if flag.default is not None:
+        shown["help"] = f"{parameter.help.removesuffix('.')} (default: {flag.default})."
     if choices := flag.choices:
         start, _, rest = parameter.help.partition(" (")
         shown["help"] = f"{start}: {', '.join(choices())} ({rest}"

@@ -9,11 +9,7 @@ from typing import NoReturn
 
 import typer
 
-# The help lists commands in the order of these imports.
-# isort: off
-from tfm.cli import text, models, lists, translations, serving, doctor  # noqa: F401
-
-# isort: on
+import tfm.cli.commands  # noqa: F401 - it adds the commands
 from tfm.cli.app import app
 from tfm.cli.unknown_names import explain_mistake
 from tfm.distributed.interruption import report_failure, stop_with_launcher

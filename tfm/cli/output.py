@@ -2,52 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
 from tfm.reporting import format_duration, format_table, printable, say
-from tfm.storage.partial_output import PartialOutput
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
-    from tfm.inference.alignment import Alignment
-    from tfm.inference.lines import ScoredTarget, Translation
     from tfm.metrics.metric import Comparison
     from tfm.stages.doctor import Finding
     from tfm.stages.models import ModelSummary
     from tfm.stages.runs import RunSummary
     from tfm.stages.score import ScoreResult
-
-
-@contextmanager
-def continued_output(
-    path: Path | None, settings: Mapping[str, Any]
-) -> Iterator[PartialOutput | None]:
-    """Print to a file in this block, after what an earlier call that was stopped has printed.
-
-    Yields:
-        The output until then, which is None for standard output.
-    """
-    if path is None:
-        yield None
-        return
-    with PartialOutput(path, settings) as output:
-        if num_before := output.num_lines:
-            say(f"generate: continuing {output.path} at line {num_before + 1:,}")
-        try:
-            with redirect_stdout(output.stream):
-                yield output
-        except BaseException:
-            if output.num_lines > num_before:
-                say(f"generate: {output.path} is kept: the same command continues it")
-            raise
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -105,43 +76,6 @@ def _training_size(recipe: "Recipe") -> str:
     return "" if recipe.text_size is None else f"{decimal(recipe.text_size)} of text"
 
 
-def print_translations(
-    translations: "Iterable[tuple[str, list[Translation]]]",
-    *,
-    as_json: bool,
-    number: bool,
-    first_line: int = 1,
-) -> None:
-    """Print the translations of each line, best first, as soon as they are found.
-
-    In plain text, `number` prepends line number and score to each translation, and a word alignment
-    follows it, separated by tabs.
-    """
-    for index, (line, found) in enumerate(translations, start=first_line):
-        if as_json:
-            # `proven`, `utility` and `alignment` are None unless they were requested.
-            fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
-            record = {"source": line, "translations": fields}
-            print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
-            continue
-        for each in found:
-            text = f"{index}\t{each.score:.4f}\t{each.text}" if number else each.text
-            print(text + _column(each.alignment), flush=True)  # noqa: T201
-
-
-def print_document(lines: Iterable[str]) -> None:
-    """Print the lines of a document, which have their line ends, as soon as they are found."""
-    for line in lines:
-        print(line, end="", flush=True)  # noqa: T201
-
-
-def _column(alignment: "Alignment | None") -> str:
-    """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
-    if alignment is None:
-        return ""
-    return "\t" + " ".join(f"{source}-{target}" for source, target in alignment)
-
-
 def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Finding]":
     """Print findings as soon as they are there, or all as one JSON object; return them."""
     found = []
@@ -155,41 +89,6 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
     if as_json:
         print(json.dumps({"findings": [asdict(each) for each in found]}))  # noqa: T201
     return found
-
-
-def print_scored_targets(
-    scored: "Iterable[tuple[str, ScoredTarget]]",
-    *,
-    as_json: bool,
-    per_token: bool,
-    first_line: int = 1,
-) -> None:
-    """Print the probability of each line's target as soon as it is computed.
-
-    In plain text, a line for each target has score, log probability, number of tokens and text;
-    with `per_token`, a line for each token has line number, log probability and piece. Tabs
-    separate them, and a word alignment from the text.
-    """
-    for index, (line, target) in enumerate(scored, start=first_line):
-        tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
-        if as_json:
-            record = {
-                "source": line,
-                "target": target.text,
-                "score": target.score,
-                "log_prob": target.log_prob,
-                "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
-            }
-            if target.alignment is not None:
-                record["alignment"] = target.alignment
-            print(json.dumps(record, ensure_ascii=False), flush=True)  # noqa: T201
-        elif per_token:
-            for piece, value in tokens:
-                print(f"{index}\t{value:.4f}\t{printable(piece)}", flush=True)  # noqa: T201
-        else:
-            figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
-            text = f"{figures}\t{target.text}{_column(target.alignment)}"
-            print(text, flush=True)  # noqa: T201
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ _PROCESSES = Flag(panel="Processes")
 _HIDDEN = Flag(hidden=True, panel="Processes")
 
 
-def train(
+def run_training(
     call: Call,
     /,
     *,

@@ -1,10 +1,7 @@
 """Error messages for unknown flags, commands and models, and for flags without a fitting value."""
 
 import errno
-import os
-import shlex
 import typing
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,7 +9,6 @@ import typer
 from tfm.cli.help import Group
 from tfm.config.schema import expected_value, shown, suggest, words_of_toolkits
 from tfm.errors import UsageError, explain_os_error
-from tfm.storage.paths import existing_folder, where_instead
 
 
 class Commands(Group):
@@ -32,23 +28,6 @@ class Commands(Group):
             advice = _advice(ctx, [f"{ctx.command_path} {name}" for name in found])
             raise UsageError(f"no such command {args[0]}{advice}")
         return super().resolve_command(ctx, args)
-
-
-def existing_models(paths: list[Path] | None) -> list[Path] | None:
-    """Return the paths; raise UsageError unless they are folders, and not text to translate."""
-    for path in paths or []:
-        quoted = shlex.quote(str(path))
-        # os.path, because methods of Path fail on long sentences.
-        if " " in str(path) and not os.path.exists(path):  # noqa: PTH110
-            raise UsageError(
-                f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
-            )
-        if os.path.isfile(path):  # noqa: PTH113
-            advice = (
-                where_instead(path, "run", "model") or f"to translate it, give --input {quoted}"
-            )
-            raise UsageError(f"{path} is a file, not a model or run folder: {advice}")
-    return existing_folder(paths)
 
 
 def explain_mistake(error: typer.TyperException) -> str:

@@ -35,6 +35,7 @@ class Flag:
         panel: The section of the help.
         before: The parameter before which the help lists it.
         choices: What the values may be, for the help and for completion.
+        default: What the help shows as the default in place of None.
         kind: The type on the command line of a parameter that may be more in Python. It has a flag
             in any case, and the function itself checks it.
     """
@@ -45,6 +46,7 @@ class Flag:
     panel: str | None = None
     before: str | None = None
     choices: Callable[[], Iterable[str]] | None = None
+    default: Any = None
     kind: Any = None
 
 

@@ -11,12 +11,13 @@ from tfm.data.subword import SubwordModel
 from tfm.device.compute import choose_compute
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import newest_run
 from tfm.inference.batches import Chunk
 from tfm.inference.translator import Translator
 from tfm.model.weights import attention_maps
 from tfm.reporting import say
 from tfm.search.active import check_finite
-from tfm.storage.paths import new_file
+from tfm.storage.paths import RUNS_ROOT, new_file
 from tfm.visualization.attention_maps import GENERATOR, LABELS, AttentionKind, write_page
 
 _FORMATS = (".html", ".png", ".svg")
@@ -35,7 +36,7 @@ class AttendResult:
 
 
 def attend(
-    model_path: Path,
+    model_path: Path | None,
     sentence: str,
     *,
     target: str | None,
@@ -46,28 +47,14 @@ def attend(
     search: SearchConfig,
     device: InferenceDevice,
 ) -> AttendResult:
-    """Draw the attention weights of a model for a pair of sentences.
+    """Draw the attention weights of a model, by default of the newest run.
 
-    Args:
-        model_path: A model or run folder.
-        sentence: The source sentence.
-        target: The target sentence; the model's own translation if None.
-        out: Files to write (.html, .png or .svg) or folders to write a page to; a page in the
-            working directory if empty.
-        kind: The attention to draw. A page starts with it and has the other kinds as well.
-        layer: Layer to draw, counted from 1; None for all. A page starts with this or the last.
-        head: Head to draw, counted from 1; None for all.
-        search: Settings of the translation.
-        device: Where to compute.
-
-    Raises:
-        UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no
-            such layer or head.
-        CheckpointError: The model is missing, damaged or has diverged.
+    A page starts with the `kind`, and with the `layer` or the last one, and has all others, too.
+    Without names of files, it is written to the working directory. Errors are those of the command.
     """
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
-    folder = ModelFolder.open(model_path)
+    folder = ModelFolder.open(model_path or newest_run(RUNS_ROOT))
     vocabulary = folder.vocabulary
     model = folder.model().to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, model.max_positions or _MAX_PIECES)

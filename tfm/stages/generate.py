@@ -248,7 +248,7 @@ def _open(
         reader.chunk_lines = engine.limits.chunk_lines
         is_typed = path is None and sys.stdin.isatty()
         # Translations or typed sentences on the terminal would run into a bar.
-        shown = not (is_typed or sys.stdout.isatty())
+        shown = not (is_typed or (output is None and sys.stdout.isatty()))
         start = f"the first {min(reader.chunk_lines, total or reader.chunk_lines):,} are underway"
         bar = stack.enter_context(Progress("generate", start=start, shown=shown, **counts))
         if is_typed:

@@ -1,5 +1,6 @@
 """What tfm generate reads, with which models, and where it writes; checked before it starts."""
 
+import io
 import os
 import stat
 import sys
@@ -198,7 +199,10 @@ def output_settings(
 
 
 def _standard_input_has_text() -> bool:
-    mode = os.fstat(sys.stdin.fileno()).st_mode
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except io.UnsupportedOperation:  # that of a notebook
+        return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 

@@ -15,7 +15,8 @@ from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.inference.engine import Engine
 from tfm.inference.lines import ScoredTarget
 from tfm.inference.translator import Translator
-from tfm.stages.export.programs import PROGRAMS, Format, Found, Program
+from tfm.stages.export import Format
+from tfm.stages.export.programs import PROGRAMS, Found, Program
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2

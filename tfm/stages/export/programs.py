@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
-
-Format = Literal["ctranslate2", "huggingface", "onnx", "argos"]
+from tfm.stages.export import Format
 
 Array = npt.NDArray[np.float32]
 

@@ -27,16 +27,7 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C; then answer the requests that have arrived.
 
-    Args:
-        models: Model or run folders, one for each pair of languages.
-        search: Settings of the search that replace those of the models.
-        config: Address and limits.
-        inference: Device and arithmetic.
-
-    Raises:
-        UsageError: Models are for the same languages, or a setting is wrong.
-        CheckpointError: A folder has no valid model.
-        TfmError: The address is not free.
+    `search` are settings that replace those of the models. Errors are those of the command.
     """
     key_digest = _read_key(config)
     if "ban" in search:

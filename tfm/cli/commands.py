@@ -1,0 +1,260 @@
+"""The commands of the command line: flags that only terminals have, and how results are printed."""
+
+import json as json_format
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tfm.cli.flags import Call, add_command
+from tfm.cli.help import Command
+from tfm.cli.train import run_training
+from tfm.commands.attend import attend
+from tfm.commands.average import average
+from tfm.commands.binarize import binarize
+from tfm.commands.declaration import Flag
+from tfm.commands.doctor import doctor
+from tfm.commands.export import export
+from tfm.commands.generate import generate
+from tfm.commands.import_model import import_model
+from tfm.commands.learn_bpe import learn_bpe
+from tfm.commands.models import models
+from tfm.commands.prepare import prepare
+from tfm.commands.quickstart import quickstart
+from tfm.commands.runs import runs
+from tfm.commands.score import score
+from tfm.commands.serve import serve
+from tfm.commands.train import train
+from tfm.data.text_files import unpacked_name
+from tfm.errors import UsageError
+from tfm.reporting import say
+
+if TYPE_CHECKING:
+    from tfm.stages.export.check import Agreement
+
+_TEXT_FLAGS = ("--train", "--valid", "--test")
+_MAX_DIFFERENCES = 5
+
+
+class _PrepareCommand(Command):
+    """A command whose flags of text take two files, or one .tsv file with both columns."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a .tsv file as source and target."""
+        return super().parse_args(ctx, _with_both_sides(args))
+
+
+def _with_both_sides(args: Sequence[str]) -> list[str]:
+    """Return command-line arguments in which each flag of text has a source and a target file.
+
+    The flag is repeated for each: typer has no flags that are repeatable and take two values.
+
+    Raises:
+        UsageError: A flag has a single file that is not .tsv.
+    """
+    words: list[str] = []
+    rest = list(args)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in _TEXT_FLAGS:
+            words.append(flag + equals + value)
+            continue
+        following = [value, *rest] if equals else rest
+        files = list(takewhile(lambda word: not word.startswith("-"), following[:2]))
+        rest = following[len(files) :]
+        if len(files) == 1:
+            if not unpacked_name(files[0]).endswith(".tsv"):
+                raise UsageError(
+                    f"{flag} takes two files, source and target, or one .tsv file with two "
+                    f"columns: add the translation of {files[0]}"
+                )
+            files *= 2
+        words += [word for file in files for word in (flag, file)] or [flag]
+    return words
+
+
+def _prepare(
+    call: Call,
+    /,
+    *,
+    list_recipes: Annotated[bool, Flag(name="--list", before="text_only")] = False,
+) -> None:
+    """Prepare a dataset, or list recipes.
+
+    Args:
+        call: Prepares the dataset.
+        list_recipes: Print the built-in recipes and the sizes of their texts, and exit.
+    """
+    if not list_recipes:
+        call()
+        return
+    from tfm.cli.output import print_recipes
+    from tfm.data.corpus.loading import builtin_recipes, load_recipe
+
+    print_recipes([load_recipe(name) for name in builtin_recipes()])
+
+
+def _average(call: Call, /) -> None:
+    say(f"average: {call().summary}")
+
+
+def _export(call: Call, /) -> None:
+    result = call()
+    if result.agreement is not None:
+        _say_agreement(result.agreement)
+    weights = call.keywords["quantization"].replace("none", "fp32")
+    say(
+        f"export: {result.model_dir} for {call.keywords['format']}, weights in {weights}, "
+        f"{result.num_bytes / 1e6:,.1f} MB"
+    )
+    typer.echo(result.out_dir)
+
+
+def _say_agreement(agreement: "Agreement") -> None:
+    """Print how many translations are identical, and the first of those that differ."""
+    differences = agreement.differences
+    num_identical = agreement.num_lines - len(differences)
+    say(
+        f"export: {num_identical:,} of {agreement.num_lines:,} translations are identical (beam "
+        f"{agreement.beam_size}, no length penalty); log probabilities differ by at most "
+        f"{agreement.max_error:.1g} nats per token"
+    )
+    program = agreement.program
+    for each in differences[:_MAX_DIFFERENCES]:
+        note = ", cut off at the maximum length" if each.is_cut else ""
+        say(f"line {each.line_number:,}, {'tfm:':{len(program) + 1}} {each.ours}")
+        say(f"line {each.line_number:,}, {program}: {each.theirs}")
+        say(f"    {each.gain:+.4f} nats{note}")
+    if len(differences) > _MAX_DIFFERENCES:
+        say(f"… and {len(differences) - _MAX_DIFFERENCES:,} more")
+
+
+def _import(call: Call, /) -> None:
+    result = call()
+    from_to = " to ".join(result.languages)
+    say(f"import: {call.keywords['model']}, {from_to}, {result.num_parameters:,} parameters")
+    if result.takes_tokens:
+        say(
+            "import: there is no SentencePiece model: translate and train with text that is split "
+            "into the model's tokens, separated by spaces; translations are such text"
+        )
+    if result.max_positions is not None:
+        say(f"import: a sentence may have at most {result.max_positions:,} tokens, with its end")
+    typer.echo(result.out_dir)
+
+
+def _runs(call: Call, /, *, json: bool = False) -> None:
+    """Print runs, and draw those that are named.
+
+    Args:
+        call: Finds the runs.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_runs
+    from tfm.folders.run_folder import is_run
+
+    named, out = call.keywords.get("folders"), call.keywords.get("out")
+    if out is None and not json and named and all(map(is_run, named)):
+        out = Path("runs.html")
+    found = call(out=out)
+    if json:
+        typer.echo(json_format.dumps({"runs": [asdict(run) for run in found]}))
+    else:
+        print_runs(found)
+    if out is not None:
+        say(f"runs: the curves are in {out}")
+
+
+def _models(call: Call, /, *, json: bool = False) -> None:
+    """Print models.
+
+    Args:
+        call: Finds the models.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_models
+
+    found = call()
+    if json:
+        typer.echo(json_format.dumps({"models": [asdict(model) for model in found]}))
+    else:
+        print_models(found)
+
+
+def _generate(call: Call, /) -> None:
+    for line in call():
+        print(line, end="", flush=True)  # noqa: T201
+
+
+def _attend(call: Call, /) -> None:
+    for path in call().paths:
+        typer.echo(path)
+
+
+class _ScoreCommand(Command):
+    """A command that names the flags of files that are given without."""
+
+    def explain_rest(self, ctx: Any, rest: list[str]) -> str:
+        """Return the files with their flags."""
+        return f"takes files with flags only: give {_with_flags(ctx, rest)}"
+
+
+def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
+    """Return files, of which the first may be that of the translations, with their flags."""
+    quoted = [shlex.quote(file) for file in files]
+    references = [f"--reference {file}" for file in quoted]
+    if context.params["hypotheses"] is not None:
+        return " ".join(references)
+    others = references[1:] or ["or", references[0]]
+    return " ".join([f"--hypotheses {quoted[0]}", *others])
+
+
+def _score(call: Call, /, *, json: bool = False) -> None:
+    """Print scores.
+
+    Args:
+        call: Scores translations.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_scores
+
+    print_scores(call(), as_json=json)
+
+
+def _doctor(call: Call, /, *, json: bool = False) -> None:
+    """Print findings, and how many are problems.
+
+    Args:
+        call: Checks this machine.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_findings
+
+    findings = print_findings(call(), as_json=json)
+    levels = [finding.level for finding in findings]
+    num_problems, num_warnings = levels.count("problem"), levels.count("warning")
+    say(f"doctor: problems: {num_problems}, warnings: {num_warnings}")
+    if num_problems:
+        raise typer.Exit(1)
+
+
+# The help lists commands in this order.
+add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand)
+add_command(learn_bpe, panel="Text")
+add_command(binarize, panel="Text")
+add_command(train, run_training, panel="Models")
+add_command(average, _average, panel="Models")
+add_command(export, _export, panel="Models")
+add_command(import_model, _import, name="import", panel="Models")
+add_command(runs, _runs, panel="Models")
+add_command(models, _models, panel="Models")
+add_command(generate, _generate, panel="Translations")
+add_command(score, _score, panel="Translations", cls=_ScoreCommand)
+add_command(attend, _attend, panel="Translations")
+add_command(quickstart)
+add_command(serve, panel="Translations")
+add_command(doctor, _doctor)

@@ -1,0 +1,283 @@
+"""tfm generate: text → translations, line by line."""
+
+import json as json_format
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tfm.commands.declaration import (
+    ExistingFile,
+    ExistingFolder,
+    Flag,
+    Hidden,
+    command,
+)
+from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
+from tfm.errors import UsageError, tfm_command
+from tfm.reporting import printable, say
+from tfm.storage.paths import (
+    RUNS_ROOT,
+    existing_file_or_stream,
+    existing_folder,
+    new_file_or_stream,
+    where_instead,
+)
+
+if TYPE_CHECKING:
+    from tfm.inference.alignment import Alignment
+    from tfm.inference.lines import ScoredTarget, Translation
+    from tfm.stages.generate_plan import Generation
+    from tfm.storage.partial_output import PartialOutput
+
+
+def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the paths; raise UsageError unless they are folders, and not text to translate."""
+    for path in paths:
+        quoted = shlex.quote(str(path))
+        # os.path, because methods of Path fail on long sentences.
+        if " " in str(path) and not os.path.exists(path):  # noqa: PTH110
+            raise UsageError(
+                f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
+            )
+        if os.path.isfile(path):  # noqa: PTH113
+            advice = (
+                where_instead(path, "run", "model") or f"to translate it, give --input {quoted}"
+            )
+            raise UsageError(f"{path} is a file, not a model or run folder: {advice}")
+    return existing_folder(paths)
+
+
+Models = Annotated[tuple[Path, ...], existing_models, Flag("MODEL")]
+
+
+@command(SearchConfig, InferenceConfig)
+def generate(
+    models: Models = (),
+    *,
+    input: Annotated[Path | None, existing_file_or_stream] = None,  # noqa: A002 - named as its flag
+    output: Annotated[Path | None, new_file_or_stream] = None,
+    split: Literal["test", "valid"] | None = None,
+    gpus: Annotated[str | None, Flag("[N|auto]")] = None,
+    processes: Hidden[int | None] = None,
+    prefix: Hidden[ExistingFile] = None,
+    score_target: Hidden[ExistingFile] = None,
+    per_token: Hidden[bool] = False,
+    align: Hidden[bool] = False,
+    align_reverse: Annotated[ExistingFolder, Flag("MODEL", hidden=True)] = None,
+    document: bool = False,
+    json: bool = False,
+    **settings: Any,
+) -> Iterator[str]:
+    """Translate standard input, a file or a test set, line by line.
+
+    The output has one line per input line, in the same order.
+
+    Examples::
+
+        tfm generate --beam 4 | tfm score
+        echo "Two dogs play in the snow." | tfm generate runs/multi30k-en-de-tiny
+        tfm generate --search sample --top-p 0.9 --n-best 5 --input in.en
+        tfm generate --gpus 8 --input in.en --output out.de
+
+    Args:
+        models: Model or run folders (default: the newest run); several form an ensemble.
+        input: File to translate; - is standard input.
+        output: File to write when complete; repeat a stopped command to continue; - is stdout.
+        split: Translate this split of the model's dataset.
+        gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
+        processes: Divide the work and the cores among N processes on the CPU.
+        prefix: File with the beginning of each translation, perhaps within a word; may be empty.
+        score_target: Score the translations in a file: print score, log probability, tokens and
+            text.
+        per_token: With --score-target: print a line per token: line number, log probability, piece.
+        align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
+        align_reverse: With --align: a model of the reverse direction, to combine both alignments.
+        document: Split paragraphs into sentences; keep white space.
+        json: Print one JSON object per line, with scores.
+        **settings: Settings of [search] and [inference].
+
+    Returns:
+        The lines that the command prints, with their ends, as soon as they are found. None if they
+        go to `output`, which is complete when the function returns.
+
+    Raises:
+        UsageError: Arguments are wrong, contradict each other or have no effect, or the output
+            would overwrite a file that is read, or one of a dataset, model or run.
+        CheckpointError: There is no such model, or it is damaged.
+        DataError: A file does not exist, or differs from the text in its number of lines; or the
+            dataset of the model now has other languages.
+    """
+    mistakes = {
+        "--per-token has no effect without --score-target": per_token and score_target is None,
+        "--json prints every token anyway: leave --per-token out": per_token and json,
+        "--align adds a column for each target, --per-token lines: give one": per_token and align,
+        "--align-reverse has no effect without --align": align_reverse is not None and not align,
+    }
+    for mistake, is_made in mistakes.items():
+        if is_made:
+            raise UsageError(mistake)
+    inference, num_processes = _where_to_compute(gpus, processes, settings["inference"])
+    from tfm.stages import generate_plan
+
+    plan = generate_plan.plan_generation(
+        models,
+        input_path=input,
+        split=split,
+        runs_dir=RUNS_ROOT,
+        prefixes=prefix,
+        targets=score_target,
+        align=align,
+        align_reverse=align_reverse,
+        output=output,
+    )
+    merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
+    config = merged(plan.info.search, settings["search"])
+    if align and config.tag is not None:
+        raise UsageError(
+            "--align cannot go with --tag: write the tag at the beginning of each line instead"
+        )
+    if document:
+        generate_plan.check_document(plan, config, as_json=json)
+    generate_plan.check_constraints(plan, config)
+    _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
+    form = "lines per token" if per_token else "json" if json else "text"
+    form = "document" if document else form
+    work: dict[str, Any] = {"inference": inference, "num_processes": num_processes}
+    if output is None:
+        return _lines(plan, config, form, work)
+    full_form = f"numbered {form}" if config.num_outputs > 1 else form
+    decisive = generate_plan.output_settings(plan, config, inference, form=full_form)
+    with _continued(output, decisive) as partial:
+        partial.stream.writelines(_lines(plan, config, form, work, partial))
+    if score_target is None and plan.source.reference is not None and config.num_outputs == 1:
+        say(f"next: {tfm_command('score', '--hypotheses', output)}")
+    return iter(())
+
+
+def _where_to_compute(
+    gpus: str | None, processes: int | None, settings: Table
+) -> tuple[InferenceConfig, int | None]:
+    """Return device and arithmetic, and the number of processes, None to choose it."""
+    from tfm.distributed.layout import Layout
+
+    inference = settings_from(InferenceConfig, settings)
+    layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
+    inference = replace(inference, device=layout.device or inference.device)
+    return inference, None if gpus is None and processes is None else layout.num_local_processes()
+
+
+def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
+    """Print which models translate which text, or score which translations of it."""
+    names, text = ", ".join(map(str, plan.models)), str(plan.source)
+    ending = "s" if len(plan.models) == 1 else ""  # of the verb
+    if is_default_text:
+        names = f"no input was given (--input or a pipe), so {names}"
+        text = f"the test set {text}"
+    if plan.targets is not None:
+        say(f"generate: {names} score{ending} {plan.targets} as translation of {text}")
+    else:
+        say(f"generate: {names} translate{ending} {text}")
+
+
+@contextmanager
+def _continued(path: Path, settings: Table) -> "Iterator[PartialOutput]":
+    """Continue what an earlier call that was stopped has written to a file."""
+    from tfm.storage.partial_output import PartialOutput
+
+    with PartialOutput(path, settings) as output:
+        if num_before := output.num_lines:
+            say(f"generate: continuing {output.path} at line {num_before + 1:,}")
+        try:
+            yield output
+        except BaseException:
+            if output.num_lines > num_before:
+                say(f"generate: {output.path} is kept: the same command continues it")
+            raise
+
+
+def _lines(
+    plan: "Generation",
+    config: SearchConfig,
+    form: str,
+    work: Table,
+    output: "PartialOutput | None" = None,
+) -> Iterator[str]:
+    """Yield the lines of the output in a form, each when it is found."""
+    from tfm.stages import generate as stage
+
+    first = 1 if output is None else output.num_lines + 1
+    if plan.targets is not None:
+        scored = stage.score_targets(plan, config, output=output, **work)
+        return _target_lines(scored, form, first)
+    if form == "document":
+        return stage.translate_document(plan, config, runs_dir=RUNS_ROOT, output=output, **work)
+    found = stage.generate(plan, config, runs_dir=RUNS_ROOT, output=output, **work)
+    return _translation_lines(found, form, first, are_numbered=config.num_outputs > 1)
+
+
+def _translation_lines(
+    translations: "Iterable[tuple[str, list[Translation]]]",
+    form: str,
+    first_line: int,
+    *,
+    are_numbered: bool,
+) -> Iterator[str]:
+    """Yield the translations of each line, best first.
+
+    In text, line number and score are before each translation if they `are_numbered`, and a word
+    alignment follows it, separated by tabs.
+    """
+    for index, (line, found) in enumerate(translations, start=first_line):
+        if form == "json":
+            # `proven`, `utility` and `alignment` are None unless they were requested.
+            fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
+            yield _json({"source": line, "translations": fields})
+            continue
+        for each in found:
+            text = f"{index}\t{each.score:.4f}\t{each.text}" if are_numbered else each.text
+            yield f"{text}{_column(each.alignment)}\n"
+
+
+def _target_lines(
+    scored: "Iterable[tuple[str, ScoredTarget]]", form: str, first_line: int
+) -> Iterator[str]:
+    """Yield the probability of each line's target.
+
+    In text, a line for each target has score, log probability, number of tokens and text. In the
+    form "lines per token", a line for each token has line number, log probability and piece. Tabs
+    separate them, and a word alignment from the text.
+    """
+    for index, (line, target) in enumerate(scored, start=first_line):
+        tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
+        if form == "json":
+            record = {
+                "source": line,
+                "target": target.text,
+                "score": target.score,
+                "log_prob": target.log_prob,
+                "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
+            }
+            if target.alignment is not None:
+                record["alignment"] = target.alignment
+            yield _json(record)
+        elif form == "lines per token":
+            for piece, value in tokens:
+                yield f"{index}\t{value:.4f}\t{printable(piece)}\n"
+        else:
+            figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
+            yield f"{figures}\t{target.text}{_column(target.alignment)}\n"
+
+
+def _json(record: Any) -> str:
+    return json_format.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _column(alignment: "Alignment | None") -> str:
+    """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
+    if alignment is None:
+        return ""
+    return "\t" + " ".join(f"{source}-{target}" for source, target in alignment)

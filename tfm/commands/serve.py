@@ -1,0 +1,52 @@
+"""tfm serve: models → an HTTP server, until it is stopped."""
+
+from typing import Any
+
+from tfm.commands.declaration import command
+from tfm.commands.generate import Models
+from tfm.config import InferenceConfig, SearchConfig, ServeConfig, settings_from
+from tfm.errors import UsageError, install_command
+from tfm.storage.paths import RUNS_ROOT
+
+# Each request decides the first two; the others belong to searches other than beam search.
+_WITHOUT = ("n_best", "tag", "search", "mbr", "temperature", "top_k", "top_p", "seed", "node_limit")
+
+
+@command(ServeConfig, SearchConfig, InferenceConfig, without=_WITHOUT)
+def serve(models: Models = (), **settings: Any) -> None:
+    """Translate over HTTP (pip install "tfm-mt[serve]").
+
+    The protocol is that of LibreTranslate, so its clients work. Requests that arrive together are
+    translated together. SIGTERM stops the server after it has answered all of them.
+
+    Examples::
+
+        tfm serve
+        tfm serve runs/multi30k-en-de-small runs/multi30k-de-en-small --port 8080
+
+    Args:
+        models: Model or run folders (default: the newest run), one for each pair of languages.
+        **settings: Settings of [serve], and of [search] and [inference] but for what requests
+            decide.
+
+    Raises:
+        UsageError: Models are for the same languages, or a setting is wrong.
+        CheckpointError: A folder has no valid model.
+        TfmError: The address is not free.
+    """
+    try:
+        from tfm.stages.serve.server import serve as run_server
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "h11", "python_multipart"):
+            raise
+        raise UsageError(
+            f"tfm serve needs {error.name}, which is not installed: run {install_command('serve')}"
+        ) from error
+    from tfm.folders.run_folder import newest_run
+
+    run_server(
+        models or [newest_run(RUNS_ROOT)],
+        settings["search"],
+        config=settings_from(ServeConfig, settings["serve"]),
+        inference=settings_from(InferenceConfig, settings["inference"]),
+    )
