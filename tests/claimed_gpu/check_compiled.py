@@ -57,7 +57,10 @@ def train(dataset, fault=None) -> tuple[Device, set[str]]:
         fault or nullcontext(),
     ):
         compute = choose_compute("cuda", "bf16", trains=True)
-        trainer = Trainer(model.to(compute.device), dataset, run, compute, cost=cost)
+        model.to(compute.device)
+        tied = model.output_weight
+        model.source_embedding.weight = model.target_embedding.weight = tied
+        trainer = Trainer(model, dataset, run, compute, cost=cost)
         batch = trainer.build(trainer.batcher.epoch(1)[0])
         trainer.step(batch)
         num_graphs, num_launches = len(device.graphs), device.num_launches

@@ -38,7 +38,7 @@ def problems(
     expected = plain.search(LINES, **settings)
     with emulated_gpu() as emulation:
         translator = Translator.load(folder, device="cuda", precision=precision)
-        emulation.clear()
+        emulation.forget()
         with fault or nullcontext():
             found = translator.search(LINES, **settings)
     names, num_steps = set(), emulation.launches["embedding"]
@@ -93,7 +93,7 @@ def test_given_targets_have_the_scores_of_the_cpu(folder, precision):
     expected = [each.score for each in plain.score_targets(LINES, TARGETS)]
     with emulated_gpu() as emulation:
         translator = Translator.load(folder, device="cuda", precision=precision)
-        emulation.clear()
+        emulation.forget()
         found = [each.score for each in translator.score_targets(LINES, TARGETS)]
     assert found == pytest.approx(expected, rel=SCORE_BOUNDS[precision])
     assert emulation.waits.total() <= 6 + len(LINES), emulation.waits
@@ -104,7 +104,7 @@ def test_words_are_aligned_as_on_the_cpu(folder):
     expected = load_aligner(opened, "cpu").align(LINES, TARGETS)
     with emulated_gpu() as emulation:
         aligner = load_aligner(opened, "cuda")
-        emulation.clear()
+        emulation.forget()
         assert aligner.align(LINES, TARGETS) == expected
     assert emulation.waits.total() <= 5, emulation.waits
 

@@ -1,4 +1,4 @@
-"""Make a CPU build of torch believe that there is a CUDA device. Imports torch only on request."""
+"""Make a CPU build of torch believe that there is a CUDA device; a plugin of pytest."""
 
 import ctypes
 import importlib.util
@@ -15,26 +15,18 @@ GUARD = "TFM_TEST_GPU_GUARD"  # environment variable: the path of the library th
 _TORCH = Path(str(importlib.util.find_spec("torch").origin)).parent
 # Those of an H100 that torch's compiler and the package ask for.
 PROPERTIES = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3",
-    total_memory=80 << 30,
-    major=9,
-    minor=0,
-    multi_processor_count=132,
-    warp_size=32,
-    regs_per_multiprocessor=1 << 16,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    gcnArchName="",
-)
+    name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 << 30, gcnArchName="",
+    multi_processor_count=132, warp_size=32, regs_per_multiprocessor=1 << 16,
+    max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+)  # fmt: skip
 
 
 def problem() -> str | None:
     """Return why no device can be claimed; None if one can."""
     if (_TORCH / "lib/libtorch_cuda.so").exists():
         return "torch is built for CUDA"
-    if not (_TORCH / "lib/libtorch_cpu.so").exists():
-        return "torch has no libtorch_cpu.so"
-    return None if shutil.which("g++") else "g++ is not installed"
+    has_library = (_TORCH / "lib/libtorch_cpu.so").exists()
+    return None if has_library and shutil.which("g++") else "needs libtorch_cpu.so and g++"
 
 
 def build(folder: Path) -> Path:
@@ -46,13 +38,13 @@ def build(folder: Path) -> Path:
     return library
 
 
-def load() -> None:
-    """Load the guard library; torch must not be imported before."""
+if GUARD in os.environ:  # before torch is imported
     ctypes.CDLL(os.environ[GUARD])
     import torch
 
     # A backward pass in this thread sees the dispatch modes of this thread.
     torch.autograd.grad_mode.set_multithreading_enabled(False)
+    torch._C._set_only_lift_cpu_tensors(True)  # modes see copies of new tensors to the device
 
 
 @contextmanager
@@ -74,7 +66,5 @@ def claimed_gpu(mark: type) -> Iterator[None]:
     }
     functions = {name: lambda *_, found=found, **__: found for name, found in answers.items()}
     functions |= {"Event": mark, "Stream": mark, "current_stream": lambda device=None: mark()}
-    torch._C._set_only_lift_cpu_tensors(True)  # so that modes see copies to the device
     with patch.multiple(torch.cuda, **functions):
         yield
-    torch._C._set_only_lift_cpu_tensors(False)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-CUDA = torch.device("cuda", 0)
 # Operations whose result the host must know to continue.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -24,14 +23,11 @@ _COPYING = {"_to_copy", "copy_"}
 class EmulatedTensor(torch.Tensor):
     """A tensor on the GPU, whose values are those of `host`."""
 
-    host: Tensor
-
     @staticmethod
     def __new__(cls, host: Tensor) -> "EmulatedTensor":
-        layout = {"strides": host.stride(), "storage_offset": host.storage_offset()}
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls, host.shape, dtype=host.dtype, device=CUDA, **layout
-        )
+        layout = host.shape, host.stride(), host.storage_offset()
+        make = torch.Tensor._make_wrapper_subclass
+        tensor = make(cls, *layout, dtype=host.dtype, device="cuda:0")
         tensor.host = host
         return tensor
 
@@ -55,13 +51,11 @@ class Emulation(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.copies: list[tuple[Tensor, Tensor]] = []
 
-    def clear(self) -> None:
-        """Forget waits and launches."""
+    def forget(self) -> None:
         self.waits.clear()
         self.launches.clear()
 
     def wait(self, reason: str) -> None:
-        """Record a wait of the host."""
         self.waits[f"{reason} at {_caller()}"] += 1
 
     def synchronize(self, num_copies: int | None) -> None:
@@ -103,9 +97,11 @@ class Emulation(TorchDispatchMode):
             return self._to_host(found, kwargs.get("non_blocking")) if name == "_to_copy" else found
         if "empty" in name:
             _spoil(found)
-        return tree_map_only(
-            Tensor, lambda x: wrappers[id(x)] if id(x) in wrappers else EmulatedTensor(x), found
-        )
+
+        def wrap(x: Tensor) -> Tensor:  # once, if an operation returns what it changed
+            return wrappers[id(x)] if id(x) in wrappers else EmulatedTensor(x)
+
+        return tree_map_only(Tensor, wrap, found)
 
     def _to_host(self, values: Tensor, non_blocking: bool | None) -> Tensor:
         """Return a copy, which has wrong values until the host waits unless it is blocking."""
@@ -137,14 +133,13 @@ def emulated_gpu() -> Iterator[Emulation]:
         def elapsed_time(self, _) -> float:
             return 1.0
 
-    def without_gradient(mode: bool = True):
+    def without_gradient(mode: bool = True):  # inference tensors cannot be wrapped
         return torch.no_grad() if mode else nullcontext()
 
-    torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay tied
-    inference_mode = patch.object(torch, "inference_mode", without_gradient)  # allows no wrappers
-    with claimed_gpu(Mark), inference_mode, emulation:
+    swaps = patch("torch.__future__.get_swap_module_params_on_conversion", lambda: True)
+    no_inference_mode = patch("torch.inference_mode", without_gradient)
+    with claimed_gpu(Mark), swaps, no_inference_mode, emulation:  # tied weights stay tied
         yield emulation
-    torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 def _finds_size(name: str, args) -> bool:
@@ -158,10 +153,8 @@ def _finds_size(name: str, args) -> bool:
 
 def _spoil(x: Tensor) -> None:
     """Fill memory with values that should be noticed."""
-    if x.is_floating_point():
-        x.fill_(math.nan)
-    else:
-        x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min // 2)
+    is_integer = not (x.is_floating_point() or x.dtype == torch.bool)
+    x.fill_(torch.iinfo(x.dtype).min // 2 if is_integer else math.nan)
 
 
 def _caller() -> str:

@@ -3,7 +3,6 @@
 The private names are those of the torch and the triton in constraints.txt.
 """
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import triton
 from claimed_gpu.claim import PROPERTIES, claimed_gpu
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, config
+from torch._inductor.async_compile import _load_triton_kernel_from_source
 from torch._inductor.fx_passes import fuse_attention, pad_mm
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
@@ -27,14 +27,11 @@ from triton.backends.compiler import GPUTarget
 
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 _LAUNCH = re.compile(r"\.run\(|extern_kernels\.\w+\(")
-_SETTINGS = {
-    "fx_graph_cache": False,
-    "compile_threads": 1,
-    "use_static_cuda_launcher": False,
-    "joint_graph_constant_folding": False,  # would compute on the device
-    "shape_padding": False,  # would be decided by timing
-    "triton.autotune_at_compile_time": False,
-}
+# What would compute on the device, measure it, or keep files.
+_OFF = (
+    "fx_graph_cache", "use_static_cuda_launcher", "joint_graph_constant_folding",
+    "shape_padding", "triton.autotune_at_compile_time",
+)  # fmt: skip
 _compile = torch.compile
 
 
@@ -108,7 +105,7 @@ def fake_gpu() -> Iterator[Device]:
         # They trace patterns on the device, of which the layers have none.
         patch.object(fuse_attention, "_sfdp_init", nothing),
         patch.object(pad_mm, "_pad_mm_init", nothing),
-        config.patch(_SETTINGS),
+        config.patch({"compile_threads": 1, **dict.fromkeys(_OFF, False)}),
         patch("torch._functorch.config.enable_autograd_cache", False),
         patch.object(FakeTensorMode, "avoid_device_init", True),
         patch.object(triton_helpers, "set_driver_to_gpu", nothing),
@@ -122,23 +119,18 @@ def fake_gpu() -> Iterator[Device]:
 def binaries(
     graph: str, capability: int, folder: Path, num_warps: int | None = None
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Compile a graph's kernels with triton; yield name and resources of each binary."""
+    """Compile a graph's kernels with triton; yield the name of each binary and what it uses.
+
+    These are the number of registers, and bytes of stack, shared and local memory.
+    """
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "--dump-resource-usage", folder / "kernel.cubin"]
     for name, source in _KERNEL.findall(graph):
-        path = folder / f"{name}.py"
-        path.write_text(re.sub(r"\bcc=90\b", f"cc={capability}", source))
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        kernel = getattr(module, name)
+        source = re.sub(r"\bcc=90\b", f"cc={capability}", source)
+        kernel = _load_triton_kernel_from_source(name, source)
         for settings in kernel.configs:
             settings.num_warps = num_warps or settings.num_warps
-            path.write_bytes(kernel._precompile_config(settings).kernel.asm["cubin"])
-            yield name, _resources(path)
-
-
-def _resources(cubin: Path) -> dict[str, int]:
-    """Return the registers of a binary, and its bytes of stack, shared and local memory."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    command = [tool, "--dump-resource-usage", cubin]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)}
+            command[-1].write_bytes(kernel._precompile_config(settings).kernel.asm["cubin"])
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found = re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)
+            yield name, {resource: int(value) for resource, value in found}

@@ -10,11 +10,8 @@ import pytest
 from claimed_gpu import claim
 
 FOLDER = Path(__file__).parent
-TIMEOUT_SECONDS = 600
 PROBLEM = claim.problem()
 pytestmark = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
-
-
 NEEDS_TRITON = pytest.mark.skipif(
     not importlib.util.find_spec("triton"), reason="needs triton: make test-gpu installs it"
 )
@@ -23,17 +20,14 @@ NEEDS_TRITON = pytest.mark.skipif(
 def run_checks(folder: Path, *names: str, options: tuple[str, ...] = ()) -> None:
     """Run test files in a process that loads the guard library before torch."""
     files = [FOLDER / f"check_{name}.py" for name in names]
-    options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder}/pytest", *options)
-    caches = {f"{name}_CACHE_DIR": str(folder) for name in ("TRITON", "TORCHINDUCTOR")}
+    plugins = ["-p", "claimed_gpu.claim", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *options, *files]
+    changes = {f"{name}_CACHE_DIR": str(folder) for name in ("TRITON", "TORCHINDUCTOR")}
+    changes[claim.GUARD] = str(claim.build(folder))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files],
-        env=os.environ | caches | {claim.GUARD: str(claim.build(folder))},
-        cwd=FOLDER.parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SECONDS,
-    )
+        [*command, f"--basetemp={folder}/pytest"], env=os.environ | changes, cwd=FOLDER.parent,
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
 
