@@ -22,6 +22,7 @@ import tfm
 from tfm import config, errors
 from tfm.cli.help import help_row
 from tfm.cli.main import app
+from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
 from tfm.data import dataset, manifest
@@ -40,7 +41,6 @@ from tfm.folders import model_folder, run_folder
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import models, score
-from tfm.stages.attend import AttendResult
 from tfm.stages.average import AverageResult
 from tfm.stages.doctor import Finding
 from tfm.stages.models import ModelSummary

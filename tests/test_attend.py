@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tfm.commands.attend import attend
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, UsageError
@@ -21,7 +22,6 @@ from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.model.weights import record_attention
-from tfm.stages.attend import attend
 
 SENTENCE = "I am buying the red cars on Monday"
 SHORT = SearchConfig(max_extra_length=5)
@@ -33,15 +33,8 @@ def picture(trained_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def draw(sentence=SENTENCE, *, model=trained_run, target=None, out=(), search=SHORT, **choice):
-        return attend(
-            model,
-            sentence,
-            target=target,
-            out=[Path(path) for path in out],
-            search=search,
-            device="cpu",
-            **choice,
-        )
+        monkeypatch.setattr("tfm.commands.attend._search_settings", lambda _: search)
+        return attend(model, sentence, target=target, out=out, device="cpu", **choice)
 
     return draw
 

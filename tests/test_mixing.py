@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm.config import BinarizeConfig, SearchConfig, SubwordConfig
+from tfm.commands.attend import attend
+from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
@@ -21,7 +22,6 @@ from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.pair_scores import PairScorer
 from tfm.inference.translator import Translator
-from tfm.stages.attend import attend
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare
@@ -313,7 +313,7 @@ def test_a_line_needs_the_tag_that_chooses_its_language(tagged_run):
         with pytest.raises(UsageError, match=untagged):
             call(["<2fr> seven", "seven"])
     with pytest.raises(UsageError, match=r"has no tag, .* <2de>, <2fr>$"):
-        attend(tagged_run, "seven", target="x", out=[], search=SearchConfig(), device="cpu")
+        attend(tagged_run, "seven", target="x", device="cpu")
 
 
 def test_a_missing_tag_that_does_not_choose_the_language_is_reported_once(

@@ -147,6 +147,24 @@ def _import(call: Call, /) -> None:
     typer.echo(result.out_dir)
 
 
+def _print_result(call: Call, /, *, json: bool = False) -> None:
+    """Print scores, or a list of runs or models.
+
+    Args:
+        call: Scores or lists.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_scores, print_summaries
+
+    result = call()
+    if json and isinstance(result, list):
+        typer.echo(json_format.dumps({call.func.__name__: [asdict(each) for each in result]}))
+    elif isinstance(result, list):
+        print_summaries(result)
+    else:
+        print_scores(result, as_json=json)
+
+
 def _runs(call: Call, /, *, json: bool = False) -> None:
     """Print runs, and draw those that are named.
 
@@ -154,35 +172,14 @@ def _runs(call: Call, /, *, json: bool = False) -> None:
         call: Finds the runs.
         json: Print the result as one JSON object.
     """
-    from tfm.cli.output import print_runs
     from tfm.folders.run_folder import is_run
 
     named, out = call.keywords.get("folders"), call.keywords.get("out")
     if out is None and not json and named and all(map(is_run, named)):
         out = Path("runs.html")
-    found = call(out=out)
-    if json:
-        typer.echo(json_format.dumps({"runs": [asdict(run) for run in found]}))
-    else:
-        print_runs(found)
+    _print_result(Call(call.func, **{**call.keywords, "out": out}), json=json)
     if out is not None:
         say(f"runs: the curves are in {out}")
-
-
-def _models(call: Call, /, *, json: bool = False) -> None:
-    """Print models.
-
-    Args:
-        call: Finds the models.
-        json: Print the result as one JSON object.
-    """
-    from tfm.cli.output import print_models
-
-    found = call()
-    if json:
-        typer.echo(json_format.dumps({"models": [asdict(model) for model in found]}))
-    else:
-        print_models(found)
 
 
 def _generate(call: Call, /) -> None:
@@ -213,18 +210,6 @@ def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
     return " ".join([f"--hypotheses {quoted[0]}", *others])
 
 
-def _score(call: Call, /, *, json: bool = False) -> None:
-    """Print scores.
-
-    Args:
-        call: Scores translations.
-        json: Print the result as one JSON object.
-    """
-    from tfm.cli.output import print_scores
-
-    print_scores(call(), as_json=json)
-
-
 def _doctor(call: Call, /, *, json: bool = False) -> None:
     """Print findings, and how many are problems.
 
@@ -251,9 +236,9 @@ add_command(average, _average, panel="Models")
 add_command(export, _export, panel="Models")
 add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")
-add_command(models, _models, panel="Models")
+add_command(models, _print_result, panel="Models")
 add_command(generate, _generate, panel="Translations")
-add_command(score, _score, panel="Translations", cls=_ScoreCommand)
+add_command(score, _print_result, panel="Translations", cls=_ScoreCommand)
 add_command(attend, _attend, panel="Translations")
 add_command(quickstart)
 add_command(serve, panel="Translations")

@@ -4,7 +4,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import Field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tfm.commands.declaration import (
 from tfm.config import Settings, flag_of
 
 Call = partial[Any]  # of a function with its arguments
+
+_type_hints: Callable[[type], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def add_command(
@@ -118,7 +120,7 @@ def _flag_of_setting(
     """
     kind, item = next(iter(items.items()))
     sections = dict.fromkeys(f"[{kind.section}]" for kind in items)
-    hint = typing.get_type_hints(kind)[item.name]
+    hint = _type_hints(kind)[item.name]
     name = flag_of(item)
     default: Any = item.default
     if hint is bool:

@@ -40,26 +40,17 @@ def _columns() -> int | None:
     return Console().width if sys.stdout.isatty() else None
 
 
-def print_runs(runs: "Iterable[RunSummary]") -> None:
-    """Print a table of runs, and on stderr what is damaged."""
-    _print_summaries(
-        ({**run.cells(), "age": format_duration(run.age_seconds)}, run.problem) for run in runs
-    )
-
-
-def print_models(models: "Iterable[ModelSummary]") -> None:
-    """Print a table of models, and on stderr what is damaged."""
-    _print_summaries((model.cells(), model.problem) for model in models)
-
-
-def _print_summaries(summaries: Iterable[tuple[Mapping[str, str], str | None]]) -> None:
-    """Print rows with the same columns as a table; in a pipe, each takes one line."""
+def print_summaries(summaries: "Iterable[RunSummary | ModelSummary]") -> None:
+    """Print runs or models as a table, and on stderr what is damaged; in a pipe, one a line."""
     rows: list[Sequence[str]] = []
-    for cells, problem in summaries:
+    for each in summaries:
+        cells = each.cells()
+        if (age := getattr(each, "age_seconds", None)) is not None:
+            cells["age"] = format_duration(age)
         rows = rows or [[*cells]]
         rows.append([*map(printable, cells.values())])
-        if problem is not None:
-            say(f"warning: {problem}")
+        if each.problem is not None:
+            say(f"warning: {each.problem}")
     lines = format_table(rows, _columns())
     num_titles = len(lines) // len(rows) if rows else 0
     for line in lines[:num_titles]:

@@ -1,6 +1,9 @@
 """tfm attend: a sentence → pictures of the model's attention weights."""
 
+import math
 import os
+from collections.abc import Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,10 +11,24 @@ from tfm.commands.declaration import Flag, command
 from tfm.config import InferenceDevice, SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.storage.paths import existing_folder
+from tfm.storage.paths import RUNS_ROOT, existing_folder, new_file
 
 if TYPE_CHECKING:
-    from tfm.stages.attend import AttendResult
+    from tfm.data.subword import SubwordModel
+
+_FORMATS = (".html", ".png", ".svg")
+_DEFAULT_NAME = "attention.html"
+_MAX_PIECES = 80  # per side, with EOS; a larger picture would be illegible
+_HEADER_BYTES = 4_096  # the beginning of a picture, which names its generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendResult:
+    """The model folder, the target sentence and the pictures that were written."""
+
+    model_dir: Path
+    target: str
+    paths: list[Path]
 
 
 @command()
@@ -26,7 +43,7 @@ def attend(
     head: int | None = None,
     beam: Annotated[int | None, Flag(default=SearchConfig.beam_size)] = None,
     device: InferenceDevice = "auto",
-) -> "AttendResult":
+) -> AttendResult:
     """Draw the attention of each layer and head while a model translates a sentence.
 
     Examples::
@@ -50,26 +67,129 @@ def attend(
             such layer or head.
         CheckpointError: The model is missing, damaged or has diverged.
     """
+    folder, sentence = _model_and_sentence(model, sentence)
+    if beam is not None and target is not None:
+        raise UsageError("--beam has no effect with --target: leave one out")
+    search = _search_settings(beam)
+    from tfm.backends.plain import PLAIN_INFERENCE
+    from tfm.device.compute import choose_compute
+    from tfm.folders.model_folder import ModelFolder
+    from tfm.folders.run_folder import newest_run
+    from tfm.inference.batches import Chunk
+    from tfm.inference.translator import Translator
+    from tfm.model.weights import attention_maps
+    from tfm.search.active import check_finite
+    from tfm.visualization.attention_maps import LABELS, write_page
+
+    paths = [_check_picture_path(path) for path in out or [Path()]]
+    compute = choose_compute(device, "fp32")
+    opened = ModelFolder.open(folder or newest_run(RUNS_ROOT))
+    vocabulary = opened.vocabulary
+    network = opened.model().to(compute.device).eval()
+    max_pieces = min(_MAX_PIECES, network.max_positions or _MAX_PIECES)
+    [cleaned] = vocabulary.clean([sentence])
+    vocabulary.check_tag(cleaned, "the sentence", say)
+    source_ids = _encode(vocabulary.source, [cleaned], max_pieces, name="the sentence")
+    if target is None:
+        translator = Translator(
+            [network], vocabulary, compute, backend=PLAIN_INFERENCE, notify=lambda _: None
+        )
+        chunk = Chunk(line_numbers=[1], lines=[sentence])
+        [(_, found)] = translator.search_chunks([chunk], search)
+        target_ids = list(found[1][0].tokens)
+        _check_length(target_ids, max_pieces, name="the translation")
+        [target] = vocabulary.outputs([target_ids])
+        origin = f"translated with beam {search.beam_size}"
+    else:
+        target_ids = _encode(
+            vocabulary.target, vocabulary.clean([target]), max_pieces, name="--target"
+        )
+        origin = "target as given"
+    maps = attention_maps(network, vocabulary, source_ids, target_ids)
+    check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
+    if kind not in maps:
+        raise UsageError(
+            f"{opened} is recurrent and has no {kind} self-attention: use --kind cross"
+        )
+    title = LABELS[kind][0].lower()
+    num_layers, num_heads, *_ = maps[kind].weights.shape
+    layers = _select("layer", layer, num_layers, title)
+    heads = _select("head", head, num_heads, title)
+    texts = {"source": sentence, "target": target, "note": f"{opened}, {origin}"}
+    for path in paths:
+        if path.suffix.lower() != ".html":
+            # Imported late: a page needs no matplotlib.
+            from tfm.visualization.attention_figure import write_figure
+
+            write_figure(path, maps[kind], **texts, layers=layers, heads=heads)
+            continue
+        write_page(
+            path,
+            list(maps.values()),
+            **texts,
+            languages=(opened.info.source, opened.info.target),
+            kind=kind,
+            layer=layers[-1],
+            heads=heads,
+        )
+    say(f"attend: {opened.path}: {sentence} → {target}")
+    return AttendResult(model_dir=opened.path, target=target, paths=paths)
+
+
+def _model_and_sentence(model: str | None, sentence: str | None) -> tuple[Path | None, str]:
+    """Return the model folder and the sentence, which is the first argument if it is the only one.
+
+    Raises:
+        UsageError: There is no sentence, or no such folder.
+    """
     if sentence is None:
         model, sentence = None, model
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
         raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
-    folder = None if model is None else existing_folder(Path(model))
-    if beam is not None and target is not None:
-        raise UsageError("--beam has no effect with --target: leave one out")
-    search = settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
-    from tfm.stages import attend as stage
+    return None if model is None else existing_folder(Path(model)), sentence
 
-    result = stage.attend(
-        folder,
-        sentence,
-        target=target,
-        out=out,
-        kind=kind,
-        layer=layer,
-        head=head,
-        search=search,
-        device=device,
-    )
-    say(f"attend: {result.model_dir}: {sentence} → {result.target}")
-    return result
+
+def _search_settings(beam: int | None) -> SearchConfig:
+    return settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
+
+
+def _encode(model: "SubwordModel", lines: list[str], max_pieces: int, *, name: str) -> list[int]:
+    """Return the token ids of a line, without EOS; UsageError if it is empty or too long."""
+    if lines == [""]:
+        raise UsageError(f"{name} is empty: give a sentence with words")
+    [ids] = model.encode(lines)
+    _check_length(ids, max_pieces, name=name)
+    return ids
+
+
+def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
+    if len(ids) + 1 > max_pieces:
+        raise UsageError(
+            f"{name} has {len(ids) + 1:,} pieces, more than the {max_pieces} that fit in a "
+            "picture: give a shorter sentence"
+        )
+
+
+def _check_picture_path(path: Path) -> Path:
+    """Return the file to write; UsageError if its name or its content is not a picture's."""
+    if path.is_dir():
+        path = path / _DEFAULT_NAME
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
+    from tfm.visualization.attention_maps import GENERATOR
+
+    if new_file(path, flag="--out") and path.exists():
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        if header and GENERATOR.encode() not in header:
+            raise UsageError(
+                f"{path} exists and was not written by {GENERATOR}: choose another name with --out"
+            )
+    return path
+
+
+def _select(name: str, number: int | None, count: int, title: str) -> list[int]:
+    """Return the numbers of the layers or heads to draw, counted from 1; None selects all."""
+    if number is not None and not 1 <= number <= count:
+        raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")
+    return [*range(1, count + 1)] if number is None else [number]

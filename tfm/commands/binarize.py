@@ -5,7 +5,6 @@ from typing import Any
 from tfm.commands.declaration import Dataset, Share, command
 from tfm.config import BinarizeConfig, settings_from
 from tfm.config.schema import merged
-from tfm.data.manifest import Manifest, chosen_dataset
 from tfm.errors import UsageError
 
 
@@ -32,12 +31,13 @@ def binarize(
             sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
         LockedFolderError: Another process writes to the dataset.
     """
+    from tfm.data import text_parts
+    from tfm.data.manifest import Manifest, chosen_dataset
+    from tfm.stages import binarize as stage
+
     folder, given = chosen_dataset(data), settings["binarize"]
     table = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
     config = settings_from(BinarizeConfig, table)
-    from tfm.data import text_parts
-    from tfm.stages import binarize as stage
-
     if part is None:
         return stage.binarize(folder, config, force=force)
     if "shortlist" in given:

@@ -4,7 +4,6 @@ from typing import Any
 
 from tfm.commands.declaration import Dataset, command
 from tfm.config import SubwordConfig, settings_from
-from tfm.data.manifest import Manifest, chosen_dataset
 
 
 @command(SubwordConfig)
@@ -29,8 +28,9 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
         DataError: There is no dataset, or no training text.
         LockedFolderError: Another process writes to the dataset.
     """
-    folder = chosen_dataset(data)
+    from tfm.data.manifest import Manifest, chosen_dataset
     from tfm.stages import learn_bpe as stage
 
+    folder = chosen_dataset(data)
     table = stage.merged_table(Manifest.load(folder).settings("subword"), settings["subword"])
     return stage.learn_bpe(folder, settings_from(SubwordConfig, table), force=force)

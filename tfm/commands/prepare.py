@@ -16,17 +16,11 @@ from tfm.commands.declaration import (
 )
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
 from tfm.config.arguments import argument, one_or_several
-from tfm.data.corpus.loading import (
-    builtin_recipes,
-    load_recipe,
-    recipe_from_files,
-    recipe_from_trees,
-)
-from tfm.data.corpus.recipe import Recipe
 from tfm.errors import UsageError
 from tfm.storage.paths import DATA_ROOT, existing_file
 
 if TYPE_CHECKING:
+    from tfm.data.corpus.recipe import Recipe
     from tfm.stages.prepare import PrepareResult
 
 StrPath = str | os.PathLike[str]
@@ -140,24 +134,27 @@ def _chosen_recipe(
     trees: Mapping[str, Sequence[Path]],
     languages: tuple[str, str] | None,
     out: Path | None,
-) -> Recipe:
+) -> "Recipe":
     """Return the recipe that the user names, or one for the user's own text or trees."""
+    from tfm.data.corpus import loading
+
     if name_or_path is not None:
         if languages or any((*text.values(), *trees.values())):
             raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
-        return load_recipe(name_or_path)
+        return loading.load_recipe(name_or_path)
     if (languages or any(text.values())) and any(trees.values()):
         raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
-            f"name a recipe ({', '.join(builtin_recipes())}, or a TOML file; --list describes "
-            "them), or pass your own text with --train SRC TGT, or trees with --train-trees"
+            f"name a recipe ({', '.join(loading.builtin_recipes())}, or a TOML file; --list "
+            "describes them), or pass your own text with --train SRC TGT, or trees with "
+            "--train-trees"
         )
     if out is None:
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
-        return recipe_from_trees(name=out.name, **trees)
-    return recipe_from_files(name=out.name, languages=languages, **text)
+        return loading.recipe_from_trees(name=out.name, **trees)
+    return loading.recipe_from_files(name=out.name, languages=languages, **text)
 
 
 def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:

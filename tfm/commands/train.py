@@ -25,7 +25,6 @@ from tfm.config import (
     run_config,
     settings_to,
 )
-from tfm.data.manifest import chosen_dataset
 from tfm.errors import DataError, UsageError, install_command, tfm_command
 from tfm.reporting import say
 from tfm.storage.paths import RUNS_ROOT, kind_of, where_instead
@@ -125,6 +124,8 @@ class TrainingPlan:
             DataError: There is no dataset, or that of the run is gone.
             UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
         """
+        from tfm.data.manifest import chosen_dataset
+
         run = self.run
         is_new = run is not None and kind_of(run) != "run"
         if run is not None and is_new and (advice := where_instead(run, "run")):

@@ -40,16 +40,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
 
     Parts of the text that have not changed, or that `binarize_share` has encoded, are not encoded
     again. Memory use does not depend on the size of the text; the output not on the number of
-    threads.
-
-    Returns:
-        Whether they were encoded; False if they were up to date.
-
-    Raises:
-        DataError: Text or subword model are missing, a line is not UTF-8, the sides differ in
-            their numbers of lines, or a tag of the text is not in the vocabulary.
-        UsageError: The settings do not fit the subword model or the task.
-        LockedFolderError: Another process writes to the dataset.
+    threads. Result and errors are those of the command.
     """
     with lock_dataset(data_dir):
         return update_token_ids(Manifest.load(data_dir), config, force=force)
@@ -60,12 +51,7 @@ def binarize_share(
 ) -> None:
     """Encode one share of the parts of the training text, for a later call of `binarize`.
 
-    Each share may be encoded by another machine at the same time.
-
-    Raises:
-        DataError: As `binarize` does.
-        UsageError: The same, or the share has no part.
-        LockedFolderError: Another process encodes the same share.
+    Each share may be encoded by another machine at the same time. Errors are those of the command.
     """
     with lock_share(data_dir, share):
         manifest = Manifest.load(data_dir)

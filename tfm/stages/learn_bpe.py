@@ -36,16 +36,7 @@ def merged_table(defaults: Table, given: Table) -> dict[str, Any]:
 
 
 def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> bool:
-    """Learn the subword model of a dataset, unless text and settings are unchanged.
-
-    Returns:
-        Whether it was learned; False if it was up to date.
-
-    Raises:
-        DataError: There is no training text.
-        UsageError: The vocabulary size does not fit the text.
-        LockedFolderError: Another process writes to the dataset.
-    """
+    """Learn the subword model of a dataset; return False if text and settings are unchanged."""
     with lock_dataset(data_dir):
         return update_subword_models(Manifest.load(data_dir), config, force=force)
 

@@ -57,12 +57,7 @@ def score(
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
     there with the first reference, or else its suffix. A baseline is tested for a significant
-    difference.
-
-    Raises:
-        DataError: A file is missing, empty or not UTF-8, or the files differ in length.
-        UsageError: No reference is given or recorded, it is the file of translations itself, or a
-            metric cannot be computed.
+    difference. Errors are those of the command.
     """
     check_metrics(metrics or ())
     if references:

@@ -64,14 +64,7 @@ def train(
     Every process of `world` calls it, and all of them train one model together; without a world,
     this is the only process. Signals are recorded in `stop`, by default without a notice.
 
-    Raises:
-        DataError: The dataset cannot be used.
-        UsageError: The settings do not fit the dataset or device, or differ from those of the run
-            to resume.
-        CheckpointError: The checkpoints are damaged, or the last one could not be saved.
-        TrainingError: Training has diverged, or there is not enough memory.
-        LostPeersError: Other processes are gone.
-        InterruptedRunError: A signal stopped the run, which is saved.
+    Errors are those of the command; if other processes are gone, it is LostPeersError.
     """
     world = world or World()
     check_effects(run, num_processes=world.size)
