@@ -35,7 +35,7 @@ def serve(models: Models = (), **settings: Any) -> None:
         TfmError: The address is not free.
     """
     try:
-        from tfm.stages.serve.server import serve as run_server
+        from tfm.applications.serve.server import serve as run_server
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "h11", "python_multipart"):
             raise

@@ -10,13 +10,13 @@ from pathlib import Path
 import python_multipart  # noqa: F401 - starlette reads forms with it, and fails late without
 import uvicorn
 
+from tfm.applications.serve.app import Service
+from tfm.applications.serve.models import ServedModel, routes_of
+from tfm.applications.serve.requests import digest_of
 from tfm.config import InferenceConfig, ServeConfig, Table
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
 from tfm.search.constraints import read_phrases
-from tfm.stages.serve.app import Service
-from tfm.stages.serve.models import ServedModel, routes_of
-from tfm.stages.serve.requests import digest_of
 from tfm.storage.paths import existing_file
 
 _BACKLOG = 1024  # connections that wait to be accepted

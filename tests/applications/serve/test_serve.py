@@ -30,11 +30,11 @@ from tfm.inference.lines import Translation
 from tfm.visualization.attention_maps import AttentionMaps
 
 pytest.importorskip("uvicorn")
+from tfm.applications.serve.app import Service
+from tfm.applications.serve.models import Route, ServedModel, TranslationQueue, routes_of
+from tfm.applications.serve.requests import digest_of
+from tfm.applications.serve.server import new_server
 from tfm.inference.translator import Translator
-from tfm.stages.serve.app import Service
-from tfm.stages.serve.models import Route, ServedModel, TranslationQueue, routes_of
-from tfm.stages.serve.requests import digest_of
-from tfm.stages.serve.server import new_server
 
 DEFAULT = ServeConfig()
 CPU = InferenceConfig(device="cpu", precision="fp32", threads=1)
@@ -599,7 +599,7 @@ def test_mistakes_are_one_line(run, trained_run, elsewhere, flags, pattern):
 
 
 def test_without_the_extra_a_message_says_how_to_install_it(run, trained_run, monkeypatch):
-    monkeypatch.delitem(sys.modules, "tfm.stages.serve.server")
+    monkeypatch.delitem(sys.modules, "tfm.applications.serve.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, err = run("serve", trained_run)
     message = 'tfm serve needs uvicorn, which is not installed: run pip install "tfm-mt[serve]"'

@@ -20,21 +20,21 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route as Endpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tfm.config import ServeConfig
-from tfm.data import languages
-from tfm.errors import DataError, TfmError, UsageError
-from tfm.stages.serve.models import Route, TranslationQueue
-from tfm.stages.serve.requests import (
+from tfm.applications.serve.models import Route, TranslationQueue
+from tfm.applications.serve.requests import (
     TranslationRequest,
     check_key,
     read_fields,
     text_of,
 )
+from tfm.config import ServeConfig
+from tfm.data import languages
+from tfm.errors import DataError, TfmError, UsageError
 
 
 def page_response() -> Response:
     """Return the page, with a policy that lets only its own script and style run."""
-    folder = resources.files("tfm.stages.serve")
+    folder = resources.files("tfm.applications.serve")
     page = (folder / "page.html").read_text(encoding="utf-8")
     script = (folder / "page.js").read_text(encoding="utf-8")
     page = page.replace("PAGE_SCRIPT", script)

@@ -1,0 +1,1 @@
+"""What is built on the core: a folder per application, which another one never imports."""
