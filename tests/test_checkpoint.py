@@ -140,6 +140,16 @@ def test_a_model_removed_during_reading_is_not_reported_as_damaged(model_dir):
         assert not isinstance(caught.value, DamagedCheckpointError)
 
 
+def test_a_model_replaced_during_reading_is_not_reported_as_damaged(model_dir):
+    folder = ModelFolder(model_dir)
+    save(model_dir, weights={"a": torch.ones(2)})
+    with pytest.raises(
+        CheckpointError, match="was replaced while it was read: try again"
+    ) as caught:
+        folder.weights()
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
 def edit(folder, change):
     """Change config.json and its checksum."""
     record = json.loads((folder / "config.json").read_text())

@@ -102,7 +102,7 @@ def caption_loss(model: Model, examples: Examples, rows: Tensor, which: Tensor) 
     is_token = target != PAD
     hidden = model(*examples.source(rows), target_input)[is_token]
     loss, _ = label_smoothed_cross_entropy(
-        hidden, model.output_weight, target[is_token], smoothing=0.0, num_tokens=len(hidden)
+        hidden, model.output_weight, target[is_token], label_smoothing=0.0, num_tokens=len(hidden)
     )
     return loss / len(hidden)
 

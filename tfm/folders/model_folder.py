@@ -255,6 +255,8 @@ class ModelFolder:
             is_intact = file.is_file() and sha256_of(file) == self._digests[name]
         except (OSError, KeyError) as error:
             raise damaged(file, error) from error
+        if not is_intact and _read_record(self.path)["sha256"] != self._digests:
+            raise CheckpointError(f"{self} was replaced while it was read: try again")
         if not is_intact:
             raise damaged(file, None)
         return file

@@ -25,6 +25,9 @@ class PairScorer:
         source: Source language of the pairs.
         target: Target language of the pairs.
 
+    Attributes:
+        fingerprint: A checksum that changes with the model.
+
     Raises:
         UsageError: There is no such folder, or its model is for other languages.
         CheckpointError: The folder has no valid model.
@@ -32,6 +35,7 @@ class PairScorer:
 
     def __init__(self, path: Path, *, source: str, target: str) -> None:
         self._folder = ModelFolder.open(path)
+        self.fingerprint = self._folder.fingerprint
         info, self._vocabulary = self._folder.info, self._folder.vocabulary
         are_other = not (are_same(info.source, source) and are_same(info.target, target))
         if info.task != "translation" or are_other:
@@ -39,11 +43,6 @@ class PairScorer:
                 f"score_model: {path} is for {info.purpose}, but the text is from {source} to "
                 f"{target}: choose another model"
             )
-
-    @property
-    def fingerprint(self) -> str:
-        """A checksum that changes with the model."""
-        return self._folder.fingerprint
 
     @cached_property
     def _translator(self) -> Translator:

@@ -220,7 +220,8 @@ class ServedModel:
     @cached_property
     def _model(self) -> Model:
         """The model with plain attention, whose weights can be recorded; loaded when needed."""
-        return self.folder.model().to(self._device).eval()
+        folder = ModelFolder(self.folder.path)  # which may have been replaced
+        return folder.model().to(self._device).eval()
 
     def pairs(self) -> Iterator[tuple[str, str, SearchConfig]]:
         """Yield each source and target language with the settings of the search.
