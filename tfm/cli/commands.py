@@ -34,7 +34,7 @@ from tfm.errors import UsageError
 from tfm.reporting import say
 
 if TYPE_CHECKING:
-    from tfm.stages.export.check import Agreement
+    from tfm.applications.export.check import Agreement
 
 _TEXT_FLAGS = ("--train", "--valid", "--test")
 _MAX_DIFFERENCES = 5

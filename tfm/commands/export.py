@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from tfm.applications.export import Format, Quantization
 from tfm.commands.declaration import Flag, NewFolder, command
 from tfm.errors import UsageError
-from tfm.stages.export import Format, Quantization
 from tfm.storage.files import atomic_directory
 from tfm.storage.paths import RUNS_ROOT, existing_folder, new_output_folder
 
 if TYPE_CHECKING:
-    from tfm.stages.export.check import Agreement
+    from tfm.applications.export.check import Agreement
 
 _MAX_CHECKED = 1_000_000  # lines
 
@@ -76,10 +76,10 @@ def export(
         )
     if not 0 <= check <= _MAX_CHECKED:
         raise UsageError(f"--check is {check}, but must be from 0 to {_MAX_CHECKED:,}")
+    from tfm.applications.export.check import compare, lines_to_check
+    from tfm.applications.export.folder import check_installed, write_export
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.stages.export.check import compare, lines_to_check
-    from tfm.stages.export.folder import check_installed, write_export
     from tfm.stages.models import describe_export, exported_files
 
     path = models[0] if models else newest_run(RUNS_ROOT)

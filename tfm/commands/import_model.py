@@ -78,12 +78,12 @@ def import_model(
     """
     folder = model if model.is_dir() else model.parent
     out = out or folder.resolve().with_name(f"{folder.resolve().name}-tfm")
+    from tfm.applications.importing.fairseq import find_checkpoint, read_fairseq
+    from tfm.applications.importing.foreign import convert
+    from tfm.applications.importing.marian import is_marian, read_marian
     from tfm.folders.model_folder import own_files
     from tfm.folders.model_info import Ancestor, ModelInfo
     from tfm.folders.saving import save_checkpoint
-    from tfm.stages.importing.fairseq import find_checkpoint, read_fairseq
-    from tfm.stages.importing.foreign import convert
-    from tfm.stages.importing.marian import is_marian, read_marian
 
     own = own_files(out) if _is_import(out) else None
     new_output_folder(out, own=own, kind="model folder of tfm import", force=force)

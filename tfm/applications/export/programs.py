@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tfm.applications.export import Format
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
-from tfm.stages.export import Format
 
 Array = npt.NDArray[np.float32]
 

@@ -9,11 +9,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from tfm.data.foreign_subword import text_pieces, with_vocabulary
-from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.model.layers import sinusoidal_encoding
-from tfm.stages.importing.fairseq import load_pickle
-from tfm.stages.importing.foreign import (
+from tfm.applications.importing.fairseq import load_pickle
+from tfm.applications.importing.foreign import (
     ACTIVATIONS,
     ForeignModel,
     Tokens,
@@ -24,6 +21,9 @@ from tfm.stages.importing.foreign import (
     joint_or_separate,
     renumber,
 )
+from tfm.data.foreign_subword import text_pieces, with_vocabulary
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.model.layers import sinusoidal_encoding
 from tfm.storage.files import read_json
 
 CONFIG = "config.json"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from tfm.applications.export import Format
+from tfm.applications.export.programs import PROGRAMS, Found, Program
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
@@ -15,8 +17,6 @@ from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.inference.engine import Engine
 from tfm.inference.lines import ScoredTarget
 from tfm.inference.translator import Translator
-from tfm.stages.export import Format
-from tfm.stages.export.programs import PROGRAMS, Found, Program
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2

@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.data.foreign_subword import text_pieces, with_vocabulary, word_model
-from tfm.data.text import read_lines
-from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.stages.importing.foreign import (
+from tfm.applications.importing.foreign import (
     ACTIVATIONS,
     ForeignModel,
     Tokens,
@@ -25,6 +22,9 @@ from tfm.stages.importing.foreign import (
     joint_or_separate,
     renumber,
 )
+from tfm.data.foreign_subword import text_pieces, with_vocabulary, word_model
+from tfm.data.text import read_lines
+from tfm.errors import CheckpointError, DataError, UsageError
 
 
 class Record:

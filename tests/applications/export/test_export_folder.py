@@ -22,7 +22,7 @@ from tfm.inference.translator import Translator
 from tfm.stages.models import summarize_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-specification = pytest.importorskip("tfm.stages.export.specification")
+specification = pytest.importorskip("tfm.applications.export.specification")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from foreign_models import PAIRS, new_fairseq, new_marian
 
+from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
 from tfm.data.subword import Vocabulary
@@ -18,7 +19,6 @@ from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.translator import Translator
-from tfm.stages.importing.fairseq import load_pickle
 from tfm.stages.train import train
 
 pytest.importorskip("transformers")
@@ -142,8 +142,8 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
 
 def test_an_imported_model_is_exported(imported, tmp_path):
     pytest.importorskip("ctranslate2")
+    from tfm.applications.export import check
     from tfm.commands.export import export
-    from tfm.stages.export import check
 
     exported = export(imported, out=tmp_path / "out").out_dir
     assert check.compare(ModelFolder(imported), exported, LINES).max_error < 1e-3

@@ -7,11 +7,11 @@ import pytest
 import sentencepiece
 from foreign_models import PAIRS, new_marian
 
+from tfm.applications.export.folder import PACKAGE, _code
 from tfm.commands.export import export
 from tfm.commands.import_model import import_model
 from tfm.errors import UsageError
 from tfm.inference.translator import Translator
-from tfm.stages.export.folder import PACKAGE, _code
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -6,6 +6,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tfm.applications.export import Format, Quantization
 from tfm.config import SearchConfig
 from tfm.data.languages import base_language, name_of, script_of
 from tfm.data.subword import Vocabulary
@@ -13,7 +14,6 @@ from tfm.errors import UsageError, install_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
-from tfm.stages.export import Format, Quantization
 
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 
@@ -47,7 +47,7 @@ def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantizat
     version = ctranslate2.__version__
     if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
         raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
-    from tfm.stages.export.specification import check_supported, transformer_spec
+    from tfm.applications.export.specification import check_supported, transformer_spec
 
     config = check_supported(model.info.run.model)
     spec = transformer_spec(model.model(), config, model.vocabulary)
@@ -65,7 +65,7 @@ def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantizat
 
 def _write_huggingface(folder: Path, model: ModelFolder) -> None:
     check_installed("tokenizers", remedy=install_command("huggingface"))
-    from tfm.stages.export.huggingface import check_supported, model_card, write_huggingface
+    from tfm.applications.export.huggingface import check_supported, model_card, write_huggingface
 
     config = check_supported(model.info, model.vocabulary)
     write_huggingface(folder, model.model(), model.info, config, model.vocabulary)
@@ -76,15 +76,13 @@ def _write_huggingface(folder: Path, model: ModelFolder) -> None:
 def _write_onnx(folder: Path, model: ModelFolder) -> None:
     for package in ("onnxscript", "onnxruntime"):
         check_installed(package, remedy=install_command("onnx"))
-    from tfm.stages.export.onnx import write_onnx
+    from tfm.applications.export.onnx import write_onnx
 
     search = SearchConfig.for_model(model.info.search, {})
     write_onnx(folder, model.model(), search, model.vocabulary)
 
 
 def _write_argos(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
-    from tfm.stages.export.folder import PACKAGE, check_vocabulary, write_package
-
     check_vocabulary(model.vocabulary)
     with tempfile.TemporaryDirectory(dir=folder) as exported:
         _write_ctranslate2(Path(exported), model, quantization)

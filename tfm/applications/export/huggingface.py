@@ -348,7 +348,9 @@ def model_card(model: ModelFolder) -> str:
     """Return a README.md in Markdown, with the licence left to the user."""
     info = model.info
     languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
-    card = (resources.files("tfm.stages.export") / "model_card.md").read_text(encoding="utf-8")
+    card = (resources.files("tfm.applications.export") / "model_card.md").read_text(
+        encoding="utf-8"
+    )
     return card.format(
         languages="\n".join(f"- {language}" for language in languages),
         source=info.source,

@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tfm.applications.export import check
 from tfm.commands.export import export
 from tfm.config import SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.translator import Translator
-from tfm.stages.export import check
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-GUIDE = Path(__file__).parents[1] / "docs" / "how-to" / "export.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"
 LINES = ["", *[source for source, _ in generate_pairs("test", num_pairs=6, seed=1)]]
 SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 

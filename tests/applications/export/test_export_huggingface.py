@@ -19,7 +19,7 @@ from tfm.inference.translator import Translator
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from tfm.stages.export.huggingface import check_supported, new_tokenizer  # noqa: E402 - needs tokenizers
+from tfm.applications.export.huggingface import check_supported, new_tokenizer  # noqa: E402 - needs tokenizers
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 TARGETS = ["sieben", "acht Autos kosten viel Geld, 🙂", "am Montag", ""]

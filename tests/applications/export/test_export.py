@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tfm.applications.export import Quantization, check
 from tfm.commands.export import export
 from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
@@ -16,10 +17,9 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
-from tfm.stages.export import Quantization, check
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-specification = pytest.importorskip("tfm.stages.export.specification")
+specification = pytest.importorskip("tfm.applications.export.specification")
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 SHAPES = {
