@@ -83,7 +83,7 @@ class Emulation(TorchDispatchMode):
                 self.wait("copy")
         elif on_gpu and on_host and name not in _INDEXING:
             raise RuntimeError(f"{name} of tensors on the host and the GPU at {_caller()}")
-        elif on_gpu and (name in _WAITING or _finds_size(name, args) or on_host):
+        elif on_gpu and (name in _WAITING or _depends_on_values(name, args) or on_host):
             self.wait(name)
         return self._run(operation, name, args, kwargs, on_gpu, makes_gpu=makes_gpu)
 
@@ -142,13 +142,15 @@ def emulated_gpu() -> Iterator[Emulation]:
         yield emulation
 
 
-def _finds_size(name: str, args) -> bool:
-    """Return whether the size of an operation's result or work depends on values."""
+def _depends_on_values(name: str, args) -> bool:
+    """Return whether the host must know values, or copies one, to launch an operation."""
     if name not in _INDEXING:
         return name == "repeat_interleave" and isinstance(args[0], Tensor)
-    masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
-    # A single value is written by masked_fill.
-    return bool(masks) and (name == "index" or args[2].numel() > 1)
+    is_masked = any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+    if name == "index":
+        return is_masked
+    # A number is written to a mask by masked_fill, but is copied to be written to indices.
+    return args[2].numel() > 1 if is_masked else not isinstance(args[2], EmulatedTensor)
 
 
 def _spoil(x: Tensor) -> None:
