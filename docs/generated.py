@@ -20,6 +20,7 @@ import typer
 
 import tfm
 from tfm import config, errors
+from tfm.applications.doctor.checks import Finding
 from tfm.cli.help import help_row
 from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
@@ -42,7 +43,6 @@ from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import models, score
 from tfm.stages.average import AverageResult
-from tfm.stages.doctor import Finding
 from tfm.stages.models import ModelSummary
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.runs import RunSummary

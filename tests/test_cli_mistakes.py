@@ -380,7 +380,7 @@ def test_every_kind_of_error_is_one_line_and_its_exit_code(run, monkeypatch, err
     def fail(*args, **kwargs):
         raise error("what and where: what to do")
 
-    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    monkeypatch.setattr("tfm.applications.doctor.checks.diagnose", fail)
     assert_complaint(run("doctor"), code, "what and where: what to do")
 
 
@@ -403,7 +403,7 @@ def test_an_operating_system_error_is_one_line(run, monkeypatch, error, pattern)
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    monkeypatch.setattr("tfm.applications.doctor.checks.diagnose", fail)
     assert_complaint(run("doctor"), 1, pattern)
 
 
@@ -411,7 +411,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     def fail(*args, **kwargs):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tfm.stages.doctor.diagnose", fail)
+    monkeypatch.setattr("tfm.applications.doctor.checks.diagnose", fail)
     monkeypatch.setattr(sys, "argv", ["tfm", "doctor"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
@@ -421,7 +421,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(run, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfm.stages.doctor.diagnose", stop)
+    monkeypatch.setattr("tfm.applications.doctor.checks.diagnose", stop)
     assert_complaint(run("doctor"), 130, "stopped")
 
 

@@ -5,7 +5,7 @@ import sys
 
 MODULES = (
     *("tfm", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize"),
-    *("tfm.stages.score", "tfm.stages.runs", "tfm.stages.models", "tfm.stages.doctor"),
+    *("tfm.stages.score", "tfm.stages.runs", "tfm.stages.models", "tfm.applications.doctor.checks"),
     "tfm.cli.main",
 )
 

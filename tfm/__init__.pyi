@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tfm.applications.doctor.checks import Finding as Finding
 from tfm.commands.attend import AttendResult as AttendResult
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
 from tfm.inference.translator import Translator as Translator
 from tfm.stages.average import AverageResult as AverageResult
-from tfm.stages.doctor import Finding as Finding
 from tfm.stages.models import ModelSummary as ModelSummary
 from tfm.stages.prepare import PrepareResult as PrepareResult
 from tfm.stages.runs import RunSummary as RunSummary

@@ -13,9 +13,9 @@ from rich.text import Text
 from tfm.reporting import format_duration, format_table, printable, say
 
 if TYPE_CHECKING:
+    from tfm.applications.doctor.checks import Finding
     from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
-    from tfm.stages.doctor import Finding
     from tfm.stages.models import ModelSummary
     from tfm.stages.runs import RunSummary
     from tfm.stages.score import ScoreResult

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tfm.commands.declaration import command
 
 if TYPE_CHECKING:
-    from tfm.stages.doctor import Finding
+    from tfm.applications.doctor.checks import Finding
 
 
 @command()
@@ -20,6 +20,6 @@ def doctor() -> "Iterator[Finding]":
     Yields:
         The findings, as soon as they are there.
     """
-    from tfm.stages.doctor import diagnose
+    from tfm.applications.doctor.checks import diagnose
 
     return diagnose()

@@ -232,7 +232,7 @@ def _start(*arguments: str) -> "subprocess.Popen[str]":
     """Start a check with torch in a process that finds the same modules as this one."""
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "tfm.stages.doctor_torch", *arguments],
+        [sys.executable, "-m", "tfm.applications.doctor.torch_checks", *arguments],
         env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tfm.applications.doctor import checks, torch_checks
+from tfm.applications.doctor.checks import Finding
 from tfm.device.cpu import CpuTimes
-from tfm.stages import doctor, doctor_torch
-from tfm.stages.doctor import Finding
 
 
 def levels(findings):
@@ -32,7 +32,7 @@ def test_this_machine_can_save_compute_and_meet(run, elsewhere):
 
 def test_findings_are_a_line_each_and_the_worst_is_the_exit_code(run, monkeypatch):
     found = [Finding("one", "good"), Finding("two", "odd", "warning", "look")]
-    monkeypatch.setattr(doctor, "diagnose", lambda: found)
+    monkeypatch.setattr(checks, "diagnose", lambda: found)
     code, out, _ = run("doctor")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
@@ -53,21 +53,21 @@ def test_findings_are_a_line_each_and_the_worst_is_the_exit_code(run, monkeypatc
 def test_a_broken_torch_is_a_finding(monkeypatch, tmp_path, body, reason):
     (tmp_path / "torch.py").write_text(body)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(doctor, "_TORCH_SECONDS", 2 if "sleep" in body else 60)
-    [finding] = doctor.check_torch()
+    monkeypatch.setattr(checks, "_TORCH_SECONDS", 2 if "sleep" in body else 60)
+    [finding] = checks.check_torch()
     assert (finding.check, finding.level) == ("torch", "problem")
     assert reason in finding.what
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch):
     for name in ("check_torch", "check_processes", "check_load"):
-        monkeypatch.setattr(doctor, name, lambda: iter([]))
+        monkeypatch.setattr(checks, name, lambda: iter([]))
 
     def check_cpu():
         raise ValueError("no such file")
 
-    monkeypatch.setattr(doctor, "check_cpu", check_cpu)
-    found = {each.check: each for each in doctor.diagnose()}
+    monkeypatch.setattr(checks, "check_cpu", check_cpu)
+    found = {each.check: each for each in checks.diagnose()}
     assert found["cpu"].what == "cannot be checked: ValueError: no such file"
     assert found["cpu"].level == "problem"
     assert {"python", "memory", "files"} <= set(found)
@@ -85,40 +85,40 @@ def test_a_check_that_fails_is_a_finding(monkeypatch):
 )
 def test_free_space_is_compared_with_the_newest_dataset(monkeypatch, data_dir, free, inodes, level):
     stat = SimpleNamespace(f_files=100, f_favail=inodes, f_frsize=1, f_bavail=free)
-    monkeypatch.setattr(doctor, "DATA_ROOT", data_dir.parent)
-    monkeypatch.setattr(doctor, "folder_size", lambda folder: 10**12)
-    monkeypatch.setattr(doctor.os, "statvfs", lambda folder: stat)
-    assert {finding.level for finding in doctor.check_disks()} == {level}
+    monkeypatch.setattr(checks, "DATA_ROOT", data_dir.parent)
+    monkeypatch.setattr(checks, "folder_size", lambda folder: 10**12)
+    monkeypatch.setattr(checks.os, "statvfs", lambda folder: stat)
+    assert {finding.level for finding in checks.check_disks()} == {level}
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.chdir("/proc")
-    [finding] = doctor.check_files()
+    [finding] = checks.check_files()
     assert (finding.level, "/proc: cannot save" in finding.what) == ("problem", True)
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "atomic_directory", full)
-    [finding] = doctor.check_files()
+    monkeypatch.setattr(checks, "atomic_directory", full)
+    [finding] = checks.check_files()
     assert (finding.level, finding.remedy) == ("problem", "free some space")
 
 
 @pytest.mark.parametrize(("idle", "level"), [(1.0, "ok"), (0.2, "warning")])
 def test_a_busy_machine_is_a_warning(monkeypatch, idle, level):
     times = iter([CpuTimes(wall=0, process=0, idle=0), CpuTimes(wall=1, process=0, idle=2 * idle)])
-    monkeypatch.setattr(doctor, "_LOAD_SECONDS", 0)
-    monkeypatch.setattr(doctor.cpu, "read_cpu_times", lambda: next(times))
-    monkeypatch.setattr(doctor.cpu, "num_cores", lambda: 2)
-    assert levels(doctor.check_load()) == [("load", level)]
+    monkeypatch.setattr(checks, "_LOAD_SECONDS", 0)
+    monkeypatch.setattr(checks.cpu, "read_cpu_times", lambda: next(times))
+    monkeypatch.setattr(checks.cpu, "num_cores", lambda: 2)
+    assert levels(checks.check_load()) == [("load", level)]
 
 
 def test_little_memory_and_too_many_threads_are_warnings(monkeypatch):
-    monkeypatch.setattr(doctor.cpu, "available_memory_bytes", lambda: 10**8)
-    assert levels(doctor.check_memory()) == [("memory", "warning")]
-    monkeypatch.setattr(doctor_torch, "num_cores", lambda: 0)
-    assert doctor_torch.check_threads().level == "warning"
+    monkeypatch.setattr(checks.cpu, "available_memory_bytes", lambda: 10**8)
+    assert levels(checks.check_memory()) == [("memory", "warning")]
+    monkeypatch.setattr(torch_checks, "num_cores", lambda: 0)
+    assert torch_checks.check_threads().level == "warning"
 
 
 def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
@@ -138,7 +138,7 @@ def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
         return installed[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    finding, old, summary = doctor.check_packages()
+    finding, old, summary = checks.check_packages()
     assert finding.level == "problem"
     assert finding.what == (
         "torch>=2.11 is needed, but 2.10 is installed; rich>=13 is needed, but none is installed"
@@ -147,28 +147,28 @@ def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
     assert (old.level, old.what) == ("warning", "serve: a>=2 is needed, but 1.0 is installed")
     assert summary.what == "installed: x; not: serve, hf"
     installed.update(torch="2.13.0+cpu", rich="14")
-    assert levels(doctor.check_packages())[0] == ("packages", "ok")
+    assert levels(checks.check_packages())[0] == ("packages", "ok")
 
 
 @pytest.mark.parametrize(
     ("error", "level"), [(1e-7, "ok"), (0.3, "warning"), (torch.inf, "warning")]
 )
 def test_wrong_fast_layers_are_warnings_and_wrong_products_problems(monkeypatch, error, level):
-    monkeypatch.setattr(doctor_torch, "inference_error", lambda dtype: error)
-    found = {each.check: each.level for each in doctor_torch.check_fast_layers()}
+    monkeypatch.setattr(torch_checks, "inference_error", lambda dtype: error)
+    found = {each.check: each.level for each in torch_checks.check_fast_layers()}
     assert found["fast fp32"] == level
-    monkeypatch.setattr(doctor_torch, "_PRODUCT_ERRORS", {torch.float32: 0.0})
-    [finding] = doctor_torch.check_products(torch.device("cpu"), [torch.float32])
+    monkeypatch.setattr(torch_checks, "_PRODUCT_ERRORS", {torch.float32: 0.0})
+    [finding] = torch_checks.check_products(torch.device("cpu"), [torch.float32])
     assert finding.level == "problem"
 
 
 def test_processes_that_cannot_meet_are_a_problem(monkeypatch):
-    monkeypatch.setattr(doctor_torch, "joined", lambda *_, **__: fail())
+    monkeypatch.setattr(torch_checks, "joined", lambda *_, **__: fail())
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "1")
 
     def fail():
         raise RuntimeError("no network\nmore")
 
-    [finding] = doctor_torch.meet(0, "1")
+    [finding] = torch_checks.meet(0, "1")
     assert (finding.level, "no network" in finding.what) == ("problem", True)

@@ -12,13 +12,13 @@ from textwrap import shorten
 
 import torch
 
+from tfm.applications.doctor.checks import Finding, Level
 from tfm.backends import inference_cpu
 from tfm.backends.selection import MAX_ERRORS, inference_error, training_error, verified_compute
 from tfm.device.compute import set_num_threads
 from tfm.device.cpu import num_cores, this_cpu
 from tfm.distributed.group import joined
 from tfm.errors import LostPeersError
-from tfm.stages.doctor import Finding, Level
 from tfm.world import World
 
 _MEETING = timedelta(seconds=20)

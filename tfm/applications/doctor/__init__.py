@@ -1,0 +1,1 @@
+"""Checks of this machine, the working folder and what is installed."""
