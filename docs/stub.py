@@ -88,9 +88,8 @@ def _settings(declaration: Declaration) -> Iterator[tuple[str, tuple[str, str]]]
     for name, kinds in declaration.settings().items():
         kind, item = next(iter(kinds.items()))
         hint = typing.get_type_hints(kind)[name]
-        shown = "Iterable[str]" if is_repeatable(hint) else _hint(hint).removesuffix(" | None")
-        if item.metadata["metavar"] in ("FILE", "PATH", "MODEL") and shown == "str":
-            shown = "StrPath"
+        is_list = is_repeatable(hint)
+        shown = "Iterable[StrPath]" if is_list else _hint(hint).removesuffix(" | None")
         yield name, (shown, item.metadata["help"])
         alias = flag_of(item)[2:].replace("-", "_")
         if alias != name:
@@ -102,13 +101,13 @@ def _optional(hint: str) -> str:
 
 
 def _hint(hint: Any) -> str:
-    """Return a type as Python users write it: paths may be text, and lists anything like them."""
+    """Return a type as Python users write it: text may be a path, and a list one item."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " | ".join(map(_hint, typing.get_args(hint)))
     if is_repeatable(hint):
         item = _hint(typing.get_args(hint)[0])
         return f"{item} | Sequence[{item}]"
-    if hint is Path:
+    if hint in (Path, str):
         return "StrPath"
     if typing.get_origin(hint) is None:
         return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))

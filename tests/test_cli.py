@@ -56,6 +56,11 @@ LONG_COMMANDS = ["prepare", "train", "generate", "serve"]
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
+def test_every_command_is_a_function_of_the_package():
+    functions = {name.replace("_", "-") for name in tfm.__all__} - {"Translator", "--version--"}
+    assert functions - {"import-model"} | {"import"} == set(COMMANDS)
+
+
 # --- help
 
 

@@ -1,8 +1,8 @@
 """tfm average: checkpoints of a run → one model with their mean weights."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import NewFolder, Run, command
+from tfm.commands.declaration import ExistingFolder, Flag, NewFolder, command
 from tfm.config import AverageConfig, settings_from
 from tfm.storage.paths import RUNS_ROOT
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 @command(AverageConfig)
-def average(run: Run = None, *, out: NewFolder = None, **settings: Any) -> "AverageResult":
+def average(
+    run: Annotated[ExistingFolder, Flag("RUN")] = None, *, out: NewFolder = None, **settings: Any
+) -> "AverageResult":
     """Average the last checkpoints of a run, as the paper does.
 
     Example: tfm average runs/wmt14-en-de-base --last 5

@@ -1,17 +1,21 @@
-"""Declaring a command: a function whose signature and docstring also make its flags and help."""
+"""Declaring a command: a function whose signature and docstring also make its flags and help.
+
+Types of parameters may have marks, `Annotated[TYPE, MARK, …]`: a `Flag`, or a function that checks
+the value and returns it. A tuple of any length is a repeatable flag, and in Python one or several.
+"""
 
 import functools
 import inspect
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from tfm.config import Settings, by_section
 from tfm.config.arguments import argument, one_or_several
-from tfm.storage.paths import existing_file, existing_folder, existing_path, new_file, new_folder
+from tfm.storage.paths import existing_file, existing_folder, new_folder
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -50,15 +54,11 @@ class Flag:
     kind: Any = None
 
 
-# What --help leaves out; and paths, which are checked before the function runs.
 Hidden = Annotated[T, Flag(hidden=True)]
-ExistingPaths = Annotated[tuple[Path, ...], existing_path]
 ExistingFile = Annotated[Path | None, existing_file]
 ExistingFolder = Annotated[Path | None, existing_folder]
 NewFolder = Annotated[Path | None, new_folder]
 Dataset = Annotated[ExistingFolder, Flag("DATA")]
-NewFile = Annotated[Path | None, functools.partial(new_file, flag="--out"), Flag("FILE")]
-Run = Annotated[ExistingFolder, Flag("RUN")]
 Share = Annotated[str | None, Flag("I/N")]
 
 
@@ -97,7 +97,7 @@ class Parameter:
         """Return a value as the type of the parameter; raise UsageError if it is of another."""
         if self.flag.kind is not None:
             return value
-        if value is None:  # the default of every parameter
+        if value is None and self.default is not inspect.Parameter.empty:
             value = self.default
         if is_repeatable(self.hint):
             kind = typing.get_args(self.hint)[0]
@@ -125,13 +125,19 @@ class Declaration:
     help: str
     signature: inspect.Signature
     parameters: Mapping[str, Parameter]
-    groups: tuple[type[Settings], ...] = ()
-    without: Collection[str] = ()
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[type[Settings], ...]
+    without: Collection[str]
+    elsewhere: Mapping[str, str]
 
     @classmethod
-    def of(cls, function: Callable[..., Any], **more: Any) -> "Declaration":
-        """Read the declaration of a function.
+    def of(
+        cls,
+        function: Callable[..., Any],
+        *groups: type[Settings],
+        without: Collection[str] = (),
+        elsewhere: Mapping[str, str] = {},
+    ) -> "Declaration":
+        """Read the declaration of a function; the other arguments are attributes.
 
         Raises:
             TypeError: Parameters and entries in "Args:" differ.
@@ -153,8 +159,14 @@ class Declaration:
             each.replace(annotation=parameters[name].hint) if name in parameters else each
             for name, each in signature.parameters.items()
         ]
-        signature = signature.replace(parameters=shown)
-        return cls(_EXAMPLES.sub(_shown_examples, text), signature, parameters, **more)
+        return cls(
+            help=_EXAMPLES.sub(_shown_examples, text),
+            signature=signature.replace(parameters=shown),
+            parameters=parameters,
+            groups=groups,
+            without=without,
+            elsewhere=elsewhere,
+        )
 
     def settings(self) -> dict[str, dict[type[Settings], Field[Any]]]:
         """Return the settings by name, each with the groups that have it."""
@@ -189,15 +201,18 @@ def _shown_examples(match: re.Match[str]) -> str:
     return "\b\nExamples:\n" + re.sub("^    ", "  ", match[1], flags=re.MULTILINE)
 
 
-def command(*groups: type[Settings], **more: Any) -> Callable[[FunctionT], FunctionT]:
-    """Make a command of a function with keywords for all settings of some groups.
+def command(
+    *groups: type[Settings], without: Collection[str] = (), elsewhere: Mapping[str, str] = {}
+) -> Callable[[FunctionT], FunctionT]:
+    """Make a command of a function, with keywords for the settings of some groups.
 
-    It is called with any arguments, as Python functions are, but runs with those of the types that
-    it declares. Its `**settings` are by section then: {"search": {"beam_size": 4}}.
+    It may be called with arguments of any type, but runs with those of the types that it declares.
+    Its `**settings` are by section then: {"search": {"beam_size": 4}}. The arguments are attributes
+    of a `Declaration`.
     """
 
     def decorate(function: FunctionT) -> FunctionT:
-        declaration = Declaration.of(function, groups=groups, **more)
+        declaration = Declaration.of(function, *groups, without=without, elsewhere=elsewhere)
 
         @functools.wraps(function)
         def run(*args: Any, **keywords: Any) -> Any:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import (
-    ExistingPaths,
     Flag,
     Hidden,
     NewFolder,
@@ -17,7 +16,7 @@ from tfm.commands.declaration import (
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
 from tfm.config.arguments import argument, one_or_several
 from tfm.errors import UsageError
-from tfm.storage.paths import DATA_ROOT, existing_file
+from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
@@ -28,7 +27,7 @@ Texts = Annotated[
     StrPath | Sequence[StrPath] | Sequence[Sequence[StrPath]],
     Flag("SRC TGT", kind=TextPairs),
 ]
-Trees = Annotated[ExistingPaths, Flag("PATH", hidden=True)]
+Trees = Annotated[tuple[Path, ...], existing_path, Flag("PATH", hidden=True)]
 
 
 @command(CleaningConfig, SubwordConfig, BinarizeConfig)

@@ -1,10 +1,12 @@
 """tfm runs: run folders → a list of their states, and a page with their curves."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from tfm.commands.declaration import NewFile, command
+from tfm.commands.declaration import Flag, command
 from tfm.commands.models import Folders, folders_or_default, say_none
-from tfm.storage.paths import RUNS_ROOT
+from tfm.storage.paths import RUNS_ROOT, new_file
 
 if TYPE_CHECKING:
     from tfm.stages.runs import RunSummary
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 def runs(
     folders: Folders = (),
     *,
-    out: NewFile = None,
+    out: Annotated[Path | None, partial(new_file, flag="--out"), Flag("FILE")] = None,
 ) -> "list[RunSummary]":
     """List runs with state, step, best validation, speed and age, the newest first.
 
