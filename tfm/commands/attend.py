@@ -71,15 +71,15 @@ def attend(
     if beam is not None and target is not None:
         raise UsageError("--beam has no effect with --target: leave one out")
     search = _search_settings(beam)
+    from tfm.applications.attend.page import LABELS, write_page
     from tfm.backends.plain import PLAIN_INFERENCE
     from tfm.device.compute import choose_compute
+    from tfm.features.attention.maps import attention_maps
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
     from tfm.inference.batches import Chunk
     from tfm.inference.translator import Translator
-    from tfm.model.weights import attention_maps
     from tfm.search.active import check_finite
-    from tfm.visualization.attention_maps import LABELS, write_page
 
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
@@ -119,7 +119,7 @@ def attend(
     for path in paths:
         if path.suffix.lower() != ".html":
             # Imported late: a page needs no matplotlib.
-            from tfm.visualization.attention_figure import write_figure
+            from tfm.applications.attend.figure import write_figure
 
             write_figure(path, maps[kind], **texts, layers=layers, heads=heads)
             continue
@@ -176,7 +176,7 @@ def _check_picture_path(path: Path) -> Path:
         path = path / _DEFAULT_NAME
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
-    from tfm.visualization.attention_maps import GENERATOR
+    from tfm.applications.attend.page import GENERATOR
 
     if new_file(path, flag="--out") and path.exists():
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Record the attention weights of one forward pass, and label them with pieces."""
+"""Record the attention weights of one forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention, attention_weights
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.recurrent import Recurrent
-from tfm.visualization.attention_maps import AttentionKind, AttentionMaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,36 +83,3 @@ class _RecordingHeads(Heads):
         weights = attention_weights(query, key, mask, additive_weight=additive_weight)
         self._recorded.append(weights.float())
         return super().attend(query, key, value, mask, additive_weight)
-
-
-def attention_maps(
-    model: Model, vocabulary: Vocabulary, source_ids: Sequence[int], target_ids: Sequence[int]
-) -> dict[AttentionKind, AttentionMaps]:
-    """Return the weights of each kind of attention that the model has, on the model's device.
-
-    Args:
-        model: The model.
-        vocabulary: Its vocabulary.
-        source_ids: Token ids of the sentence, without EOS.
-        target_ids: Token ids of the translation, without EOS.
-    """
-    device = model.output_weight.device
-    source = torch.tensor([[*source_ids, EOS]], device=device)
-    lengths = torch.tensor([source.size(1)], device=device)
-    target_input = torch.tensor([[BOS, *target_ids]], device=device)
-    recorded = record_attention(model, source, lengths, target_input)
-    sources = vocabulary.source.pieces([*source_ids, EOS])
-    target_inputs = vocabulary.target.pieces([BOS, *target_ids])
-    predictions = vocabulary.target.pieces([*target_ids, EOS])
-    kinds: dict[AttentionKind, tuple[torch.Tensor | None, list[str], list[str]]] = {
-        "encoder": (recorded.encoder, sources, sources),
-        "decoder": (recorded.decoder, predictions, target_inputs),
-        "cross": (recorded.cross, predictions, sources),
-    }
-    return {
-        kind: AttentionMaps(
-            kind=kind, queries=queries, keys=keys, weights=weights[:, 0].cpu().numpy()
-        )
-        for kind, (weights, queries, keys) in kinds.items()
-        if weights is not None
-    }

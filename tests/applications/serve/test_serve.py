@@ -26,8 +26,8 @@ import pytest
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
+from tfm.features.attention.maps import AttentionMaps
 from tfm.inference.lines import Translation
-from tfm.visualization.attention_maps import AttentionMaps
 
 pytest.importorskip("uvicorn")
 from tfm.applications.serve.app import Service

@@ -14,15 +14,14 @@ from starlette.exceptions import HTTPException
 from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
+from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.documents import Piece, split, translated_pieces
 from tfm.inference.engine import Engine
 from tfm.inference.lines import Translation
 from tfm.inference.translator import Translator
 from tfm.model.build import Model
-from tfm.model.weights import attention_maps
 from tfm.reporting import say
-from tfm.visualization.attention_maps import AttentionMaps
 
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], SearchConfig], list[list[Translation]]]

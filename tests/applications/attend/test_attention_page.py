@@ -9,7 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from tfm.visualization.attention_maps import AttentionMaps, write_page
+from tfm.applications.attend.page import write_page
+from tfm.features.attention.maps import AttentionMaps
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 SOURCES, TARGETS = ["▁two", "▁dogs", "</s>"], ["▁zwei", "</script><b>", "Hunde", "</s>"]

@@ -6,15 +6,15 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from tfm.visualization import attention_figure
-from tfm.visualization.attention_maps import AttentionMaps
+from tfm.applications.attend import figure
+from tfm.features.attention.maps import AttentionMaps
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXTS = {"source": "A house.", "target": "Ein Haus, $5$.", "note": "runs/one, beam 4"}
 
 
 def write_figure(path, maps, **choice):
-    attention_figure.write_figure(path, maps, **{**TEXTS, **choice})
+    figure.write_figure(path, maps, **{**TEXTS, **choice})
 
 
 def new_maps(num_layers=2, num_heads=3, queries=("▁ein", "e", "</s>"), keys=("▁a", "</s>")):
@@ -126,7 +126,7 @@ def test_characters_missing_in_all_fonts_are_warned_of(tmp_path, capsys):
 
 def test_an_installed_font_is_used_that_has_what_the_default_lacks(tmp_path, capsys):
     """Matplotlib itself brings a second font that has this character."""
-    families, missing = attention_figure._font_families("ab\u1d81\ufdd1")
+    families, missing = figure._font_families("ab\u1d81\ufdd1")
     assert (families[0], len(families), missing) == ("DejaVu Sans", 2, {"\ufdd1"})
     maps = new_maps(queries=["▁ein", "\u1d81", "</s>"])
     write_figure(tmp_path / "x.png", maps, layers=[1], heads=[1])

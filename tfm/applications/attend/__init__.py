@@ -1,0 +1,1 @@
+"""tfm attend: a page and figures of attention weights."""

@@ -1,0 +1,1 @@
+"""Features: steps around a search, a folder each."""

@@ -1,0 +1,1 @@
+"""Attention weights as serve and attend show them."""
