@@ -12,10 +12,17 @@ from tfm.config.inference import (
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.normalization import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization
-from tfm.config.presets import adapting_table, presets, run_config, run_table, suitable_arch
+from tfm.config.presets import (
+    adapting_table,
+    presets,
+    read_toml,
+    run_config,
+    run_table,
+    run_toml,
+    suitable_arch,
+)
 from tfm.config.schema import Settings, Table, by_section, flag_of, settings_from, settings_to
 from tfm.config.text import BinarizeConfig, CleaningConfig, SubwordConfig, tag_problem
-from tfm.config.toml import read_toml, run_toml
 from tfm.config.training import (
     RUN_SETTINGS,
     BatchingConfig,
