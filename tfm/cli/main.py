@@ -13,13 +13,7 @@ import tfm.cli.commands  # noqa: F401 - it adds the commands
 from tfm.cli.app import app
 from tfm.cli.unknown_names import explain_mistake
 from tfm.distributed.interruption import report_failure, stop_with_launcher
-from tfm.errors import (
-    InterruptedRunError,
-    LostPeersError,
-    TfmError,
-    UsageError,
-    explain_os_error,
-)
+from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError, explain_os_error
 from tfm.reporting import best_effort, printable
 from tfm.world import current_world
 

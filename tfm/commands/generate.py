@@ -9,13 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tfm.commands.declaration import (
-    ExistingFile,
-    ExistingFolder,
-    Flag,
-    Hidden,
-    command,
-)
+from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import printable, say

@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import (
-    Flag,
-    Hidden,
-    NewFolder,
-    Share,
-    TextPairs,
-    command,
-)
+from tfm.commands.declaration import Flag, Hidden, NewFolder, Share, TextPairs, command
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
 from tfm.config.arguments import argument, one_or_several
 from tfm.errors import UsageError

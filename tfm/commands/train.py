@@ -7,14 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import (
-    Dataset,
-    ExistingFile,
-    ExistingFolder,
-    Flag,
-    NewFolder,
-    command,
-)
+from tfm.commands.declaration import Dataset, ExistingFile, ExistingFolder, Flag, NewFolder, command
 from tfm.config import (
     RUN_SETTINGS,
     RunConfig,

@@ -11,12 +11,7 @@ from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.shortlist import shortlist_files
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.folders.model_folder import (
-    ModelFolder,
-    best_first,
-    is_model,
-    open_checkpoints,
-)
+from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
 from tfm.folders.model_info import MIN_LINES, Calibration
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.engine import Engine

@@ -11,12 +11,7 @@ from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
 from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
-from tfm.folders.run_folder import (
-    SETTINGS,
-    is_run,
-    newest_step,
-    trained_on,
-)
+from tfm.folders.run_folder import SETTINGS, is_run, newest_step, trained_on
 from tfm.storage.files import find_folders
 from tfm.storage.lock import is_locked
 from tfm.storage.metrics_log import METRICS, EndState, Metrics, Record, read_metrics

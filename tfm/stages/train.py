@@ -19,12 +19,7 @@ from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
-from tfm.folders.run_folder import (
-    check_new_run,
-    checkpoints,
-    record_dataset,
-    record_run,
-)
+from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
 from tfm.folders.saving import newest_intact_checkpoint
 from tfm.reporting import say
 from tfm.stages.average import average

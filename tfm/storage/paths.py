@@ -1,7 +1,6 @@
 """Checks of the paths that a user gives, so that all commands and Python functions refuse alike.
 
-A wrong path is found before anything is loaded or computed. On the command line, the checks are
-callbacks of flags.
+A wrong path is found before anything is loaded or computed: they are marks of parameters.
 """
 
 import os
