@@ -81,7 +81,7 @@ def only_training() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         if "torch" in sys.modules:  # tests that need neither start without it
-            patch.setattr("tfm.visualization.report.write_report", lambda _: None)
+            patch.setattr("tfm.training.report.write_report", lambda _: None)
             patch.setattr("tfm.device.compute._MEASURING_SECONDS", 1e-3)
             patch.setattr("tfm.training.loop.measure_fp32_flops", lambda _: 1e11)
         yield
@@ -320,7 +320,7 @@ if stdin:
 sys.argv = ["-c", *arguments]
 from tfm.device import compute
 from tfm.training import loop
-from tfm.visualization import report
+from tfm.training import report
 # As `only_training`.
 compute._MEASURING_SECONDS, loop.measure_fp32_flops = 1e-3, lambda _: 1e11
 os.fsync = report.write_report = lambda _: None
@@ -357,7 +357,7 @@ class ForkedPython:
             [
                 "tfm.cli.main",
                 *(f"tfm.stages.{name}" for name in stages),
-                "tfm.visualization.report",
+                "tfm.training.report",
                 "torch._dynamo",
                 "torch.distributed.fsdp",
                 "typer.rich_utils",

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from tfm.stages.train import train
-from tfm.storage.metrics_log import EventFile, MetricsLog
+from tfm.training.metrics_log import EventFile, MetricsLog
 
 pytest.importorskip("tensorboardX")
 

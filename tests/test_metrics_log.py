@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfm.errors import DataError
-from tfm.storage.metrics_log import MetricsLog, read_metrics
+from tfm.training.metrics_log import MetricsLog, read_metrics
 
 
 @pytest.fixture

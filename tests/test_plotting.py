@@ -8,10 +8,10 @@ import matplotlib as mpl
 import pytest
 
 from tfm.errors import TfmError
-from tfm.visualization.plotting import Figure, drawing
+from tfm.plotting import Figure, drawing
 
 _DRAW = """
-from tfm.visualization.plotting import Figure, drawing, mpl
+from tfm.plotting import Figure, drawing, mpl
 import os, sys
 with drawing({}):
     Figure().savefig("x.png", format="png")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tfm.visualization.report import write_comparison, write_report
+from tfm.training.report import write_comparison, write_report
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 

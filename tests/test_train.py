@@ -28,9 +28,9 @@ from tfm.stages.train import _with_history, train
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
 from tfm.training.loop import TrainingRun
+from tfm.training.report import write_report
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validator
-from tfm.visualization.report import write_report
 
 _TIMES = (
     "minutes",
@@ -86,7 +86,7 @@ def uninterrupted(data_dir, tiny_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "uninterrupted"
     run = tiny_run(training={"max_steps": 12, "checkpoint_steps": 3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfm.visualization.report.write_report", write_report)
+        patch.setattr("tfm.training.report.write_report", write_report)
         result = train(data_dir, run_dir, run)
     return run, run_dir, result
 
@@ -95,7 +95,7 @@ def uninterrupted(data_dir, tiny_run, tmp_path_factory):
 def test_a_run_without_a_picture_goes_on_and_says_why_once(
     data_dir, tiny_run, tmp_path, capsys, monkeypatch, error
 ):
-    monkeypatch.setattr("tfm.visualization.report.write_report", Mock(side_effect=error))
+    monkeypatch.setattr("tfm.training.report.write_report", Mock(side_effect=error))
     result = train(data_dir, tmp_path / "run", tiny_run(training={"checkpoint_steps": 6}))
     assert result.step == 12
     [warning] = [line for line in capsys.readouterr().err.splitlines() if "report.html" in line]

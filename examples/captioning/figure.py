@@ -10,8 +10,8 @@ from pictures import MAX_WORDS, PICTURE_SIZE
 from torch import Tensor
 
 from tfm.model.build import Model
+from tfm.plotting import Axes, Figure, drawing
 from tfm.storage.files import atomic_write
-from tfm.visualization.plotting import Axes, Figure, drawing
 
 _NUM_SHAPES = 3  # in the picture that is shown
 _WHOLE = (0, PICTURE_SIZE, PICTURE_SIZE, 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.device.compute import choose_compute
-from tfm.visualization.plotting import Figure, drawing
+from tfm.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/multi30k-minutes")

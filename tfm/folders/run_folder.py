@@ -6,11 +6,10 @@ from pathlib import Path
 
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
 from tfm.storage.files import is_same_file, read_json, write_json
-from tfm.storage.metrics_log import METRICS
 
 DATA, DATA_FORMAT = "data.json", 1
 RUNS, RUNS_FORMAT = "runs.json", 1  # in a dataset
-SETTINGS = "config.toml"
+SETTINGS, METRICS = "config.toml", "metrics.jsonl"
 PREFIX, _NUM_DIGITS = "step-", 8  # at least
 _NAME = re.compile(rf"{PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside

@@ -12,7 +12,7 @@ from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_che
 from tfm.folders.model_info import SCORES, ModelInfo
 from tfm.folders.run_folder import checkpoints, is_run
 from tfm.storage.files import find_folders, folder_size, read_json, write_json
-from tfm.storage.metrics_log import read_metrics
+from tfm.training.metrics_log import read_metrics
 
 # Describes the model in a folder for another program.
 EXPORTED, EXPORTED_FORMAT = "tfm.json", 1

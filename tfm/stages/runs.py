@@ -11,10 +11,10 @@ from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
 from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
-from tfm.folders.run_folder import SETTINGS, is_run, newest_step, trained_on
+from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
 from tfm.storage.files import find_folders
 from tfm.storage.lock import is_locked
-from tfm.storage.metrics_log import METRICS, EndState, Metrics, Record, read_metrics
+from tfm.training.metrics_log import EndState, Metrics, Record, read_metrics
 
 State = Literal["running", "damaged"] | EndState
 
@@ -134,7 +134,7 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
         raise UsageError(
             f"a page shows the curves of 1 to {_MAX_DRAWN} runs, not of {len(runs)}: name others"
         )
-    from tfm.visualization.report import write_comparison  # matplotlib would delay the list
+    from tfm.training.report import write_comparison  # matplotlib would delay the list
 
     rows = [{**run.cells(), "updated": run.updated[:16].replace("T", " ")} for run in runs]
     table = [[*rows[0]], *([*row.values()] for row in rows)]

@@ -8,7 +8,7 @@ from typing import Any
 from tfm.data.manifest import TrainingText
 from tfm.errors import DETAIL
 from tfm.reporting import format_duration, say
-from tfm.storage.metrics_log import EndState, EventFile, MetricsLog
+from tfm.training.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
 from tfm.training.validation import Validation
 
@@ -100,7 +100,7 @@ class RunRecord:
             return
         try:
             # Imported late: matplotlib would delay the start of the run.
-            from tfm.visualization.report import write_report
+            from tfm.training.report import write_report
 
             write_report(self._run_dir)
         except Exception as error:  # no picture ends a run

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import safe_open
 
 from tfm.device.compute import choose_compute
-from tfm.visualization.plotting import Figure, drawing
+from tfm.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "wmt14" / "README.md"

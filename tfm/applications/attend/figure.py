@@ -10,9 +10,9 @@ import numpy as np
 
 from tfm.applications.attend.page import GENERATOR, LABELS, SYMBOLS
 from tfm.features.attention.maps import AttentionMaps
+from tfm.plotting import Axes, Figure, cm, colors, drawing, font_manager
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-from tfm.visualization.plotting import Axes, Figure, cm, colors, drawing, font_manager
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0

@@ -27,7 +27,7 @@ from tfm.folders.tensor_file import write_tensors
 from tfm.model.build import Model
 from tfm.model.layers import sinusoidal_encoding
 from tfm.storage.files import write_json
-from tfm.storage.metrics_log import read_metrics
+from tfm.training.metrics_log import read_metrics
 
 _FIRST_BYTE = "<0x00>"
 _PIECES_PER_LINE = 20

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from tfm.errors import DataError
+from tfm.folders.run_folder import METRICS
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
-
-METRICS = "metrics.jsonl"
 
 FIGURES = ("train", "validation")  # the kinds of lines with figures
 _NO_FIGURES = ("kind", "signature", "text_pairs", "text_losses")

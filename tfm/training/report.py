@@ -13,10 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from tfm.plotting import Axes, Figure, drawing, ticker
 from tfm.reporting import format_duration, format_figure
 from tfm.storage.files import write_text
-from tfm.storage.metrics_log import Record, read_metrics
-from tfm.visualization.plotting import Axes, Figure, drawing, ticker
+from tfm.training.metrics_log import Record, read_metrics
 
 _COLUMNS = (
     "text",
@@ -142,7 +142,7 @@ def write_report(run_dir: Path) -> None:
     updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
     config = run_dir / "config.toml"
     settings = html.escape(config.read_text(encoding="utf-8")) if config.is_file() else ""
-    page = resources.files("tfm.visualization") / "report_page.html"
+    page = resources.files("tfm.training") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(run_dir.resolve().name),
         state=_render_state(latest, validation, sets, updated),
@@ -175,7 +175,7 @@ def write_comparison(
     rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table[1:], start=1)]
     main = _render_charts(_MAIN_CHARTS, validation, last_step)
     main += _render_charts([_TRAINING_LOSS], training, last_step)
-    page = resources.files("tfm.visualization") / "report_page.html"
+    page = resources.files("tfm.training") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(run.resolve().name for run in runs)),
         state=render_table([table[0], *rows]),

@@ -1,1 +1,0 @@
-"""Training reports and attention pictures, as self-contained files."""
