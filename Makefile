@@ -3,7 +3,7 @@
 # make test-slow    follow the tutorials; kill, damage and fill disks
 # make test-gpu     compile training for an H100 with triton, which needs no GPU
 # make docs         build the documentation into build/docs
-# make reference  update the reference pages after a change of flags, settings or presets
+# make reference  update the reference pages and tfm/__init__.pyi after a change of commands or settings
 # make wheel        build the wheel and the source distribution in dist/
 # make check        what CI runs: format, lint, types, layers, tests, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.

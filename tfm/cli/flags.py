@@ -4,7 +4,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import Field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from tfm.commands.declaration import (
 from tfm.config import Settings, flag_of
 
 Call = partial[Any]  # of a function with its arguments
-
-_type_hints: Callable[[type], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def add_command(
@@ -118,11 +116,10 @@ def _flag_of_setting(
 
     If the help `is_long`, it has a section for each group, and --help shows common settings only.
     """
-    kind, item = next(iter(items.items()))
+    item = next(iter(items.values()))
     sections = dict.fromkeys(f"[{kind.section}]" for kind in items)
-    hint = _type_hints(kind)[item.name]
-    name = flag_of(item)
-    default: Any = item.default
+    hint: Any = item.type
+    name, default = flag_of(item), item.default
     if hint is bool:
         name = f"{name}/--no-{name.removeprefix('--')}"
         default = "yes" if default else "no"
