@@ -41,11 +41,11 @@ from tfm.data.corpus.recipe import (
 from tfm.folders import model_folder, run_folder
 from tfm.inference.lines import ScoredTarget, Translation
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import models, score
+from tfm.stages import model_summaries, score
 from tfm.stages.average import AverageResult
-from tfm.stages.models import ModelSummary
+from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.prepare import PrepareResult
-from tfm.stages.runs import RunSummary
+from tfm.stages.run_summaries import RunSummary
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
 from tfm.storage import partial_output
@@ -62,7 +62,7 @@ _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": dataset.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
-    "`tfm.json` of an exported model": models.EXPORTED_FORMAT,
+    "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
     "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from tfm.cli import main as cli
-from tfm.distributed.layout import Layout
+from tfm.distributed.placement import Placement
 from tfm.errors import InterruptedRunError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The calls of the launcher, as (layout, command)."""
+    """The calls of the launcher, as (placement, command)."""
     from tfm.distributed import launch
 
     calls = []
     monkeypatch.setattr(launch, "launch", lambda *call: calls.append(call) or 0)
-    monkeypatch.setattr(Layout, "num_local_processes", lambda layout: layout.local_size or 3)
+    monkeypatch.setattr(Placement, "num_local_processes", lambda placed: placed.local_size or 3)
     return calls
 
 
@@ -41,20 +41,20 @@ def trained(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "layout"),
+    ("flags", "placement"),
     [
-        ("--processes 2", Layout(local_size=2, device="cpu")),
-        ("--gpus auto", Layout(local_size=None, device="cuda")),
+        ("--processes 2", Placement(local_size=2, device="cpu")),
+        ("--gpus auto", Placement(local_size=None, device="cuda")),
         (
             "--nodes 2 --node-rank 1 --rendezvous a:1",
-            Layout(nodes=2, node_rank=1, rendezvous="a:1"),
+            Placement(nodes=2, node_rank=1, rendezvous="a:1"),
         ),
     ],
 )
-def test_several_processes_run_the_same_command(run, launched, trained, flags, layout):
+def test_several_processes_run_the_same_command(run, launched, trained, flags, placement):
     flags = ["train", ".", "--max-steps", "3", *flags.split()]
     assert run(*flags) == (0, "", "")
-    assert launched == [(layout, [sys.executable, "-m", "tfm", *flags])]
+    assert launched == [(placement, [sys.executable, "-m", "tfm", *flags])]
     assert not trained
 
 

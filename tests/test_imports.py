@@ -5,7 +5,12 @@ import sys
 
 MODULES = (
     *("tfm", "tfm.stages.prepare", "tfm.stages.learn_bpe", "tfm.stages.binarize"),
-    *("tfm.stages.score", "tfm.stages.runs", "tfm.stages.models", "tfm.applications.doctor.checks"),
+    *(
+        "tfm.stages.score",
+        "tfm.stages.run_summaries",
+        "tfm.stages.model_summaries",
+        "tfm.applications.doctor.checks",
+    ),
     "tfm.cli.main",
 )
 

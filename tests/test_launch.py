@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tfm.device.cpu import num_cores
 from tfm.distributed.interruption import report_failure
 from tfm.distributed.launch import _root_cause
-from tfm.distributed.layout import Layout
+from tfm.distributed.placement import Placement
 from tfm.errors import UsageError
 
 RESUME = "run the same command again to resume from the last checkpoint"
@@ -27,12 +27,12 @@ LAUNCHER = """
 import sys
 from tfm.cli import main
 from tfm.distributed.launch import launch
-from tfm.distributed.layout import Layout
+from tfm.distributed.placement import Placement
 size, nodes, rank, rendezvous, join_seconds, *command = sys.argv[1:]
-layout = Layout(
+placement = Placement(
     local_size=int(size), nodes=int(nodes), node_rank=int(rank), rendezvous=rendezvous
 )
-main.app = lambda **_: sys.exit(launch(layout, command, join_seconds=int(join_seconds)))
+main.app = lambda **_: sys.exit(launch(placement, command, join_seconds=int(join_seconds)))
 main.main()
 """
 # The start of all programs. `ready` waits until both processes have called it.
@@ -143,15 +143,15 @@ def test_the_processes_share_the_cores_unless_the_user_sets_threads(
 
 def test_each_gpu_has_a_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert Layout(local_size=None, device="cuda").num_local_processes() == 3
-    assert Layout(local_size=2, device="cuda").num_local_processes() == 2
+    assert Placement(local_size=None, device="cuda").num_local_processes() == 3
+    assert Placement(local_size=2, device="cuda").num_local_processes() == 2
 
 
 @pytest.mark.parametrize(("local_size", "num_gpus"), [(None, 0), (4, 3)])
 def test_more_processes_than_gpus_are_refused(monkeypatch, local_size, num_gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match="torch sees"):
-        Layout(local_size=local_size, device="cuda").num_local_processes()
+        Placement(local_size=local_size, device="cuda").num_local_processes()
 
 
 # --- failures

@@ -1,10 +1,10 @@
-"""The rank and world size from the environment, and the layout from flags."""
+"""The rank and world size from the environment, and the placement from flags."""
 
 import re
 
 import pytest
 
-from tfm.distributed.layout import Layout
+from tfm.distributed.placement import Placement
 from tfm.errors import UsageError
 from tfm.world import World, current_world
 
@@ -116,63 +116,63 @@ def test_the_current_world_is_that_of_the_launcher(set_variables):
     assert current_world() == World.from_environment()
 
 
-# --- layouts
+# --- placements
 
 
 @pytest.mark.parametrize(
-    ("flags", "layout"),
+    ("flags", "placement"),
     [
-        ({}, Layout()),
-        ({"gpus": "8"}, Layout(local_size=8, device="cuda")),
-        ({"gpus": "auto", "device": "cuda"}, Layout(local_size=None, device="cuda")),
-        ({"processes": 2, "device": "auto"}, Layout(local_size=2, device="cpu")),
+        ({}, Placement()),
+        ({"gpus": "8"}, Placement(local_size=8, device="cuda")),
+        ({"gpus": "auto", "device": "cuda"}, Placement(local_size=None, device="cuda")),
+        ({"processes": 2, "device": "auto"}, Placement(local_size=2, device="cpu")),
         (
             {"nodes": 2, "node_rank": 1, "rendezvous": "host.example.org:29500"},
-            Layout(nodes=2, node_rank=1, rendezvous="host.example.org:29500"),
+            Placement(nodes=2, node_rank=1, rendezvous="host.example.org:29500"),
         ),
         (
             {"nodes": 2, "node_rank": 0, "rendezvous": "[fe80::1]:1"},
-            Layout(nodes=2, node_rank=0, rendezvous="[fe80::1]:1"),
+            Placement(nodes=2, node_rank=0, rendezvous="[fe80::1]:1"),
         ),
-        ({"nodes": 1, "node_rank": 0}, Layout()),
+        ({"nodes": 1, "node_rank": 0}, Placement()),
     ],
 )
-def test_a_layout_is_built_from_flags(flags, layout):
-    assert Layout.from_flags(**flags) == layout
+def test_a_layout_is_built_from_flags(flags, placement):
+    assert Placement.from_flags(**flags) == placement
 
 
 @pytest.mark.parametrize("rendezvous", ["host", ":1", "host:0", "host:65536", "::1:29500"])
 def test_a_rendezvous_without_host_or_valid_port_is_refused(rendezvous):
     with pytest.raises(UsageError, match=re.escape(f"--rendezvous is {rendezvous}, but must be")):
-        Layout.from_flags(nodes=2, node_rank=0, rendezvous=rendezvous)
+        Placement.from_flags(nodes=2, node_rank=0, rendezvous=rendezvous)
 
 
 def test_all_problems_of_the_flags_are_listed_together():
     with pytest.raises(UsageError) as refused:
-        Layout.from_flags(gpus="all", processes=0, nodes=2, node_rank=2, rendezvous="host")
+        Placement.from_flags(gpus="all", processes=0, nodes=2, node_rank=2, rendezvous="host")
     assert len(str(refused.value).split("; ")) == 5
 
 
 @pytest.mark.parametrize(
-    ("layout", "world"),
+    ("placement", "world"),
     [
-        (Layout(local_size=4, nodes=2), World(size=8, local_size=4)),
-        (Layout(local_size=None, device="cuda"), World(size=3, local_size=3)),
-        (Layout(), World(size=8, local_size=4)),
+        (Placement(local_size=4, nodes=2), World(size=8, local_size=4)),
+        (Placement(local_size=None, device="cuda"), World(size=3, local_size=3)),
+        (Placement(), World(size=8, local_size=4)),
     ],
 )
-def test_a_launcher_that_started_the_processes_of_the_layout_is_accepted(layout, world):
-    layout.check(world)
+def test_a_launcher_that_started_the_processes_of_the_layout_is_accepted(placement, world):
+    placement.check(world)
 
 
 @pytest.mark.parametrize(
-    ("layout", "world"),
+    ("placement", "world"),
     [
-        (Layout(local_size=4, nodes=2), World(size=4, local_size=4)),
-        (Layout(local_size=8, device="cuda"), World(size=2, local_size=1)),
-        (Layout(local_size=None, device="cuda"), World(size=2, local_size=1)),
+        (Placement(local_size=4, nodes=2), World(size=4, local_size=4)),
+        (Placement(local_size=8, device="cuda"), World(size=2, local_size=1)),
+        (Placement(local_size=None, device="cuda"), World(size=2, local_size=1)),
     ],
 )
-def test_a_launcher_that_started_other_processes_is_refused(layout, world):
+def test_a_launcher_that_started_other_processes_is_refused(placement, world):
     with pytest.raises(UsageError, match=r"has started .* but the flags ask for"):
-        layout.check(world)
+        placement.check(world)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tfm.applications.doctor.checks import Finding
     from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
-    from tfm.stages.models import ModelSummary
-    from tfm.stages.runs import RunSummary
+    from tfm.stages.model_summaries import ModelSummary
+    from tfm.stages.run_summaries import RunSummary
     from tfm.stages.score import ScoreResult
 
 

@@ -16,7 +16,7 @@ from tfm.reporting import say
 from tfm.world import World, current_world
 
 if TYPE_CHECKING:
-    from tfm.distributed.layout import Layout
+    from tfm.distributed.placement import Placement
     from tfm.stages.train import TrainResult
 
 _PROCESSES = Flag(panel="Processes")
@@ -47,9 +47,9 @@ def run_training(
         node_rank: Index of this machine, counted from 0.
         rendezvous: Address and a free port of machine 0, the same on all machines.
     """
-    from tfm.distributed.layout import Layout
+    from tfm.distributed.placement import Placement
 
-    layout = Layout.from_flags(
+    placement = Placement.from_flags(
         gpus=gpus,
         processes=processes,
         nodes=nodes,
@@ -57,17 +57,17 @@ def run_training(
         rendezvous=rendezvous,
         device=call.keywords.get("device"),
     )
-    if layout.device is not None:  # --gpus and --processes imply it
-        call = Call(call.func, **{**call.keywords, "device": layout.device})
+    if placement.device is not None:  # --gpus and --processes imply it
+        call = Call(call.func, **{**call.keywords, "device": placement.device})
     plan = TrainingPlan(**declaration_of(call.func).checked(**call.keywords))
     if print_config:
         typer.echo(run_toml(plan.merged(plan.data)), nl=False)
         return
     plan.check(needs_extras=not dry_run)  # before the dataset is opened and processes are started
     if dry_run:
-        _print_forecast(plan, layout)
+        _print_forecast(plan, placement)
         return
-    world = _launch_processes(layout)
+    world = _launch_processes(placement)
     data_dir = plan.data_dir()
     settings = plan.merged(data_dir)
     unit = "step" if settings.training.shard else "microbatch"
@@ -80,13 +80,13 @@ def run_training(
         _say_next(result, data_dir, settings)
 
 
-def _print_forecast(plan: TrainingPlan, layout: "Layout") -> None:
+def _print_forecast(plan: TrainingPlan, placement: "Placement") -> None:
     data_dir = plan.data_dir()
     from tfm.cli.output import print_rows
     from tfm.stages.forecast import forecast
 
-    num_local = layout.local_size or layout.num_local_processes()
-    num_processes = layout.nodes * num_local
+    num_local = placement.local_size or placement.num_local_processes()
+    num_processes = placement.nodes * num_local
     found = forecast(
         data_dir, plan.merged(data_dir), num_processes=num_processes, num_local=num_local
     )
@@ -102,23 +102,23 @@ def _say_next(result: "TrainResult", data_dir: Path, settings: RunConfig) -> Non
     say(f"next: {tfm_command(*following)}")
 
 
-def _launch_processes(layout: "Layout") -> World:
+def _launch_processes(placement: "Placement") -> World:
     """Return the world of this process.
 
     If the flags ask for several processes, and no launcher has started this one, restart this
     command in each; then do not return.
     """
-    from tfm.distributed.layout import Layout
+    from tfm.distributed.placement import Placement
 
     # Flags that say how to start processes do not need the variables of a launcher.
-    world = World.from_environment() if layout == Layout() else current_world()
+    world = World.from_environment() if placement == Placement() else current_world()
     if world.launcher is not None:
-        layout.check(world)
+        placement.check(world)
         return world
-    if layout.local_size == layout.nodes == 1:
+    if placement.local_size == placement.nodes == 1:
         return world
-    if layout.nodes > 1 or layout.num_local_processes() > 1:
+    if placement.nodes > 1 or placement.num_local_processes() > 1:
         from tfm.distributed.launch import launch
 
-        raise SystemExit(launch(layout, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
+        raise SystemExit(launch(placement, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
     return world

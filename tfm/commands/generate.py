@@ -156,12 +156,13 @@ def _where_to_compute(
     gpus: str | None, processes: int | None, settings: Table
 ) -> tuple[InferenceConfig, int | None]:
     """Return device and arithmetic, and the number of processes, None to choose it."""
-    from tfm.distributed.layout import Layout
+    from tfm.distributed.placement import Placement
 
     inference = settings_from(InferenceConfig, settings)
-    layout = Layout.from_flags(gpus=gpus, processes=processes, device=inference.device)
-    inference = replace(inference, device=layout.device or inference.device)
-    return inference, None if gpus is None and processes is None else layout.num_local_processes()
+    placement = Placement.from_flags(gpus=gpus, processes=processes, device=inference.device)
+    inference = replace(inference, device=placement.device or inference.device)
+    is_given = gpus is not None or processes is not None
+    return inference, placement.num_local_processes() if is_given else None
 
 
 def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:

@@ -10,7 +10,7 @@ from tfm.reporting import say
 from tfm.storage.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, where_instead
 
 if TYPE_CHECKING:
-    from tfm.stages.models import ModelSummary
+    from tfm.stages.model_summaries import ModelSummary
 
 Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]
 
@@ -32,7 +32,7 @@ def models(folders: Folders = ()) -> "list[ModelSummary]":
     Raises:
         UsageError: A folder does not exist.
     """
-    from tfm.stages.models import find_models, summarize_model
+    from tfm.stages.model_summaries import find_models, summarize_model
 
     named = folders_or_default(folders, RUNS_ROOT, MODELS_ROOT)
     found = [summarize_model(model) for model in find_models(named)]

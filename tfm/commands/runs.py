@@ -9,7 +9,7 @@ from tfm.commands.models import Folders, folders_or_default, say_none
 from tfm.storage.paths import RUNS_ROOT, new_file
 
 if TYPE_CHECKING:
-    from tfm.stages.runs import RunSummary
+    from tfm.stages.run_summaries import RunSummary
 
 
 @command()
@@ -37,7 +37,7 @@ def runs(
     Raises:
         UsageError: A folder does not exist, or a page cannot show as many runs.
     """
-    from tfm.stages.runs import draw_runs, find_runs, summarize_run
+    from tfm.stages.run_summaries import draw_runs, find_runs, summarize_run
 
     named = folders_or_default(folders, RUNS_ROOT)
     found = [summarize_run(run) for run in find_runs(named)]

@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.interruption import RESUME, SAVING_SECONDS, StopRequests
-from tfm.distributed.layout import Layout
+from tfm.distributed.placement import Placement
 from tfm.errors import InterruptedRunError, LostPeersError, TrainingError
 from tfm.reporting import say
 
@@ -110,7 +110,9 @@ class OtherNodes:
 _JOIN_SECONDS = 600
 
 
-def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS) -> int:
+def launch(
+    placement: Placement, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS
+) -> int:
     """Run a command in several processes, as torchrun does, until all have ended.
 
     torch forwards signals to the processes, and ends all of them if one fails. It changes the
@@ -125,10 +127,10 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         TrainingError: A process has failed, or the nodes do not find each other.
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
-    num_processes = layout.num_local_processes()
+    num_processes = placement.num_local_processes()
     port = get_free_port()  # type: ignore[no-untyped-call]
-    endpoint = layout.rendezvous or f"127.0.0.1:{port}"
-    _set_environment(layout, num_processes)
+    endpoint = placement.rendezvous or f"127.0.0.1:{port}"
+    _set_environment(placement, num_processes)
     # These logs repeat each failure and signal for each process.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
@@ -138,24 +140,26 @@ def launch(layout: Layout, command: Sequence[str], *, join_seconds: int = _JOIN_
         # torch waits for the other nodes in C++, where Python does not see Ctrl-C; torch handles it
         # as soon as it has started the processes.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if layout.nodes > 1:
-        say(f"node {layout.node_rank} waits for the other nodes at {endpoint}")
+    if placement.nodes > 1:
+        say(f"node {placement.node_rank} waits for the other nodes at {endpoint}")
     with tempfile.TemporaryDirectory(prefix="tfm-") as log_dir:
         config = LaunchConfig(
-            min_nodes=layout.nodes,
-            max_nodes=layout.nodes,
+            min_nodes=placement.nodes,
+            max_nodes=placement.nodes,
             nproc_per_node=num_processes,
             run_id="tfm",
             # Unlike c10d, this backend unpickles nothing that comes over the network, and needs
             # no answer from node 0 to notice that a local process has failed.
             rdzv_backend="static",
             rdzv_endpoint=endpoint,
-            rdzv_configs={"rank": layout.node_rank, "timeout": join_seconds},
+            rdzv_configs={"rank": placement.node_rank, "timeout": join_seconds},
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
-        others = OtherNodes(endpoint, node_rank=layout.node_rank) if layout.nodes > 1 else None
+        others = (
+            OtherNodes(endpoint, node_rank=placement.node_rank) if placement.nodes > 1 else None
+        )
         try:
             with others or contextlib.nullcontext():
                 _run(config, command)
@@ -181,7 +185,7 @@ def _run(config: LaunchConfig, command: Sequence[str]) -> None:
         raise _root_cause(failed.failures) from None
 
 
-def _set_environment(layout: Layout, num_processes: int) -> None:
+def _set_environment(placement: Placement, num_processes: int) -> None:
     """Set the variables that the processes inherit, besides those that torch sets for each."""
     # All processes together use as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
@@ -190,7 +194,7 @@ def _set_environment(layout: Layout, num_processes: int) -> None:
     # script does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
-    if layout.nodes > 1 and (interface := _interface_towards(layout.rendezvous)):
+    if placement.nodes > 1 and (interface := _interface_towards(placement.rendezvous)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 

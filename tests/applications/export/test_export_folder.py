@@ -19,7 +19,7 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.inference.translator import Translator
-from tfm.stages.models import summarize_model
+from tfm.stages.model_summaries import summarize_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.applications.export.specification")

@@ -17,7 +17,7 @@ _GPUS = re.compile(r"auto|0*[1-9][0-9]{0,3}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Placement:
     """The processes and nodes of a run."""
 
     local_size: int | None = 1  # processes on this node; None for one per GPU
@@ -36,8 +36,8 @@ class Layout:
         node_rank: int | None = None,
         rendezvous: str | None = None,
         device: str | None = None,
-    ) -> "Layout":
-        """Return the layout that the flags of a command ask for.
+    ) -> "Placement":
+        """Return the placement that the flags of a command ask for.
 
         Raises:
             UsageError: Flags are invalid or contradict each other; names all problems together.
@@ -82,7 +82,7 @@ class Layout:
         """
         local_size = self.local_size or world.local_size
         expected = (local_size, local_size * self.nodes)
-        if self != Layout() and (world.local_size, world.size) != expected:
+        if self != Placement() and (world.local_size, world.size) != expected:
             raise UsageError(
                 f"{world.launcher} has started {world.local_size} processes on this node and "
                 f"{world.size} in all, but the flags ask for {local_size} on each of {self.nodes} "

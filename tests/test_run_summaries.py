@@ -16,7 +16,7 @@ from tfm.errors import TrainingError, UsageError
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import checkpoint_path, checkpoints, record_dataset
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.runs import draw_runs, find_runs, summarize_run
+from tfm.stages.run_summaries import draw_runs, find_runs, summarize_run
 from tfm.stages.train import train
 from tfm.storage.lock import lock_folder
 
