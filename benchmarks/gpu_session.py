@@ -179,7 +179,7 @@ def search(session: Session) -> dict[str, Any]:
     for each in settings:
         config = SearchConfig(max_extra_length=8, **each)
         batch = sentences(session, 24)
-        pairs = zip(on_gpu.search(batch, config), on_cpu.search(batch, config), strict=True)
+        pairs = zip(on_gpu.run(batch, config), on_cpu.run(batch, config), strict=True)
         equal[str(each)] = sum(x[0].tokens == y[0].tokens for x, y in pairs)
     return {"ok": min(equal.values()) >= 22, "equal of 24": equal}
 
@@ -192,16 +192,16 @@ def decode(session: Session, *, arch: str, batch_sizes: Sequence[int]) -> dict[s
     found: dict[str, Any] = {"ok": True}
     for size in batch_sizes:
         batch, seconds, num_tokens = sentences(session, size), [], 0
-        model.search(batch, config)
+        model.run(batch, config)
         for _ in range(3):
             started = time.perf_counter()
-            results = model.search(batch, config)
+            results = model.run(batch, config)
             seconds.append(time.perf_counter() - started)
             num_tokens = sum(len(best[0].tokens) + 1 for best in results)
         found[f"seconds_{size}"] = min(seconds)
         found[f"tokens_per_second_{size}"] = num_tokens / min(seconds)
         if not session.is_dry:
-            search_once = partial(model.search, batch, config)
+            search_once = partial(model.run, batch, config)
             name = f"profile decode {arch} {size}.txt"
             found[f"profile_{size}"] = profile(search_once, session.out / name, number=1)
     return found

@@ -39,7 +39,7 @@ from tfm.data.corpus.recipe import (
     TreeFile,
 )
 from tfm.folders import model_folder, run_folder
-from tfm.inference.lines import ScoredTarget, Translation
+from tfm.inference.steps import Output
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import model_summaries, score
 from tfm.stages.average import AverageResult
@@ -69,8 +69,7 @@ _FORMATS = {
     "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,
 }
 _RESULTS = (
-    Translation,
-    ScoredTarget,
+    Output,
     PrepareResult,
     TrainResult,
     AverageResult,

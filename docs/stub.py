@@ -36,7 +36,7 @@ def stub() -> str:
     """Return the stub of the package."""
     functions = {name: getattr(tfm, name) for name in tfm.__all__}
     functions = {n: each for n, each in functions.items() if hasattr(each, "declaration")}
-    imports = {"from tfm.inference.translator import Translator as Translator"}
+    imports = {"from tfm.commands.translator import Translator as Translator"}
     imports |= {line for each in functions.values() for line in _imports(each)}
     declared = [_stub(name, each) for name, each in functions.items()]
     start = [*sorted(imports), "", "StrPath = str | os.PathLike[str]", "__version__: str", "", ""]

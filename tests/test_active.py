@@ -54,10 +54,9 @@ def find(kind, model, sources=SOURCES, prefixes=None, **config):
 
 def force(models, source, outputs, **config):
     with torch.inference_mode():
-        scored = forced_decoding(
+        return forced_decoding(
             models, *batch_of([source] * len(outputs)), outputs, SearchConfig(**config)
         )
-    return [output.hypothesis for output in scored]
 
 
 # --- minimum length

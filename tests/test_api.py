@@ -21,10 +21,10 @@ import stub
 
 import tfm
 from tfm.commands.declaration import command
+from tfm.commands.translator import Translator
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, InterruptedRunError, TfmError, UsageError
 from tfm.folders.run_folder import checkpoints, step_of
-from tfm.inference.translator import Translator
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

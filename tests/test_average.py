@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tfm.commands.translator import Translator
 from tfm.config import AverageConfig
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoint_path, checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.inference.translator import Translator
 from tfm.stages import average as average_module
 from tfm.stages.average import average
 

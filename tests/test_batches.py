@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 from tfm.config import Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.folders.run_folder import checkpoints
-from tfm.inference.batches import BatchLimits, Chunk, SentenceEncoder
+from tfm.inference.batches import BatchLimits, SentenceEncoder
+from tfm.inference.steps import Segment
 
 NUM_LINES = 60
+
+
+def segments(lines, first=1):
+    return [Segment(number, line) for number, line in enumerate(lines, start=first)]
 
 
 @pytest.fixture(scope="module")
@@ -17,11 +22,11 @@ def batches(trained_run):
     """Group lines of 1 to 12 words."""
     vocabulary = Vocabulary.load(checkpoints(trained_run)[-1])
     lines = ["seven " * (1 + i % 12) for i in range(NUM_LINES)]
-    chunk = Chunk(line_numbers=range(1, NUM_LINES + 1), lines=lines)
+    chunk = segments(lines)
 
     def group(config=SearchConfig(), **limits):  # noqa: B008 - immutable
         batch_limits = BatchLimits(**{"max_positions": None, "max_tokens": 100} | limits)
-        return SentenceEncoder(vocabulary, batch_limits, config).to_search(chunk)
+        return SentenceEncoder(vocabulary, batch_limits, config).encode(chunk)
 
     return group
 
@@ -32,10 +37,10 @@ def encoder(trained_run):
     """Make an encoder without limits."""
     folder = checkpoints(trained_run)[-1]
 
-    def make(*, space=True, **settings):
+    def make(*, space=True, is_scored=False, **settings):
         vocabulary = Vocabulary.load(folder, Normalization(space=space))
         limits = BatchLimits(max_positions=None, max_tokens=100)
-        return SentenceEncoder(vocabulary, limits, SearchConfig(**settings))
+        return SentenceEncoder(vocabulary, limits, SearchConfig(**settings), is_scored=is_scored)
 
     return make
 
@@ -43,15 +48,15 @@ def encoder(trained_run):
 @pytest.mark.parametrize("space", [True, False])
 def test_a_line_without_text_is_empty(encoder, space):
     lines = ["", " \t", "\u2003"] + ["\u200b\ufeff"] * space
-    chunk = Chunk(line_numbers=range(1, len(lines) + 1), lines=lines)
-    assert encoder(space=space).to_search(chunk) == []
+    chunk = segments(lines)
+    assert encoder(space=space).encode(chunk) == []
 
 
 def test_a_truncated_source_is_named_with_the_setting_to_change(encoder, capsys):
     text = "seven " * 2_000
-    chunk = Chunk(line_numbers=[7, 31], lines=["8", text], paired_lines=["x", "y"])
-    for encode in (encoder().to_search, encoder().to_score):
-        encode(chunk)
+    chunk = [Segment(7, "8", "x"), Segment(31, text, "y")]
+    for is_scored in (False, True):
+        encoder(is_scored=is_scored).encode(chunk)
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f'warning: line 31 ("{text[:40]}…") has 4,000 tokens: ')
         assert "truncated to 1,024" in line
@@ -59,12 +64,12 @@ def test_a_truncated_source_is_named_with_the_setting_to_change(encoder, capsys)
 
 
 def test_text_in_an_unknown_script_is_reported_once(encoder, capsys):
-    encode = encoder().to_search
+    encode = encoder().encode
     known = ["on Monday", "8 + 8", "seven 🙂🙂🙂", "a seven and a слово"]
-    encode(Chunk(line_numbers=range(1, 5), lines=known))
+    encode(segments(known))
     assert capsys.readouterr().err == ""
     for first in (5, 7):
-        encode(Chunk(line_numbers=[first, first + 1], lines=["seven", "Собака бежит по снегу."]))
+        encode(segments(["seven", "Собака бежит по снегу."], first))
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith('warning: most letters of line 6 ("Собака бежит по снегу.") are not in')
 

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from tfm.cli import main as cli
+from tfm.commands.translator import Translator
 from tfm.errors import (
     CheckpointError,
     DataError,
     TfmError,
     UsageError,
 )
-from tfm.inference.translator import Translator
 
 TFM = [sys.executable, "-m", "tfm"]
 FULL = "No space left on device: free space, or choose a folder on another disk"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from small_models import batch_of, transformer
 
+from tfm.commands.translator import Translator
 from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, SearchConfig
 from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
-from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.constraints import BannedText, Constraints, read_phrases
@@ -82,7 +82,7 @@ def test_exact_search_finds_the_best_outputs_without_a_repeated_ngram(size):
             scored = forced_decoding(
                 [model], *batch_of([source] * len(outputs)), outputs, SearchConfig()
             )
-        expected = sorted((each.hypothesis.score for each in scored), reverse=True)[:2]
+        expected = sorted((each.score for each in scored), reverse=True)[:2]
         assert [each.score for each in best] == pytest.approx(expected, abs=1e-4)
 
 

@@ -6,11 +6,11 @@ from small_models import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm.backends.plain import PLAIN_INFERENCE
+from tfm.commands.translator import Translator
 from tfm.device.compute import Compute
 from tfm.inference import engine
 from tfm.inference.batches import CHUNK_LINES
 from tfm.inference.engine import Engine
-from tfm.inference.translator import Translator
 
 LINES = ["seven", "", "I am buying 3 red cars for $5.", "   ", "on Monday", "seven", "a b c d e f"]
 

@@ -56,7 +56,7 @@ def all_outputs(models, source, *, alpha, max_length):
         padded, lengths = batch_of([source] * len(outputs))
         config = SearchConfig(length_penalty=alpha)
         scored = forced_decoding(models, padded, lengths, outputs, config)
-    return sorted((output.hypothesis for output in scored), key=lambda h: -h.score)
+    return sorted(scored, key=lambda h: -h.score)
 
 
 MODELS = {

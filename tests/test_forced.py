@@ -44,9 +44,9 @@ def test_log_probabilities_and_scores_equal_those_of_beam_search(models):
     assert len(pairs) == 16
     outputs = force(models, [source for source, _ in pairs], [h.tokens for _, h in pairs])
     for output, (_, hypothesis) in zip(outputs, pairs, strict=True):
-        assert output.hypothesis.tokens == hypothesis.tokens
-        assert output.hypothesis.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
-        assert output.hypothesis.score == pytest.approx(hypothesis.score, abs=1e-4)
+        assert output.tokens == hypothesis.tokens
+        assert output.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
+        assert output.score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
 @EVERY_MODEL
@@ -63,9 +63,9 @@ def test_log_probabilities_of_tokens_equal_those_of_single_steps(models):
                 for previous, token in zip([BOS, *target], [*target, EOS], strict=True)
             ]
         assert output.token_log_probs == pytest.approx(steps, abs=1e-5)
-        assert output.hypothesis.log_prob == pytest.approx(sum(steps), abs=1e-5)
+        assert output.log_prob == pytest.approx(sum(steps), abs=1e-5)
         penalty = length_penalty(len(target) + 1, CONFIG.length_penalty)
-        assert output.hypothesis.score == pytest.approx(sum(steps) / penalty, abs=1e-5)
+        assert output.score == pytest.approx(sum(steps) / penalty, abs=1e-5)
 
 
 @EVERY_MODEL

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.folders.run_folder import checkpoints, record_dataset
 from tfm.inference import engine
-from tfm.inference.translator import Translator
 from tfm.inference.workers import Workers
 from tfm.stages import generate as stage
-from tfm.stages.generate import generate, score_targets
-from tfm.stages.generate_plan import plan_generation
+from tfm.stages.generate import generate
+from tfm.stages.generate_plan import chain_steps, plan_generation
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
@@ -93,9 +93,9 @@ def test_a_tree_has_the_words_that_the_parser_reads_as_the_user_wrote_them(make_
         split=None,
         runs_dir=tmp_path,
     )
-    [first], [second] = [
-        best for _, best in generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path)
-    ]
+    steps = chain_steps(plan, CONFIG, "cpu")
+    found = generate(plan, CONFIG, steps=steps, inference=CPU, runs_dir=tmp_path)
+    [first], [second] = [best for _, best in found]
     assert re.findall(r"\(XX ([^\s)]+)\)", first.text) == ["co\xadal", "fell", "."]
     assert second.text == ""
 
@@ -212,7 +212,10 @@ def test_targets_are_scored_as_in_the_library_and_summed(
         [trained_run], input_path=text, split=None, runs_dir=tmp_path,
         targets=write(tmp_path / "targets", "\n".join(targets).encode()),
     )  # fmt: skip
-    found = list(score_targets(plan, CONFIG, inference=CPU))
+    found = [
+        (line, target)
+        for line, [target] in generate(plan, CONFIG, inference=CPU, runs_dir=tmp_path)
+    ]
     expected = Translator.load(trained_run, device="cpu").score_targets(lines, targets, CONFIG)
     assert [line for line, _ in found] == lines
     for (_, scored), other in zip(found, expected, strict=True):

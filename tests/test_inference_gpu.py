@@ -24,12 +24,12 @@ def model(request):
 
 
 def test_scores_are_about_those_of_autocast(model):
-    batch = SentenceBatch([1, 2], [[5, 6, 7], [8]], [[9, 10, 11, 12], [6]])
+    batch = SentenceBatch([1, 2], [[5, 6, 7], [8]], [[9, 10, 11, 12], [6]], is_scored=True)
     expected, found = (
-        Engine([model], BF16, backend=backend).score(batch, SearchConfig())
+        Engine([model], BF16, backend=backend).run(batch, SearchConfig())
         for backend in (PLAIN_INFERENCE, GpuInference(torch.bfloat16))
     )
-    for ours, theirs in zip(found, expected, strict=True):
+    for [ours], [theirs] in zip(found, expected, strict=True):
         assert ours.token_log_probs == pytest.approx(theirs.token_log_probs, abs=0.05)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.commands.attend import attend
+from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex
@@ -21,7 +22,6 @@ from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.pair_scores import PairScorer
-from tfm.inference.translator import Translator
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import prepare

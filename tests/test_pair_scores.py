@@ -9,7 +9,7 @@ from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.inference.pair_scores import PairScorer
-from tfm.stages.generate import score_targets
+from tfm.stages.generate import generate
 from tfm.stages.generate_plan import plan_generation
 from tfm.stages.prepare import prepare
 
@@ -45,7 +45,8 @@ def test_pairs_are_kept_by_the_scores_that_generate_prints(
         [trained_run], input_path=files[0], split=None, runs_dir=files[0].parent, targets=files[1]
     )
     inference = InferenceConfig(device="cpu")
-    scored = [each for _, each in score_targets(plan, SearchConfig(), inference=inference)]
+    found = generate(plan, SearchConfig(), inference=inference, runs_dir=files[0].parent)
+    scored = [each for _, [each] in found]
     means = [each.log_prob / len(each.pieces) for each in scored]
     minimum = sum(sorted(means)[20:22]) / 2  # 21 pairs have less
     _, kept = prepare_files(score_model=str(trained_run), min_score=minimum)

@@ -7,18 +7,18 @@ from random import Random
 import pytest
 import torch
 
+from tfm.commands.translator import Translator
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
 from tfm.data.corpus.loading import recipe_from_trees
 from tfm.data.subword import EOS, PAD
 from tfm.data.trees import parse_tree_line, words_of
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
-from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
 from tfm.stages.generate import generate
-from tfm.stages.generate_plan import plan_generation
+from tfm.stages.generate_plan import chain_steps, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
@@ -97,7 +97,8 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
     )
     config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
-    outputs = list(generate(plan, config, inference=CPU, runs_dir=Path("runs")))
+    steps = chain_steps(plan, config, "cpu")
+    outputs = list(generate(plan, config, steps=steps, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
         tree = parse_tree_line(best.text, where="output")
@@ -155,4 +156,4 @@ def check_variation(data_dir, folder, run_of):
         at_once = forced_decoding([model], source, lengths, targets, config)
     # Decoding with a cache and full decoding agree.
     for hypothesis, forced in zip(found, at_once, strict=True):
-        assert forced.hypothesis.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-3)
+        assert forced.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-3)

@@ -15,6 +15,7 @@ from tfm.data import text
 from tfm.errors import DataError
 from tfm.inference import reader
 from tfm.inference.reader import LineReader, count_lines
+from tfm.inference.steps import Segment
 
 
 @pytest.fixture
@@ -31,8 +32,12 @@ def read(path, paired_path=None, chunk_lines=1000):
         return list(lines)
 
 
+def texts_of(chunk):
+    return [line.source for line in chunk]
+
+
 def lines_of(path):
-    return [line for chunk in read(path) for line in chunk.lines]
+    return [line for chunk in read(path) for line in texts_of(chunk)]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +63,15 @@ def test_only_line_feeds_end_lines(write, content, lines):
 
 def test_lines_come_in_chunks_with_their_numbers_and_paired_lines(write):
     chunks = read(write("in", b"a\nb\nc\n"), write("beside", b"A\n\nC"), chunk_lines=2)
-    assert [([*c.line_numbers], c.lines, c.paired_lines) for c in chunks] == [
-        ([1, 2], ["a", "b"], ["A", ""]),
-        ([3], ["c"], ["C"]),
-    ]
+    assert chunks == [[Segment(1, "a", "A"), Segment(2, "b", "")], [Segment(3, "c", "C")]]
     chunks = read(write("in", b"a\nb\nc\n"), chunk_lines=2)
-    assert [chunk.paired_lines for chunk in chunks] == [None, None]
+    assert [line.given for chunk in chunks for line in chunk] == [None] * 3
 
 
 def test_long_lines_make_short_chunks(write, monkeypatch):
     monkeypatch.setattr(reader, "_CHUNK_CHARACTERS", 10)
     chunks = read(write("in", b"12345\n12345\n12345\n1234567890\n1\n"))
-    assert [chunk.lines for chunk in chunks] == [["12345"] * 2, ["12345", "1234567890"], ["1"]]
+    assert [texts_of(chunk) for chunk in chunks] == [["12345"] * 2, ["12345", "1234567890"], ["1"]]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_the_lines_before_a_bad_one_are_yielded_first(
     lines = LineReader(write("in", content), write("o", other), chunk_lines=chunk_lines)
     with lines, pytest.raises(DataError):
         found.extend(lines)
-    assert [line for chunk in found for line in chunk.lines] == ["a", "b", "c"]
+    assert [line for chunk in found for line in texts_of(chunk)] == ["a", "b", "c"]
 
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
@@ -197,11 +199,11 @@ def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch.setattr(reader, "_is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None, chunk_lines=chunk_lines) as chunks:
         for chunk in chunks:
-            assert (chunk.line_numbers[0], len(chunk.lines) <= chunk_lines) == (
+            assert (chunk[0].number, len(chunk) <= chunk_lines) == (
                 len(lines) + 1,
                 True,
             )
-            lines += chunk.lines
+            lines += texts_of(chunk)
     rows = content.removesuffix("\n").split("\n") if content else []
     assert lines == [row.rstrip("\r") for row in rows]
 
@@ -216,9 +218,9 @@ def test_a_line_is_yielded_as_soon_as_its_paired_line_has_arrived(monkeypatch):
         chunks = iter(text)
         file.write(b"a\nb\nc\n")
         other.write(b"A\nB")
-        assert next(chunks).paired_lines == ["A"]
+        assert next(chunks) == [Segment(1, "a", "A")]
         other.write(b"\nC\n")
-        assert next(chunks).paired_lines == ["B", "C"]
+        assert next(chunks) == [Segment(2, "b", "B"), Segment(3, "c", "C")]
         file.close()
         other.close()
         assert list(chunks) == []
@@ -236,4 +238,4 @@ def test_reading_blocks_again_if_another_program_has_read_the_data(monkeypatch):
     monkeypatch.setattr(reader, "_is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None) as text:
         parts = [b"se", b"", b"ven\nei", b"", b"ght"]
-        assert [chunk.lines for chunk in text] == [["seven"], ["eight"]]
+        assert [texts_of(chunk) for chunk in text] == [["seven"], ["eight"]]

@@ -151,5 +151,5 @@ def test_samples_are_sorted_and_scored_without_temperature(models):
                 models, *batch_of([source] * 5), [h.tokens for h in samples], SearchConfig()
             )
         for hypothesis, output in zip(samples, outputs, strict=True):
-            assert hypothesis.log_prob == pytest.approx(output.hypothesis.log_prob, abs=1e-4)
-            assert hypothesis.score == pytest.approx(output.hypothesis.score, abs=1e-4)
+            assert hypothesis.log_prob == pytest.approx(output.log_prob, abs=1e-4)
+            assert hypothesis.score == pytest.approx(output.score, abs=1e-4)

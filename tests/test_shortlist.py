@@ -13,14 +13,14 @@ import torch
 from small_models import batch_of, recurrent, transformer
 
 from tfm.backends.inference_cpu import PREPACK, CpuInference
+from tfm.commands.translator import Translator
 from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_from
 from tfm.data import shortlist as learning
 from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.data.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
 from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
 from tfm.errors import DataError, UsageError
-from tfm.folders.model_info import Calibration
-from tfm.inference.translator import Translator
+from tfm.features.confidence.step import fit
 from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
@@ -263,7 +263,7 @@ def test_checkpoints_and_averages_contain_it(dataset, tiny_run, tmp_path):
     folder = average(tmp_path / "run", AverageConfig()).model_dir
     assert (folder / FILE).read_bytes() == (dataset / FILE).read_bytes()
     translator = Translator.load(folder, device="cpu", precision="fp32")
-    translator._calibration = Calibration.fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)
+    translator._calibration = fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)
     [[found]] = translator.search(["seven cars"], beam=1, shortlist=True)
     assert found.vocabulary == "shortlist"
     assert found.confidence is None  # it is calibrated for probabilities of the whole vocabulary

@@ -8,10 +8,10 @@ import torch
 from small_models import batch_of, transformer
 from test_active import EVERY_SEARCH, SEARCHES, force
 
+from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS, UNK
-from tfm.inference.translator import Translator
 from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble

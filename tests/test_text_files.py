@@ -42,7 +42,7 @@ def write(tmp_path, content, name="text.vi"):
 
 def read_by_line_reader(path):
     with LineReader(path, None) as reader:
-        return [line.encode() for chunk in reader for line in chunk.lines]
+        return [line.source.encode() for chunk in reader for line in chunk]
 
 
 def read_standard_input(path):

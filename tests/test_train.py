@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute, one_thread
@@ -20,7 +21,6 @@ from tfm.folders import saving
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast

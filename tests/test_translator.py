@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import choose_compute
@@ -15,7 +16,7 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.tensor_file import write_tensors
 from tfm.inference import engine
-from tfm.inference.translator import Translator
+from tfm.inference.engine import Engine
 from tfm.model.build import new_model
 from tfm.search import spelling
 from tfm.search.active import Hypothesis
@@ -71,6 +72,7 @@ def test_texts_may_be_an_array_or_a_generator(translator):
     for lines in (np.array(["seven", "two"]), ("seven", "two"), (x for x in ("seven", "two"))):
         assert translator.translate(lines, SHORT) == expected
     assert translator.search(["seven"], SHORT, first_line=np.int64(3))
+    assert translator.translate([]) == translator.score_targets([], []) == []
 
 
 def test_each_line_gets_one_translation_and_empty_ones_stay_empty(translator):
@@ -265,7 +267,7 @@ def short_translator(data_dir):
         )
         for positions in (8, 20, None)
     ]
-    return Translator(models, vocabulary, choose_compute("cpu", "fp32"))
+    return Translator(Engine(models, choose_compute("cpu", "fp32")), vocabulary)
 
 
 def test_text_beyond_the_learned_positions_is_refused(short_translator):

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tfm import training
+from tfm.commands.translator import Translator
 from tfm.config import BatchingConfig, SearchConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute
-from tfm.inference.translator import Translator
+from tfm.inference.engine import Engine
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
 from tfm.training.data import open_data
@@ -76,9 +77,8 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
     def check(model, data):
         lengths = [len(source) for source in data.valid.sources]
         assert lengths != sorted(lengths, reverse=True)
-        translator = Translator(
-            [model], data.vocabulary, Compute(torch.device("cpu"), torch.float32)
-        )
+        engine = Engine([model], Compute(torch.device("cpu"), torch.float32))
+        translator = Translator(engine, data.vocabulary)
         assert scored == [translator.translate(data.valid.sources, SearchConfig(beam_size=1))]
         assert len(set(scored[0])) > 1
 

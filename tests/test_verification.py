@@ -17,12 +17,12 @@ from tfm.backends.selection import (
     training_error,
     verified_compute,
 )
+from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig
 from tfm.device.compute import Compute
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.engine import Engine
-from tfm.inference.translator import Translator
 
 CPU = torch.device("cpu")
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8

@@ -1,6 +1,5 @@
 """Several worker processes give the output of one, in order, and leave no process behind."""
 
-import functools
 import itertools
 import json
 import os
@@ -24,10 +23,11 @@ from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
-from tfm.inference.batches import Chunk, SentenceBatch, SentenceEncoder
+from tfm.inference.batches import SentenceBatch, SentenceEncoder
+from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
-from tfm.inference.translator import Translator
-from tfm.inference.workers import LostProcessError, Workers, _Worker, compute_ahead
+from tfm.inference.steps import Segment
+from tfm.inference.workers import LostProcessError, Workers, _Worker, run_batches
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
@@ -41,13 +41,14 @@ LINES = [
     "seven",
 ]
 CHUNKS = [
-    Chunk(line_numbers=[1, 2, 3], lines=LINES[:3], paired_lines=["Ich", "", ""]),
-    Chunk(line_numbers=[4, 5], lines=["", ""], paired_lines=["", ""]),
-    Chunk(
-        line_numbers=[6, 7, 8, 9],
-        lines=LINES[3:],
-        paired_lines=["", "zwölf Katzen", "x", "sieben"],
-    ),
+    [Segment(1, LINES[0], "Ich"), Segment(2, LINES[1], ""), Segment(3, LINES[2], "")],
+    [Segment(4, "", ""), Segment(5, "", "")],
+    [
+        Segment(6, LINES[3], ""),
+        Segment(7, LINES[4], "zwölf Katzen"),
+        Segment(8, LINES[5], "x"),
+        Segment(9, LINES[6], "sieben"),
+    ],
 ]
 
 
@@ -81,6 +82,10 @@ def vocabulary(trained_run):
     return Vocabulary.load(checkpoints(trained_run)[-1])
 
 
+def chain_of(engine, vocabulary):
+    return Chain(engine=engine, vocabulary=vocabulary)
+
+
 def assert_same(found, expected):
     """Assert equality up to rounding, which depends on the batches."""
     for (chunk, translations), (other_chunk, others) in zip(found, expected, strict=True):
@@ -103,18 +108,18 @@ def assert_same(found, expected):
 )
 def test_workers_translate_as_one_process_does_in_order(one_process, workers, vocabulary, settings):
     config = SearchConfig(max_extra_length=3, **settings)
-    expected = list(Translator(one_process, vocabulary).translate_chunks(CHUNKS, config))
-    assert_same(Translator(workers, vocabulary).translate_chunks(CHUNKS, config), expected)
+    expected = list(chain_of(one_process, vocabulary).run(CHUNKS, config))
+    assert_same(chain_of(workers, vocabulary).run(CHUNKS, config), expected)
     assert [chunk for chunk, _ in expected] == CHUNKS
 
 
 def test_workers_score_targets_as_one_process_does(one_process, workers, vocabulary):
     config = SearchConfig(max_tokens=20)
-    expected = Translator(one_process, vocabulary).score_chunks(CHUNKS, config)
-    found = Translator(workers, vocabulary).score_chunks(CHUNKS, config)
+    expected = chain_of(one_process, vocabulary).run(CHUNKS, config, scores_given=True)
+    found = chain_of(workers, vocabulary).run(CHUNKS, config, scores_given=True)
     for (chunk, targets), (other_chunk, others) in zip(found, expected, strict=True):
         assert chunk == other_chunk
-        for target, other in zip(targets, others, strict=True):
+        for [target], [other] in zip(targets, others, strict=True):
             assert (target.text, target.pieces) == (other.text, other.pieces)
             for name in ("score", "log_prob", "piece_log_probs"):
                 assert getattr(target, name) == pytest.approx(getattr(other, name))
@@ -124,16 +129,11 @@ def batch_of(line, ids=(5, 6)):
     return SentenceBatch(line_numbers=[line], sources=[list(ids)], targets=[[]])
 
 
-def chunk_of(line):
-    return Chunk(line_numbers=[line], lines=["seven"])
-
-
 def search_with(workers, lines, *, batches_of=lambda line: [batch_of(line)], **config):
     """Yield the number of each line, of one chunk, when its batches have been searched."""
-    search = functools.partial(workers.search, config=SearchConfig(**config))
-    batched = ((chunk_of(line), batches_of(line)) for line in lines)
-    for chunk, _, _ in compute_ahead(search, batched, num_workers=2):
-        yield chunk.line_numbers[0]
+    batched = ((line, batches_of(line)) for line in lines)
+    for line, _ in run_batches(workers, batched, SearchConfig(**config)):
+        yield line
 
 
 def test_only_a_few_chunks_are_read_ahead(workers):
@@ -150,16 +150,14 @@ def test_only_a_few_chunks_are_read_ahead(workers):
 
 
 def test_the_interpreter_awaits_the_thread_that_encodes(workers, vocabulary, monkeypatch):
-    threads, to_search = [], SentenceEncoder.to_search
+    threads, encode = [], SentenceEncoder.encode
 
-    def record(self, chunk):
+    def record(self, segments):
         threads.append(threading.current_thread())
-        return to_search(self, chunk)
+        return encode(self, segments)
 
-    monkeypatch.setattr(SentenceEncoder, "to_search", record)
-    results = Translator(workers, vocabulary).translate_chunks(
-        CHUNKS, SearchConfig(max_extra_length=1)
-    )
+    monkeypatch.setattr(SentenceEncoder, "encode", record)
+    results = chain_of(workers, vocabulary).run(CHUNKS, SearchConfig(max_extra_length=1))
     next(results)
     results.close()
     assert threads
@@ -171,10 +169,8 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
         yield CHUNKS[0]
         raise DataError("line 4 is not UTF-8")
 
-    results = Translator(workers, vocabulary).translate_chunks(
-        chunks(), SearchConfig(max_extra_length=3)
-    )
-    assert next(results)[0] is CHUNKS[0]
+    results = chain_of(workers, vocabulary).run(chunks(), SearchConfig(max_extra_length=3))
+    assert next(results)[0] == CHUNKS[0]
     with pytest.raises(DataError, match="line 4 is not UTF-8"):
         next(results)
 

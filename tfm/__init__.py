@@ -14,7 +14,7 @@ __all__ = ["Translator", "__version__", *_COMMANDS]
 def __getattr__(name: str) -> object:
     """Import a name on first use, so that `import tfm` is fast and does not import torch."""
     if name == "Translator":
-        return importlib.import_module("tfm.inference.translator").Translator
+        return importlib.import_module("tfm.commands.translator").Translator
     if name in _COMMANDS:
         return getattr(importlib.import_module(f"tfm.commands.{name}"), name)
     raise AttributeError(f"module 'tfm' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from tfm.applications.doctor.checks import Finding as Finding
 from tfm.commands.attend import AttendResult as AttendResult
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
-from tfm.inference.translator import Translator as Translator
+from tfm.commands.translator import Translator as Translator
 from tfm.stages.average import AverageResult as AverageResult
 from tfm.stages.model_summaries import ModelSummary as ModelSummary
 from tfm.stages.prepare import PrepareResult as PrepareResult

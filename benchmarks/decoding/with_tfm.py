@@ -11,20 +11,19 @@ from tfm import __version__
 from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import BatchLimits, Chunk, SentenceBatch
+from tfm.inference.batches import BatchLimits, SentenceBatch
+from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
-from tfm.inference.lines import LineEngine
 from tfm.inference.reader import LineReader
-from tfm.inference.translator import Translator
-from tfm.inference.workers import Workers
+from tfm.inference.steps import Segment
+from tfm.inference.workers import BatchEngine, Workers
 from tfm.search.active import Hypothesis
-from tfm.search.forced import ForcedOutput
 
 
 class RecordingEngine:
     """Records the token ids of the best translations of another engine."""
 
-    def __init__(self, engine: LineEngine) -> None:
+    def __init__(self, engine: BatchEngine) -> None:
         self._engine = engine
         self.translations: dict[int, list[int]] = {}  # by line number
 
@@ -33,16 +32,12 @@ class RecordingEngine:
         """Return the limits of the other engine."""
         return self._engine.limits
 
-    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         """Let the other engine search, and record the token ids."""
-        outputs = self._engine.search(batch, config)
+        outputs = self._engine.run(batch, config)
         for number, n_best in zip(batch.line_numbers, outputs, strict=True):
             self.translations[number] = list(n_best[0].tokens)
         return outputs
-
-    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        """Let the other engine score targets."""
-        return self._engine.score(batch, config)
 
 
 def main() -> None:
@@ -59,14 +54,14 @@ def main() -> None:
     config = SearchConfig(**options)
     with open_engine(settings) as engine:
 
-        def translate_all(recording: RecordingEngine, chunks: Iterable[Chunk]) -> None:
-            for _ in Translator(recording, vocabulary).translate_chunks(chunks, config):
+        def translate_all(recording: RecordingEngine, chunks: Iterable[list[Segment]]) -> None:
+            for _ in Chain(engine=recording, vocabulary=vocabulary).run(chunks, config):
                 pass
 
         def translate(sentences: Sequence[Sentence]) -> list[list[int]]:
             recording = RecordingEngine(engine)
             if len(sentences) == 1:
-                translate_all(recording, [Chunk(line_numbers=[1], lines=[sentences[0].text])])
+                translate_all(recording, [[Segment(1, sentences[0].text)]])
             else:
                 path = settings.out.with_suffix(".txt")
                 path.write_text("".join(f"{each.text}\n" for each in sentences))
@@ -79,7 +74,7 @@ def main() -> None:
 
 
 @contextmanager
-def open_engine(settings: Settings) -> Iterator[LineEngine]:
+def open_engine(settings: Settings) -> Iterator[BatchEngine]:
     """Load the model, in this process or in several."""
     device: Any = settings.device
     precision: Any = settings.precision

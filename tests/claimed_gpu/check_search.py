@@ -8,10 +8,10 @@ import pytest
 import torch
 from claimed_gpu.emulation import emulated_gpu
 
+from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError
+from tfm.features.align.alignment import load_aligner
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.alignment import load_aligner
-from tfm.inference.translator import Translator
 from tfm.model.cache import DecoderCache
 
 LINES = ["seven", "", "I am buying 3 red cars", "on Monday", "we see the old house", "a"]

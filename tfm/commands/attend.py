@@ -77,8 +77,8 @@ def attend(
     from tfm.features.attention.maps import attention_maps
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.inference.batches import Chunk
-    from tfm.inference.translator import Translator
+    from tfm.inference.chain import Chain
+    from tfm.inference.engine import Engine
     from tfm.search.active import check_finite
 
     paths = [_check_picture_path(path) for path in out or [Path()]]
@@ -91,14 +91,12 @@ def attend(
     vocabulary.check_tag(cleaned, "the sentence", say)
     source_ids = _encode(vocabulary.source, [cleaned], max_pieces, name="the sentence")
     if target is None:
-        translator = Translator(
-            [network], vocabulary, compute, backend=PLAIN_INFERENCE, notify=lambda _: None
-        )
-        chunk = Chunk(line_numbers=[1], lines=[sentence])
-        [(_, found)] = translator.search_chunks([chunk], search)
-        target_ids = list(found[1][0].tokens)
+        engine = Engine([network], compute, backend=PLAIN_INFERENCE, vocabulary=lambda: vocabulary)
+        chain = Chain(engine=engine, vocabulary=vocabulary, notify=lambda _: None)
+        [[best, *_]] = chain.search_lines([sentence], search)
+        target_ids = vocabulary.target.ids(best.pieces[:-1])
         _check_length(target_ids, max_pieces, name="the translation")
-        [target] = vocabulary.outputs([target_ids])
+        target = best.text
         origin = f"translated with beam {search.beam_size}"
     else:
         target_ids = _encode(

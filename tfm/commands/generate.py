@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,8 +22,7 @@ from tfm.storage.paths import (
 )
 
 if TYPE_CHECKING:
-    from tfm.inference.alignment import Alignment
-    from tfm.inference.lines import ScoredTarget, Translation
+    from tfm.inference.steps import Output
     from tfm.stages.generate_plan import Generation
     from tfm.storage.partial_output import PartialOutput
 
@@ -126,6 +125,7 @@ def generate(
         targets=score_target,
         align=align,
         align_reverse=align_reverse,
+        document=document,
         output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
@@ -136,15 +136,15 @@ def generate(
         )
     if document:
         generate_plan.check_document(plan, config, as_json=json)
-    generate_plan.check_constraints(plan, config)
+    generate_plan.check_search(plan, config)
     _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
     form = "lines per token" if per_token else "json" if json else "text"
-    form = "document" if document else form
-    work: dict[str, Any] = {"inference": inference, "num_processes": num_processes}
+    steps = generate_plan.chain_steps(plan, config, inference.device)
+    work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
     if output is None:
         return _lines(plan, config, form, work)
     full_form = f"numbered {form}" if config.num_outputs > 1 else form
-    decisive = generate_plan.output_settings(plan, config, inference, form=full_form)
+    decisive = generate_plan.output_settings(plan, config, inference, steps, form=full_form)
     with _continued(output, decisive) as partial:
         partial.stream.writelines(_lines(plan, config, form, work, partial))
     if score_target is None and plan.source.reference is not None and config.num_outputs == 1:
@@ -205,17 +205,16 @@ def _lines(
     from tfm.stages import generate as stage
 
     first = 1 if output is None else output.num_lines + 1
-    if plan.targets is not None:
-        scored = stage.score_targets(plan, config, output=output, **work)
-        return _target_lines(scored, form, first)
-    if form == "document":
-        return stage.translate_document(plan, config, runs_dir=RUNS_ROOT, output=output, **work)
     found = stage.generate(plan, config, runs_dir=RUNS_ROOT, output=output, **work)
+    if plan.targets is not None:
+        return _target_lines(found, form, first)
+    if plan.is_document:
+        return (best.text for _, [best, *_] in found)
     return _translation_lines(found, form, first, are_numbered=config.num_outputs > 1)
 
 
 def _translation_lines(
-    translations: "Iterable[tuple[str, list[Translation]]]",
+    translations: "Iterable[tuple[str, list[Output]]]",
     form: str,
     first_line: int,
     *,
@@ -229,16 +228,20 @@ def _translation_lines(
     for index, (line, found) in enumerate(translations, start=first_line):
         if form == "json":
             # `proven`, `utility` and `alignment` are None unless they were requested.
-            fields = [{k: v for k, v in asdict(each).items() if v is not None} for each in found]
-            yield _json({"source": line, "translations": fields})
+            yield _json({"source": line, "translations": list(map(_record, found))})
             continue
         for each in found:
             text = f"{index}\t{each.score:.4f}\t{each.text}" if are_numbered else each.text
             yield f"{text}{_column(each.alignment)}\n"
 
 
+def _record(output: "Output") -> dict[str, Any]:
+    left_out = ("pieces", "parts")
+    return {k: v for k, v in vars(output).items() if v is not None and k not in left_out}
+
+
 def _target_lines(
-    scored: "Iterable[tuple[str, ScoredTarget]]", form: str, first_line: int
+    scored: "Iterable[tuple[str, list[Output]]]", form: str, first_line: int
 ) -> Iterator[str]:
     """Yield the probability of each line's target.
 
@@ -246,8 +249,8 @@ def _target_lines(
     form "lines per token", a line for each token has line number, log probability and piece. Tabs
     separate them, and a word alignment from the text.
     """
-    for index, (line, target) in enumerate(scored, start=first_line):
-        tokens = list(zip(target.pieces, target.piece_log_probs, strict=True))
+    for index, (line, [target]) in enumerate(scored, start=first_line):
+        tokens = list(zip(target.pieces, target.piece_log_probs or (), strict=True))
         if form == "json":
             record = {
                 "source": line,
@@ -271,7 +274,7 @@ def _json(record: Any) -> str:
     return json_format.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _column(alignment: "Alignment | None") -> str:
+def _column(alignment: tuple[tuple[int, int], ...] | None) -> str:
     """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
     if alignment is None:
         return ""

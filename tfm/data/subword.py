@@ -177,6 +177,10 @@ class SubwordModel:
         """Return the pieces of token ids, as they are in the vocabulary."""
         return [self._pieces[token_id] for token_id in token_ids]
 
+    def ids(self, pieces: Iterable[str]) -> list[int]:
+        """Return the token ids of pieces that are in the vocabulary."""
+        return [self._processor.PieceToId(piece) for piece in pieces]
+
     def text_pieces(self) -> list[str]:
         """Return the pieces that are neither special nor bytes, those of the best score first.
 

@@ -1,1 +1,1 @@
-"""Features: steps around a search, a folder each."""
+"""Features: steps around a search, and what several applications use, a folder each."""

@@ -3,18 +3,15 @@
 import heapq
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, TypeVar
 
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary, shown_tags
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
+from tfm.inference.steps import Segment
 from tfm.reporting import say
-
-Output = TypeVar("Output")
-ChunkT = TypeVar("ChunkT", bound="Chunk")
 
 # Lines that are sorted by length together: enough to fill batches, few enough for a quick answer.
 CHUNK_LINES = 1_000
@@ -47,36 +44,6 @@ class BatchLimits:
     num_workers: int = 1  # number of batches that are computed at the same time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Lines that are sorted by length together."""
-
-    unit: ClassVar[str] = "line"  # what is numbered, for messages
-
-    line_numbers: Sequence[int]  # in the text, for messages and the random seeds of sampling
-    lines: Sequence[str]  # plain text, one sentence per line
-    # The forced prefix or the target of each line; None without either.
-    paired_lines: Sequence[str] | None = None
-
-    def __getitem__(self, rows: slice) -> Self:
-        paired_lines = None if self.paired_lines is None else self.paired_lines[rows]
-        return replace(
-            self,
-            line_numbers=self.line_numbers[rows],
-            lines=self.lines[rows],
-            paired_lines=paired_lines,
-        )
-
-    def before(self, number: int) -> Self:
-        """Return the lines before the one with a number."""
-        return self[: bisect_left(self.line_numbers, number)]
-
-    @property
-    def columns(self) -> list[Sequence[str]]:
-        """The lines and, if there are any, those that are paired with them."""
-        return [self.lines] if self.paired_lines is None else [self.lines, self.paired_lines]
-
-
 @dataclass(frozen=True)
 class SentenceBatch:
     """Sentences that are translated or scored together."""
@@ -85,17 +52,24 @@ class SentenceBatch:
     sources: Sequence[list[int]]  # token ids of each source, without EOS
     # Token ids of each forced prefix, or of each target to score, without EOS.
     targets: Sequence[list[int]]
+    is_scored: bool = False  # whether targets are to be scored
 
     def __len__(self) -> int:
         return len(self.line_numbers)
 
     def __getitem__(self, rows: slice) -> "SentenceBatch":
-        return SentenceBatch(self.line_numbers[rows], self.sources[rows], self.targets[rows])
+        return replace(
+            self,
+            line_numbers=self.line_numbers[rows],
+            sources=self.sources[rows],
+            targets=self.targets[rows],
+        )
 
 
 class SentenceEncoder:
-    """Encodes chunks of text as batches of token ids, within the limits of engine and search.
+    """Encodes segments of text as batches of token ids, within the limits of engine and search.
 
+    What is given of segments is a prefix, or if it `is_scored`, the whole target.
     Of several sources in an unknown script, or without a tag, only the first is reported.
 
     Raises:
@@ -108,8 +82,10 @@ class SentenceEncoder:
         limits: BatchLimits,
         config: SearchConfig,
         notify: Callable[[str], None] = say,
+        *,
+        is_scored: bool = False,
     ) -> None:
-        self._notify = notify
+        self._notify, self._is_scored = notify, is_scored
         self._vocabulary = vocabulary
         self._limits = limits
         self._config = config
@@ -121,50 +97,43 @@ class SentenceEncoder:
             )
             raise UsageError(f"the model's vocabulary has no tag {config.tag}: {advice}")
 
-    def to_search(self, chunk: Chunk) -> list[SentenceBatch]:
-        """Return batches of the lines that are not empty or have a prefix.
+    def encode(self, segments: Sequence[Segment]) -> list[SentenceBatch]:
+        """Return batches: of all segments to score, or of those to search that are not empty.
 
         Raises:
-            LineError: A line or prefix has more tokens than the model accepts.
-            DataError: The numbers of lines and prefixes differ.
+            LineError: A segment, prefix or target has more tokens than the model accepts.
         """
-        prefixes: list[list[int]] = [[] for _ in chunk.lines]
-        if chunk.paired_lines is not None:
-            prefixes = self._targets(chunk, "prefix", "prefixes", keeps_last_space=True)
-        sources = self._sources(chunk)
-        indices = [i for i, ids in enumerate(sources) if ids or prefixes[i]]
-        max_sentences = None
-        if self._config.max_tokens is None:
-            num_hypotheses = max(self._config.beam_size, self._config.n_best)
-            max_sentences = max(1, self._limits.max_hypotheses // num_hypotheses)
-        batched = self._cut(indices, list(map(len, sources)), max_sentences)
-        return [_batch(rows, chunk.line_numbers, sources, prefixes) for rows in batched]
+        targets, sources = self._targets(segments), self._sources(segments)
+        sizes, indices, max_sentences = list(map(len, sources)), list(range(len(sources))), None
+        if self._is_scored:
+            sizes = list(map(max, sizes, map(len, targets)))
+        else:
+            indices = [index for index in indices if sources[index] or targets[index]]
+            if self._config.max_tokens is None:
+                num_hypotheses = max(self._config.beam_size, self._config.n_best)
+                max_sentences = max(1, self._limits.max_hypotheses // num_hypotheses)
+        return [
+            SentenceBatch(
+                [segments[i].number for i in rows],
+                [sources[i] for i in rows],
+                [targets[i] for i in rows],
+                is_scored=self._is_scored,
+            )
+            for rows in self._cut(indices, sizes, max_sentences)
+        ]
 
-    def to_score(self, chunk: Chunk) -> list[SentenceBatch]:
-        """Return batches of all lines with their targets.
-
-        Raises:
-            LineError: A line or target has more tokens than the model accepts.
-            DataError: The numbers of lines and targets differ.
-        """
-        targets = self._targets(chunk, "target", "targets")
-        sources = self._sources(chunk)
-        sizes = [max(len(ids), len(target)) for ids, target in zip(sources, targets, strict=True)]
-        batched = self._cut(range(len(sizes)), sizes)
-        return [_batch(rows, chunk.line_numbers, sources, targets) for rows in batched]
-
-    def _sources(self, chunk: Chunk) -> list[list[int]]:
-        lines = self._vocabulary.clean(chunk.lines)
+    def _sources(self, segments: Sequence[Segment]) -> list[list[int]]:
+        lines = self._vocabulary.clean(segment.source for segment in segments)
         if (tag := self._config.tag) is not None:
-            numbered = zip(chunk.line_numbers, lines, strict=True)
-            lines = [self._tagged(tag, line, number, chunk.unit) for number, line in numbered]
+            pairs = zip(segments, lines, strict=True)
+            lines = [self._tagged(tag, line, segment) for segment, line in pairs]
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         remedy = "shorten it, or set max_source_length to truncate it"
-        for number, ids in zip(chunk.line_numbers, sources, strict=True):
-            self._check_positions(ids[:limit], number, chunk.unit, remedy)
-        for number, line, ids in zip(chunk.line_numbers, lines, sources, strict=True):
-            name = f"{chunk.unit} {number:,}"
+        for segment, ids in zip(segments, sources, strict=True):
+            self._check_positions(ids[:limit], segment.number, segment.unit, remedy)
+        for segment, line, ids in zip(segments, lines, sources, strict=True):
+            name = f"{segment.unit} {segment.number:,}"
             self._warn_of_unknown(name, line, ids)
             if tag is None and not self._has_warned_of_tag:
                 self._has_warned_of_tag = self._vocabulary.check_tag(
@@ -178,13 +147,13 @@ class SentenceEncoder:
                 del ids[limit:]
         return sources
 
-    def _tagged(self, tag: str, line: str, number: int, unit: str) -> str:
+    def _tagged(self, tag: str, line: str, segment: Segment) -> str:
         """Return a line after its tag; LineError if it begins with another one."""
         is_tag = self._vocabulary.source.has_tag
         try:
-            line = untagged(line, tag, is_tag, place=f"{unit} {number:,}")
+            line = untagged(line, tag, is_tag, place=f"{segment.unit} {segment.number:,}")
         except DataError as error:
-            raise LineError(number, str(error)) from error
+            raise LineError(segment.number, str(error)) from error
         return f"{tag} {line}" if line else ""
 
     def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
@@ -199,22 +168,20 @@ class SentenceEncoder:
                 "model's vocabulary: do not rely on its output; further such text is not reported"
             )
 
-    def _targets(
-        self, chunk: Chunk, name: str, plural: str, *, keeps_last_space: bool = False
-    ) -> list[list[int]]:
-        given = chunk.paired_lines or []
+    def _targets(self, segments: Sequence[Segment]) -> list[list[int]]:
+        name = "target" if self._is_scored else "prefix"
+        given = [segment.given or "" for segment in segments]
+        if not any(given):
+            return [[] for _ in given]
         lines = self._vocabulary.clean(given)
-        if keeps_last_space:  # which ends a word
+        if not self._is_scored:  # white space at its end ends a word
             lines = [
                 f"{line.rstrip()} " if line and before[-1:].isspace() else line
                 for line, before in zip(lines, given, strict=True)
             ]
-        if len(lines) != len(chunk.lines):
-            raise DataError(
-                f"there are {len(chunk.lines):,} lines, but {len(lines):,} {plural}: give one each"
-            )
         targets = self._vocabulary.target.encode(lines)
-        for number, ids in zip(chunk.line_numbers, targets, strict=True):
+        for segment, ids in zip(segments, targets, strict=True):
+            number = segment.number
             if len(ids) > _MAX_TARGET_TOKENS:
                 raise LineError(
                     number,
@@ -234,7 +201,7 @@ class SentenceEncoder:
             )
 
     def _cut(
-        self, indices: Sequence[int], lengths: Sequence[int], max_sentences: int | None = None
+        self, indices: Sequence[int], lengths: Sequence[int], max_sentences: int | None
     ) -> list[Sequence[int]]:
         """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
@@ -283,26 +250,3 @@ def _makespan(batches: Sequence[slice], sizes: Sequence[int], num_workers: int) 
 
 def _quoted(line: str) -> str:
     return f'"{line}"' if len(line) <= _QUOTED_CHARACTERS else f'"{line[:_QUOTED_CHARACTERS]}…"'
-
-
-def _batch(
-    rows: Sequence[int],
-    line_numbers: Sequence[int],
-    sources: list[list[int]],
-    targets: list[list[int]],
-) -> SentenceBatch:
-    """Select sentences of a chunk."""
-    return SentenceBatch(
-        [line_numbers[i] for i in rows], [sources[i] for i in rows], [targets[i] for i in rows]
-    )
-
-
-def by_line(
-    batches: Sequence[SentenceBatch], outputs: Iterable[Sequence[Output]]
-) -> dict[int, Output]:
-    """Map line numbers to the outputs of batches."""
-    return {
-        number: output
-        for batch, batch_outputs in zip(batches, outputs, strict=True)
-        for number, output in zip(batch.line_numbers, batch_outputs, strict=True)
-    }

@@ -1,7 +1,8 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +23,13 @@ from tfm.device.compute import (
 )
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import CHUNK_LINES, BatchLimits, Output, SentenceBatch
+from tfm.inference.batches import CHUNK_LINES, BatchLimits, SentenceBatch
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.search import search
 from tfm.search.active import Hypothesis, Prefixes
 from tfm.search.constraints import constraints_of
-from tfm.search.forced import ForcedOutput, forced_decoding
+from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
@@ -151,61 +152,22 @@ class Engine:
         torch.set_num_threads(1)
         self._threads, self._notify = None, notify
 
-    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        """Return the `n_best` hypotheses of each sentence, best first.
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Return the `n_best` hypotheses of each sentence, best first, or its scored target.
+
+        If the device has too little memory for the batch, each half is computed by itself.
 
         Raises:
             DataError: The device has too little memory for a single sentence.
             UsageError: The config asks for a shortlist, but there is none.
         """
-        return self._in_halves(self._search, batch, config)
-
-    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        """Return the log probabilities of each sentence's target; raises as `search` does."""
-        return self._in_halves(self._score, batch, config)
-
-    def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
-        search_with = partial(search, self._model)
-        if config.shortlist:
-            if self._shortlist is None:
-                raise UsageError(_NO_SHORTLIST)
-            search_with = partial(search_shortlist, self._models, self._shortlist)
-        prefixes: Prefixes = batch.targets
-        open_ends: Sequence[OpenEnd] | None = None
-        if any(prefixes) and self._spellings is not None:
-            prefixes, open_ends = self._spellings.open(prefixes, self._model.max_positions)
-        return search_with(
-            source,
-            lengths,
-            config,
-            line_numbers=batch.line_numbers,
-            prefixes=prefixes,
-            constraints=constraints_of(config, self._vocabulary) if config.is_constrained else None,
-            open_ends=open_ends,
-        )
-
-    @cached_property
-    def _spellings(self) -> Spellings | None:
-        """The spellings of prefixes; None without a vocabulary."""
-        return self._vocabulary and Spellings(self._vocabulary().target.surfaces())
-
-    def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
-        return forced_decoding(self._models, source, lengths, batch.targets, config)
-
-    def _in_halves(
-        self,
-        compute: Callable[[SentenceBatch, SearchConfig], list[Output]],
-        batch: SentenceBatch,
-        config: SearchConfig,
-    ) -> list[Output]:
-        """Compute a batch, in halves if the device has too little memory for the whole."""
         try:
             if self._threads is not None:
                 self._threads.adapt()
             with torch.inference_mode(), self._backend.autocast(self.compute):
-                return compute(batch, config)
+                return (
+                    self._score(batch, config) if batch.is_scored else self._search(batch, config)
+                )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -220,8 +182,35 @@ class Engine:
                 "halves: set a smaller --max-tokens to avoid failed attempts"
             )
         middle = (len(batch) + 1) // 2
-        halves = batch[:middle], batch[middle:]
-        return [output for half in halves for output in self._in_halves(compute, half, config)]
+        return self.run(batch[:middle], config) + self.run(batch[middle:], config)
+
+    def _search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
+        prefixes: Prefixes = batch.targets
+        open_ends: Sequence[OpenEnd] | None = None
+        if any(prefixes) and self._spellings is not None:
+            prefixes, open_ends = self._spellings.open(prefixes, self._model.max_positions)
+        settings: Mapping[str, Any] = {
+            "line_numbers": batch.line_numbers,
+            "prefixes": prefixes,
+            "constraints": constraints_of(config, self._vocabulary),
+            "open_ends": open_ends,
+        }
+        if not config.shortlist:
+            return search(self._model, source, lengths, config, **settings)
+        if self._shortlist is None:
+            raise UsageError(_NO_SHORTLIST)
+        return search_shortlist(self._models, self._shortlist, source, lengths, config, **settings)
+
+    @cached_property
+    def _spellings(self) -> Spellings | None:
+        """The spellings of prefixes; None without a vocabulary."""
+        return self._vocabulary and Spellings(self._vocabulary().target.surfaces())
+
+    def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
+        source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))
+        scored = forced_decoding(self._models, source, lengths, batch.targets, config)
+        return [[each] for each in scored]
 
 
 def _load_models(folders: Sequence[ModelFolder], compute: Compute) -> list[Model]:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 from tfm.config import InferenceConfig, SearchConfig
@@ -12,9 +13,9 @@ from tfm.data.subword import shown_tags
 from tfm.data.text import BytesPair
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import Chunk
+from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
-from tfm.inference.translator import Translator
+from tfm.inference.steps import Segment
 
 
 class PairScorer:
@@ -45,9 +46,10 @@ class PairScorer:
             )
 
     @cached_property
-    def _translator(self) -> Translator:
-        folders = [self._folder]
-        return Translator.of(folders, Engine.start(folders, InferenceConfig()))
+    def _chain(self) -> Chain:
+        return Chain(
+            engine=Engine.start([self._folder], InferenceConfig()), vocabulary=self._vocabulary
+        )
 
     def for_text(self, tag: str | None = None) -> Score:
         """Return a function that computes the scores of pairs, in nats; EOS is a token, too.
@@ -61,17 +63,14 @@ class PairScorer:
                 f"give each text of the recipe one of {shown_tags(self._vocabulary.tags)}"
             )
         config = SearchConfig(tag=tag if is_known else None)
-        waiting: deque[Chunk] = deque()  # at most one
-        scored = self._translator.score_chunks(iter(waiting.popleft, None), config)
-        num_scored = 0
+        waiting: deque[list[Segment]] = deque()  # at most one
+        scored = self._chain.run(iter(waiting.popleft, None), config, scores_given=True)
+        numbers = count(1)
 
         def score(pairs: Sequence[BytesPair]) -> list[float]:
-            nonlocal num_scored
-            numbers = range(num_scored + 1, num_scored + len(pairs) + 1)
-            num_scored += len(pairs)
-            sources, targets = ([pair[side].decode() for pair in pairs] for side in (0, 1))
-            waiting.append(Chunk(line_numbers=numbers, lines=sources, paired_lines=targets))
+            texts = (tuple(side.decode() for side in pair) for pair in pairs)
+            waiting.append([Segment(next(numbers), *sides) for sides in texts])
             _, found = next(scored)
-            return [each.log_prob / len(each.pieces) for each in found]
+            return [each.log_prob / len(each.pieces) for [each] in found]
 
         return score

@@ -11,7 +11,8 @@ from pathlib import Path
 from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
 from tfm.data.text_files import TextFile
 from tfm.errors import DataError
-from tfm.inference.batches import CHUNK_LINES, Chunk
+from tfm.inference.batches import CHUNK_LINES
+from tfm.inference.steps import Segment
 
 _CHUNK_CHARACTERS = 1 << 24
 _BLOCK_BYTES = 1 << 16  # the capacity of a pipe
@@ -61,8 +62,8 @@ class LineReader:
         """Return the number of lines of the text that have arrived, up to those of a block."""
         return self._columns[0].num_waiting()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        """Yield chunks of all lines; lines that have arrived never wait for later ones.
+    def __iter__(self) -> Iterator[list[Segment]]:
+        """Yield all lines in chunks; lines that have arrived never wait for later ones.
 
         Raises:
             DataError: A line is not UTF-8 or too long, or the files differ in number of lines; the
@@ -72,47 +73,43 @@ class LineReader:
             _without_mark(decode_lines(column.readline, path, keep_ends=self._keep_ends))
             for column, path in zip(self._columns, self._paths, strict=True)
         )
-        first_line = 1
+        num_lines = 0
         error: DataError | None = None
         while error is None:
-            lines: list[str] = []
-            paired_lines: list[str] = []
+            lines: list[Segment] = []
             try:
-                self._take(texts, paired_texts, first_line, (lines, paired_lines))
+                self._take(texts, paired_texts, num_lines, lines)
             except DataError as caught:
                 error = caught
             if lines:
-                yield Chunk(
-                    line_numbers=range(first_line, first_line + len(lines)),
-                    lines=lines,
-                    paired_lines=paired_lines if paired_texts else None,
-                )
+                yield lines
             elif error is None:
                 return
-            first_line += len(lines)
+            num_lines += len(lines)
         raise error
 
     def _take(
         self,
         texts: Iterator[str],
         paired_texts: list[Iterator[str]],
-        first_line: int,
-        taken: tuple[list[str], list[str]],
+        num_before: int,
+        lines: list[Segment],
     ) -> None:
-        """Add the next lines of the text and of the second file to those that are taken."""
-        lines, size = taken[0], 0
+        """Add the next lines of the text, and what is given of the second file, to those taken."""
+        size = 0
         while not lines or (
             len(lines) < self.chunk_lines
             and size < _CHUNK_CHARACTERS
             and all(column.has_line() for column in self._columns)
         ):
+            number = num_before + len(lines) + 1
             row = [next(column, None) for column in (texts, *paired_texts)]
             if None in row:
-                self._check_ended(row, first_line + len(lines) - 1)
+                self._check_ended(row, number - 1)
                 return
-            for text, column in zip(row, taken, strict=False):
-                column.append(text or "")
-                size += len(text or "")
+            words = [text or "" for text in row]
+            lines.append(Segment(number, *words))
+            size += sum(map(len, words))
 
     def _check_ended(self, row: list[str | None], num_lines: int) -> None:
         """Raise DataError if one file has ended before the other."""

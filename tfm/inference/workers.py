@@ -13,23 +13,22 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import resource_tracker
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import BatchLimits, ChunkT, Output, SentenceBatch
+from tfm.inference.batches import BatchLimits, SentenceBatch
 from tfm.inference.engine import Engine
 from tfm.reporting import say
 from tfm.search.active import Hypothesis
-from tfm.search.forced import ForcedOutput
 
 # Chunks that are read ahead, and batches that wait, per worker.
 _NUM_AHEAD = 2
@@ -37,8 +36,11 @@ _EXIT_SECONDS = 10.0
 # With fewer lines, starting processes takes longer than they save.
 MIN_LINES_TO_FORK = 100
 
+ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT")  # of a text
+Found = list[list[Hypothesis]]
 # What a function returns in a worker process, and the messages for the user since the last one.
-WithMessages = tuple[Output, list[str]]
+WithMessages = tuple[ResultT, list[str]]
 
 
 class LostProcessError(TfmError):
@@ -95,34 +97,22 @@ class Workers:
         for worker in self._workers:
             worker.pool.shutdown(cancel_futures=True)
 
-    def search(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
-        """Search a batch as `Engine.search` does, in a process that is idle.
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
+        """Compute a batch as `Engine.run` does, in a process that is idle.
 
         Raises:
             LostProcessError: The process has ended.
         """
-        return self._run(Engine.search, batch, config)
-
-    def score(self, batch: SentenceBatch, config: SearchConfig) -> list[ForcedOutput]:
-        """Score the targets of a batch as `Engine.score` does; raises as `search` does."""
-        return self._run(Engine.score, batch, config)
-
-    def _run(
-        self,
-        compute: Callable[[Engine, SentenceBatch, SearchConfig], list[Output]],
-        batch: SentenceBatch,
-        config: SearchConfig,
-    ) -> list[Output]:
         lines = batch.line_numbers
         work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
         worker = self._idle.get()
         try:
             with worker.named(work):
-                return self._unwrap(worker.pool.submit(_call, compute, batch, config).result())
+                return self._unwrap(worker.pool.submit(_run, batch, config).result())
         finally:
             self._idle.put(worker)
 
-    def _unwrap(self, result: WithMessages[Output]) -> Output:
+    def _unwrap(self, result: WithMessages[ResultT]) -> ResultT:
         """Return the output, and print the messages that no other process has sent before."""
         output, messages = result
         for message in messages:
@@ -132,36 +122,51 @@ class Workers:
         return output
 
 
-def compute_ahead(
-    compute: Callable[[SentenceBatch], list[Output]],
-    batched: Iterable[tuple[ChunkT, list[SentenceBatch]]],
-    *,
-    num_workers: int,
-) -> Iterator[tuple[ChunkT, list[SentenceBatch], list[list[Output]]]]:
-    """Compute the batches of chunks, `num_workers` at a time, while a thread reads ahead.
+class BatchEngine(Protocol):
+    """Computes batches of sentences: an `Engine` in this process, or `Workers` in others."""
 
-    An error in reading is raised after the outputs of the chunks before it.
+    @property
+    def limits(self) -> BatchLimits:
+        """Limits on batches."""
+
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
+        """Return the `n_best` hypotheses of each sentence, best first, or its scored target."""
+
+
+def run_batches(
+    engine: BatchEngine,
+    batched: Iterable[tuple[PartT, Sequence[SentenceBatch]]],
+    config: SearchConfig,
+) -> Iterator[tuple[PartT, dict[int, list[Hypothesis]]]]:
+    """Compute the batches of parts of a text.
+
+    With several workers, a thread reads ahead, and batches are computed at the same time. An error
+    in reading is raised after the results of the parts before it.
 
     Yields:
-        Each chunk, in order, with its batches and their outputs.
+        Each part, in order, with the hypotheses of its sentences by their numbers.
     """
+    num_workers = engine.limits.num_workers
+    if num_workers == 1:
+        for part, batches in batched:
+            yield part, _by_number(batches, [engine.run(each, config) for each in batches])
+        return
     underway: queue.Queue[
-        tuple[ChunkT, list[SentenceBatch], list[Future[list[Output]]]] | BaseException | None
-    ]
-    underway = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
+        tuple[PartT, Sequence[SentenceBatch], list[Future[Found]]] | BaseException | None
+    ] = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
     waiting = threading.Semaphore(_NUM_AHEAD * num_workers)
     threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
 
-    def submit(batch: SentenceBatch) -> Future[list[Output]]:
+    def submit(batch: SentenceBatch) -> Future[Found]:
         waiting.acquire()
-        future = threads.submit(compute, batch)
+        future = threads.submit(engine.run, batch, config)
         future.add_done_callback(lambda _: waiting.release())
         return future
 
     def read() -> None:
         try:
-            for chunk, batches in batched:
-                underway.put((chunk, batches, list(map(submit, batches))))
+            for part, batches in batched:
+                underway.put((part, batches, list(map(submit, batches))))
             underway.put(None)
         except BaseException as error:  # raised again in the consumer's thread
             underway.put(error)
@@ -171,10 +176,17 @@ def compute_ahead(
         while (item := underway.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            chunk, batches, futures = item
-            yield chunk, batches, [future.result() for future in futures]
+            part, batches, futures = item
+            yield part, _by_number(batches, [future.result() for future in futures])
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _by_number(
+    batches: Sequence[SentenceBatch], results: Iterable[Found]
+) -> dict[int, list[Hypothesis]]:
+    numbers = chain(*(batch.line_numbers for batch in batches))
+    return dict(zip(numbers, chain(*results), strict=True))
 
 
 def can_fork(engine: Engine) -> bool:
@@ -202,7 +214,7 @@ class _Worker:
             initargs=(engine,),  # a forked process inherits it
         )
         if isinstance(models, Engine):
-            self._limits = self.pool.submit(_call, _LIMITS)
+            self._limits = self.pool.submit(_limits)
         else:
             self._limits = self.pool.submit(_load, models, inference, index, num_workers)
         [self.process] = set(multiprocessing.active_children()).difference(others)
@@ -252,7 +264,6 @@ def _describe_exit(exit_code: int | None) -> str:
 
 # --- in the worker process
 
-_LIMITS = attrgetter("limits")
 _engine: Engine
 _messages: list[str] = []
 
@@ -289,11 +300,17 @@ def _load(
         num_processes=num_workers,
         notify=_messages.append,
     )
-    return _call(_LIMITS)
+    return _limits()
 
 
-def _call(compute: Callable[..., Output], *arguments: Any) -> WithMessages[Output]:
-    """Apply a function to the engine and the arguments."""
-    output = compute(_engine, *arguments)
+def _limits() -> WithMessages[BatchLimits]:
+    return _with_messages(_engine.limits)
+
+
+def _run(batch: SentenceBatch, config: SearchConfig) -> WithMessages[Found]:
+    return _with_messages(_engine.run(batch, config))
+
+
+def _with_messages(result: ResultT) -> WithMessages[ResultT]:
     messages, _messages[:] = list(_messages), []
-    return output, messages
+    return result, messages

@@ -32,6 +32,8 @@ class Hypothesis:
     proven: bool | None = None
     # "shortlist" if probabilities are normalized over the pieces of a shortlist; otherwise None.
     vocabulary: Literal["shortlist"] | None = None
+    # Of each token of an output that was given, EOS included, in nats; None if it was found.
+    token_log_probs: tuple[float, ...] | None = None
 
 
 def check_finite(is_finite: bool) -> None:

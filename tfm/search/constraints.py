@@ -60,12 +60,14 @@ class Constraints:
 
 def constraints_of(
     config: SearchConfig, vocabulary: Callable[[], Vocabulary] | None
-) -> Constraints:
-    """Return the constraints of a search that has some; only banned text needs a vocabulary.
+) -> Constraints | None:
+    """Return the constraints of a search, if it has some; only banned text needs a vocabulary.
 
     Raises:
         DataError: The file of banned text is missing, or not usable.
     """
+    if not config.is_constrained:
+        return None
     banned = None
     if config.ban is not None:
         if vocabulary is None:

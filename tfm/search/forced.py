@@ -1,7 +1,6 @@
 """Forced decoding: the probability of given outputs under a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,21 +14,13 @@ from tfm.search.model import mean_probability
 _MAX_ROWS = 1024  # positions whose logits are in memory at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForcedOutput:
-    """A given output and its probability under the model."""
-
-    hypothesis: Hypothesis  # the output's tokens, log probability and score
-    token_log_probs: tuple[float, ...]  # log probability of each token, EOS included, in nats
-
-
 def forced_decoding(
     models: Sequence[Model],
     source: Tensor,
     lengths: Tensor,
     targets: Sequence[Sequence[int]],
     config: SearchConfig,
-) -> list[ForcedOutput]:
+) -> list[Hypothesis]:
     """Compute the log probabilities and scores of given outputs, as a search would.
 
     Args:
@@ -58,8 +49,13 @@ def forced_decoding(
     for target, values in zip(targets, torch.split(log_probs, sizes), strict=True):
         log_prob = float(values.double().sum())
         score = log_prob / length_penalty(len(values), config.length_penalty)
-        hypothesis = Hypothesis(tokens=tuple(target), log_prob=log_prob, score=score)
-        outputs.append(ForcedOutput(hypothesis=hypothesis, token_log_probs=tuple(values.tolist())))
+        found = Hypothesis(
+            tokens=tuple(target),
+            log_prob=log_prob,
+            score=score,
+            token_log_probs=tuple(values.tolist()),
+        )
+        outputs.append(found)
     return outputs
 
 

@@ -11,14 +11,15 @@ from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.shortlist import shortlist_files
 from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.features.confidence.step import MIN_LINES, fit
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
-from tfm.folders.model_info import MIN_LINES, Calibration
+from tfm.folders.model_info import Calibration
 from tfm.folders.saving import save_checkpoint
+from tfm.inference.chain import Chain, by_length
 from tfm.inference.engine import Engine
-from tfm.inference.translator import Translator, by_length
+from tfm.inference.steps import Output
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
-from tfm.search.active import Hypothesis
 from tfm.storage.paths import where_instead
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
@@ -170,15 +171,17 @@ def _calibration(
     model: ModelFolder, lines: Sequence[str], references: Sequence[str]
 ) -> Calibration:
     """Translate lines with the model's own search settings, and fit their chrF."""
-    translator = Translator.of([model], Engine.start([model], InferenceConfig()))
+    engine = Engine.start([model], InferenceConfig())
+    chain = Chain(engine=engine, vocabulary=model.vocabulary)
     config = SearchConfig.for_model(model.info.search, {})
     chunks = by_length(lines, range(len(lines)), size=_CHUNK_LINES)
-    best: dict[int, Hypothesis] = {}
+    best: dict[int, Output] = {}
     with Progress("calibrate", total=len(lines), unit="lines") as bar:
-        for chunk, found in translator.search_chunks(chunks, config):
-            best |= {number: each[0] for number, each in found.items()}
-            bar.update(len(chunk.lines))
-    texts = model.vocabulary.outputs([each.tokens for each in best.values()])
+        for chunk, found in chain.run(chunks, config):
+            pairs = zip(chunk, found, strict=True)
+            best |= {line.number: each for line, [each, *_] in pairs if each.pieces}
+            bar.update(len(chunk))
+    texts = [each.text for each in best.values()]
     scores = sentence_chrf(texts, [references[number - 1] for number in best])
-    log_probs = [each.log_prob / (len(each.tokens) + 1) for each in best.values()]
-    return Calibration.fit(log_probs, [score / 100 for score in scores])
+    log_probs = [each.log_prob / len(each.pieces) for each in best.values()]
+    return fit(log_probs, [score / 100 for score in scores])

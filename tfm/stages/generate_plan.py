@@ -6,19 +6,26 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
-from tfm.config import InferenceConfig, SearchConfig, settings_to
-from tfm.data.languages import are_same
+from tfm.config import InferenceConfig, InferenceDevice, SearchConfig, settings_to
+from tfm.data.languages import are_same, target_language
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
-from tfm.folders.model_folder import ModelFolder
+from tfm.features.align.step import Align
+from tfm.features.confidence.step import confidence
+from tfm.features.documents.step import Sentences
+from tfm.features.mbr.step import minimum_bayes_risk
+from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.inference.reader import count_lines
+from tfm.inference.steps import Step
+from tfm.inference.trees import Trees
 from tfm.search.constraints import read_phrases
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
 from tfm.storage.partial_output import PartialOutput
@@ -51,6 +58,7 @@ class Generation:
     prefixes: Path | None  # file with the beginning of each translation
     targets: Path | None  # file with the translations to score
     aligners: Sequence[ModelFolder] = ()  # the model to align words with, and one for the reverse
+    is_document: bool = False  # whether lines are paragraphs of several sentences
 
     @property
     def info(self) -> ModelInfo:
@@ -68,29 +76,13 @@ def plan_generation(
     targets: Path | None = None,
     align: bool = False,
     align_reverse: Path | None = None,
+    document: bool = False,
     output: Path | None = None,
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
 
-    Args:
-        models: Model or run folders; the newest run in `runs_dir` if empty.
-        input_path: Text to translate; "-" is standard input, even a terminal.
-        split: A split of the model's dataset to translate instead.
-        runs_dir: The folder of all runs.
-        prefixes: File with the beginning of each translation.
-        targets: File with a translation per line to score instead of searching.
-        align: Whether to align the words of each line and its translations.
-        align_reverse: Model or run folder for the opposite direction, to align with both.
-        output: File to write; None for standard output.
-
-    Raises:
-        UsageError: Both text and split are given, or both prefixes and targets; standard input
-            would be read, but is closed; there are no words to align, or the reverse model has
-            other languages; or the output would overwrite a file that is read, or one of a dataset,
-            model or run.
-        CheckpointError: There is no such model.
-        DataError: A file does not exist, or differs from the text in its number of lines; or the
-            dataset of the model now has other languages.
+    Arguments and errors are those of the command; `targets` has translations to score, and
+    `runs_dir` is the folder of all runs.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -122,17 +114,19 @@ def plan_generation(
         prefixes=prefixes,
         targets=targets,
         aligners=_aligners(folders[0], align_reverse) if align else [],
+        is_document=document,
     )
     if output is not None:
         _check_output(plan, output)
     return plan
 
 
-def check_constraints(plan: Generation, config: SearchConfig) -> None:
-    """Check the constraints on translations before anything is loaded.
+def check_search(plan: Generation, config: SearchConfig) -> None:
+    """Check settings that depend on the model or on files before anything is loaded.
 
     Raises:
-        UsageError: The file of banned text does not exist, or the model is a parser.
+        UsageError: The file of banned text does not exist, or the model is a parser, which has
+            neither constraints nor minimum Bayes risk decoding.
         DataError: The file of banned text is not usable.
     """
     if plan.info.task == "parsing" and (config.is_constrained):
@@ -140,6 +134,8 @@ def check_constraints(plan: Generation, config: SearchConfig) -> None:
             f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
             "ban and no_repeat_ngram out"
         )
+    if plan.info.task == "parsing" and config.mbr is not None:
+        raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
     if config.ban is not None:
         read_phrases(existing_file(Path(config.ban)))
 
@@ -167,35 +163,52 @@ def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> 
         )
 
 
+def chain_steps(plan: Generation, config: SearchConfig, device: InferenceDevice) -> list[Step]:
+    """Return the steps around the search, from the outermost to the innermost."""
+    info = plan.info
+    steps: list[Step] = []
+    if plan.is_document:
+        steps.append(Sentences(info.source, target_language(info.target, config.tag)))
+    if plan.aligners:
+        steps.append(Align(plan.aligners, device))
+    if plan.targets is not None:
+        return steps
+    if info.task == "parsing":
+        steps.append(Trees(plan.models[0].vocabulary))
+    calibration = info.calibration if len(plan.models) == 1 else None
+    return [*steps, *confidence(config, calibration), *minimum_bayes_risk(config, info.target)]
+
+
 def output_settings(
-    plan: Generation, config: SearchConfig, inference: InferenceConfig, *, form: str
+    plan: Generation,
+    config: SearchConfig,
+    inference: InferenceConfig,
+    steps: Sequence[Step],
+    *,
+    form: str,
 ) -> dict[str, Any]:
     """Return what decides the output besides the text, so that only the same output is continued.
 
-    These are the contents of files, and the arithmetic that this machine chooses. `form` is that of
-    the output lines. Settings that only divide the work are left out.
+    These are the contents of files, the arithmetic that this machine chooses, and the settings of
+    steps. `form` is that of the output lines. Settings that only divide the work are left out.
 
     Raises:
         UsageError: This machine does not support the settings.
     """
-    models, aligners = (
-        " ".join(folder.fingerprint[:_DIGITS] for folder in folders)
-        for folders in (plan.models, plan.aligners)
-    )
     given = {"ban": config.ban and Path(config.ban)}
     given["shortlist"] = plan.models[0].path / SHORTLIST if config.shortlist else None
     search = {name: value for name, value in settings_to(config).items() if name != "max_tokens"}
     return {
         "version": __version__,
-        "models": models,
-        "aligners": aligners,
+        "models": fingerprints(plan.models),
+        "aligners": "",
         "form": form,
         "prefixes": plan.prefixes is not None,
         "targets": plan.targets is not None,
         **search,
         **{n: sha256_of(path)[:_DIGITS] for n, path in given.items() if path and path.is_file()},
         **chosen_arithmetic(inference),
-    }
+    } | dict(chain(*(step.settings.items() for step in steps)))
 
 
 def _standard_input_has_text() -> bool:

@@ -17,10 +17,12 @@ from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
+from tfm.features.mbr.step import minimum_bayes_risk
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
 from tfm.folders.saving import newest_intact_checkpoint
+from tfm.inference.steps import Step
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
@@ -28,6 +30,7 @@ from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
+from tfm.training.validation import validation_search
 from tfm.world import World
 
 # These settings may not change when a run is resumed, except max_tokens, which suits the devices.
@@ -100,6 +103,7 @@ def train(
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
+            validation_steps=_validation_steps(data.info),
             checkpoint=checkpoint,
             start=start,
         )
@@ -219,3 +223,10 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         "training.seed": info.run.training.seed,
         "subword model": info.fingerprint[:8],
     }
+
+
+def _validation_steps(info: ModelInfo) -> list[Step]:
+    """Return the steps around the search in validation; none if it only computes the loss."""
+    if not info.run.training.validation_beam:
+        return []
+    return minimum_bayes_risk(validation_search(info), info.target)

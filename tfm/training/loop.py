@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
@@ -22,6 +22,7 @@ from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, Usag
 from tfm.folders.model_folder import STATE, ModelFolder
 from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.folders.tensor_file import record_from
+from tfm.inference.steps import Step
 from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
 from tfm.reporting import Progress, format_figure, say
@@ -77,6 +78,7 @@ class TrainingRun:
     group: Group = field(default_factory=Group)  # the processes that train together
     heartbeat: Heartbeat = no_heartbeat  # called with the name of each phase of the work
     stop: StopRequests = field(default_factory=StopRequests)
+    validation_steps: Sequence[Step] = ()  # around the search in validation
     checkpoint: InitVar[ModelFolder | None] = None  # where to resume; None starts a new run
     start: InitVar[ModelFolder | None] = None  # of a new run; None draws a model at random
 
@@ -420,6 +422,7 @@ class TrainingRun:
             group=self.group,
             heartbeat=self.heartbeat,
             should_stop=lambda: self.stop.received is not None,
+            steps=self.validation_steps,
         )
         validation = validator.validate(model)
         if validation is None:

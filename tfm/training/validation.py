@@ -14,7 +14,9 @@ from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
 from tfm.folders.model_info import SCORES, ModelInfo
-from tfm.inference.translator import Translator, by_length
+from tfm.inference.chain import Chain, by_length
+from tfm.inference.engine import Engine
+from tfm.inference.steps import Step
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model, evaluation_copy
@@ -44,6 +46,12 @@ class Validation:
         return shown
 
 
+def validation_search(info: ModelInfo) -> SearchConfig:
+    """Return the settings of the search in validation."""
+    search = {**info.search, "beam_size": info.run.training.validation_beam}
+    return SearchConfig.for_model(search, {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validator:
     """Validates models on one split, which is divided among the processes of a group.
@@ -59,6 +67,7 @@ class Validator:
     group: Group = field(default_factory=Group)
     heartbeat: Heartbeat = no_heartbeat
     should_stop: Callable[[], bool] = lambda: False
+    steps: Sequence[Step] = ()  # around the search of translations
 
     def validate(self, model: Model) -> Validation | None:
         """Validate a model with full weights, equal on all processes; None if interrupted."""
@@ -130,22 +139,16 @@ class Validator:
 
     def _translate_slice(self, model: Model, indices: Sequence[int]) -> list[str] | None:
         """Translate the sentences of this process; None if it was interrupted."""
-        training = self.info.run.training
-        search = {**self.info.search, "beam_size": training.validation_beam}
-        config = SearchConfig.for_model(search, {})
-        translator = Translator(
-            [model],
-            self.vocabulary,
-            self.compute,
-            backend=inference_backend(self.compute, training.kernels),
-            target=self.info.target,
-        )
+        backend = inference_backend(self.compute, self.info.run.training.kernels)
+        engine = Engine([model], self.compute, backend=backend, vocabulary=lambda: self.vocabulary)
+        chain = Chain(engine=engine, vocabulary=self.vocabulary)
         outputs: dict[int, str] = {}
         self.heartbeat(f"translating for validation, 0 of {len(indices):,}")
         chunks = by_length(self.split.sources, indices, size=_CHUNK)
-        for chunk, found in translator.translate_chunks(chunks, config):
-            texts = (best[0].text for best in found)
-            outputs |= zip(chunk.line_numbers, texts, strict=True)
+        for lines, found in chain.run(chunks, validation_search(self.info), self.steps):
+            outputs |= {
+                line.number: best.text for line, (best, *_) in zip(lines, found, strict=True)
+            }
             self.heartbeat(f"translating for validation, {len(outputs):,} of {len(indices):,}")
             if self.should_stop():
                 return None

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tfm.commands.attend import attend
+from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, run_config
 from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.inference.translator import Translator
 from tfm.model.build import new_model
 from tfm.model.weights import record_attention
 

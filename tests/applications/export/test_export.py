@@ -9,6 +9,7 @@ import pytest
 
 from tfm.applications.export import Quantization, check
 from tfm.commands.export import export
+from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -16,7 +17,6 @@ from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.inference.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.applications.export.specification")

@@ -10,8 +10,8 @@ from foreign_models import PAIRS, new_marian
 from tfm.applications.export.folder import PACKAGE, _code
 from tfm.commands.export import export
 from tfm.commands.import_model import import_model
+from tfm.commands.translator import Translator
 from tfm.errors import UsageError
-from tfm.inference.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -9,12 +9,12 @@ import sentencepiece
 import torch
 
 from tfm.commands.export import export
+from tfm.commands.translator import Translator
 from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization, run_config
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.translator import Translator
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

@@ -8,11 +8,11 @@ import pytest
 
 from tfm.applications.export import check
 from tfm.commands.export import export
+from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.translator import Translator
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")

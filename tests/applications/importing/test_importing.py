@@ -14,11 +14,11 @@ from foreign_models import PAIRS, new_fairseq, new_marian
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
+from tfm.commands.translator import Translator
 from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
-from tfm.inference.translator import Translator
 from tfm.stages.train import train
 
 pytest.importorskip("transformers")

@@ -27,14 +27,14 @@ from tfm.config import InferenceConfig, SearchConfig, ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
-from tfm.inference.lines import Translation
+from tfm.inference.steps import Output
 
 pytest.importorskip("uvicorn")
 from tfm.applications.serve.app import Service
 from tfm.applications.serve.models import Route, ServedModel, TranslationQueue, routes_of
 from tfm.applications.serve.requests import digest_of
 from tfm.applications.serve.server import new_server
-from tfm.inference.translator import Translator
+from tfm.commands.translator import Translator
 
 DEFAULT = ServeConfig()
 CPU = InferenceConfig(device="cpu", precision="fp32", threads=1)
@@ -112,8 +112,12 @@ def stand_in(translate, config=DEFAULT):
     return {("en", "de"): route}
 
 
+def translation(text):
+    return Output(text, score=0.0, log_prob=0.0, pieces=("</s>",))
+
+
 def upper(lines, config):
-    return [[Translation(line.upper(), 0.0, 0.0)] * config.n_best for line in lines]
+    return [[translation(line.upper())] * config.n_best for line in lines]
 
 
 # --- the protocol
@@ -560,7 +564,7 @@ def test_tags_choose_among_the_target_languages_of_a_model(start):
     model.info = SimpleNamespace(source="en+nl", target="de+fr")
     model.pairs = partial(ServedModel.pairs, model)
     model.queue = queue_of(
-        lambda lines, config: [[Translation(config.tag + line, 0.0, 0.0)] for line in lines]
+        lambda lines, config: [[translation(config.tag + line)] for line in lines]
     )
     address = start(routes_of([model]))
     for source, target in product(["en", "nl"], ["de", "fr"]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import compress, count, islice
 from pathlib import Path
 
 import torch
@@ -14,9 +14,9 @@ from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
+from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
-from tfm.inference.lines import ScoredTarget
-from tfm.inference.translator import Translator
+from tfm.inference.steps import Output, Segment
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2
@@ -91,18 +91,18 @@ def compare(
     config = SearchConfig.for_model(info.search, equivalent)
     program = PROGRAMS[format_](export_dir, vocabulary, config)
     inference = InferenceConfig(device="cpu", precision="fp32")
-    translator = Translator.of([model], Engine.load([model], inference))
+    chain = Chain(engine=Engine.load([model], inference), vocabulary=vocabulary)
     max_positions = getattr(info.run.model, "learned_positions", None)
-    ours = [best for [best] in translator.search(lines, config)]
+    ours = [best for [best] in chain.search_lines(lines, config)]
     theirs = _translate(program, lines, _limits(lines, vocabulary, config, max_positions))
     texts = vocabulary.outputs(their.token_ids for their in theirs)
     # Encoding a translation may give more pieces than the search, and too many to score.
     lengths = map(len, vocabulary.target.encode([our.text for our in ours]))
     fits = [max_positions is None or length < max_positions for length in lengths]
     scored_lines = list(compress(lines, fits))
-    scored = translator.score_targets(
-        scored_lines, [our.text for our in compress(ours, fits)], config
-    )
+    targets = [our.text for our in compress(ours, fits)]
+    segments = list(map(Segment, count(1), scored_lines, targets))
+    [(_, scored)] = chain.run([segments], config, scores_given=True)
     return Agreement(
         program=program.name,
         num_lines=len(lines),
@@ -117,7 +117,7 @@ def compare(
             for number, our, their, text in zip(numbered, ours, theirs, texts, strict=True)
             if our.text != text
         ],
-        max_error=_max_error(program, scored_lines, scored, vocabulary),
+        max_error=_max_error(program, scored_lines, [each for [each] in scored], vocabulary),
         beam_size=config.beam_size,
     )
 
@@ -142,15 +142,13 @@ def _translate(program: Program, lines: Sequence[str], limits: Sequence[int]) ->
 
 
 def _max_error(
-    program: Program, lines: Sequence[str], ours: Sequence[ScoredTarget], vocabulary: Vocabulary
+    program: Program, lines: Sequence[str], ours: Sequence[Output], vocabulary: Vocabulary
 ) -> float:
     """Return the maximum difference in the log probability of a token of tfm's translations."""
-    target = vocabulary.target
-    ids = {piece: number for number, piece in enumerate(target.pieces(range(len(target))))}
-    targets = [[ids[piece] for piece in our.pieces[:-1]] for our in ours]
+    targets = [vocabulary.target.ids(our.pieces[:-1]) for our in ours]
     errors = [
         abs(our_log_prob - their_log_prob)
         for our, theirs in zip(ours, program.log_probs(lines, targets), strict=True)
-        for our_log_prob, their_log_prob in zip(our.piece_log_probs, theirs, strict=True)
+        for our_log_prob, their_log_prob in zip(our.piece_log_probs or (), theirs, strict=True)
     ]
     return float(torch.tensor([0.0, *errors]).max())  # unlike Python's max, propagates NaN

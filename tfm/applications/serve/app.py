@@ -187,7 +187,7 @@ class Service:
             )
         work = route.translate(asked.texts, n_best=n_best)
         found = await _answered(request, work, self._config.answer_seconds)
-        texts = [each.texts(n_best) for each in found]
+        texts = [[output.text for output in each.translations] for each in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
         if asked.num_alternatives:
             answers["alternatives"] = [others for _, *others in texts]
@@ -207,7 +207,7 @@ class Service:
         [translated] = await _answered(request, work, self._config.answer_seconds)
         if not translated.found:
             raise HTTPException(400, "q has no letters: send a sentence")
-        sentence, found = translated.sentences()[0], translated.found[0]
+        sentence, found = translated.sentences[0], translated.found[0]
         attention = route.attention(sentence, asked.translation or found[0].text)
         maps = await _answered(request, attention, self._config.answer_seconds)
         return JSONResponse(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps, attention_maps
+from tfm.features.confidence.step import confidence
+from tfm.features.documents.step import Sentences
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.documents import Piece, split, translated_pieces
+from tfm.inference.chain import Chain, Part
 from tfm.inference.engine import Engine
-from tfm.inference.lines import Translation
-from tfm.inference.translator import Translator
+from tfm.inference.steps import Output, Segment
 from tfm.model.build import Model
 from tfm.reporting import say
 
 # Returns the `n_best` translations of each line, best first.
-Translate = Callable[[Sequence[str], SearchConfig], list[list[Translation]]]
+Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
 
 
 @dataclass(eq=False)
@@ -33,8 +34,8 @@ class _Job:
 
     lines: Sequence[str]
     config: SearchConfig
-    answer: "asyncio.Future[list[list[Translation]]]"
-    found: list[list[Translation]] = field(default_factory=list)
+    answer: "asyncio.Future[list[list[Output]]]"
+    found: list[list[Output]] = field(default_factory=list)
     num_taken: int = 0
 
     @property
@@ -83,9 +84,7 @@ class TranslationQueue:
         """Return the number of requests that wait or are translated."""
         return len(self._jobs)
 
-    async def translate(
-        self, lines: Sequence[str], config: SearchConfig
-    ) -> list[list[Translation]]:
+    async def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
         """Translate the lines of a request; cancelling it drops those that are left.
 
         Raises:
@@ -184,20 +183,24 @@ class ServedModel:
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device = engine.compute.device
         # The log is no place for the texts of users.
-        translator = Translator.of([self.folder], engine, notify=lambda _: None)
+        self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=lambda _: None)
         self.queue = TranslationQueue(
-            translator.search,
+            self._translate,
             self.thread,
             batch_characters=config.batch_characters,
             max_requests=config.max_requests,
         )
         # The first of each takes longer; the batch shows whether the model supports the settings.
         for source in self.info.source.split("+"):
-            split("A. B.", source)
+            Sentences(source, self.info.target).before(Segment(1, "A. B."))
         *_, config_of_pair = next(self.pairs())
         if config_of_pair.tag is None:
             self.vocabulary.check_tag(".", f"text for {self.folder}", say)
-        self.thread.submit(translator.search, ["."], config_of_pair).result()
+        self.thread.submit(self._translate, ["."], config_of_pair).result()
+
+    def _translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
+        """Return the `n_best` translations of each line, best first; in the model's thread."""
+        return self._chain.search_lines(lines, config, confidence(config, self.info.calibration))
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.
@@ -241,34 +244,26 @@ class ServedModel:
                 yield source, target, replace(self.search, tag=tag)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TranslatedText:
-    """A text with the translations of its sentences."""
+    """A text with its translations and those of its sentences."""
 
-    source: str  # language code
-    target: str
-    pieces: list[Piece]
-    found: list[list[Translation]]  # of each sentence, the best first
+    translations: list[Output]  # of the whole text, the best first, without repetitions
+    sentences: list[str]
+    found: list[list[Output]]  # of each sentence, the best first
 
-    def texts(self, n_best: int) -> list[str]:
-        """Return whole translations, the best first, without repetitions."""
-        return list(dict.fromkeys("".join(self._translated(rank)) for rank in range(n_best)))
+    @classmethod
+    def of(cls, part: Part, found: list[list[Output]]) -> "TranslatedText":
+        """Return the only text of a part with the translations of its sentences."""
+        [translations] = part.finish(found)
+        return cls(translations, [segment.source for segment in part.segments], found)
 
     def parts(self) -> list[dict[str, Any]]:
         """Return the best translation as the page reads it."""
         return [
-            {"source": piece.text, "translation": text, "is_sentence": piece.is_sentence}
-            for piece, text in zip(self.pieces, self._translated(0), strict=True)
+            {"source": source, "translation": part.text, "is_sentence": bool(part.pieces)}
+            for source, part in self.translations[0].parts
         ]
-
-    def sentences(self) -> list[str]:
-        """Return the sentences that were translated."""
-        return [piece.text for piece in self.pieces if piece.is_sentence]
-
-    def _translated(self, rank: int) -> list[str]:
-        """Return each piece translated, with the last translation where there are fewer."""
-        texts = [each[min(rank, len(each) - 1)].text for each in self.found]
-        return translated_pieces(self.pieces, texts, source=self.source, target=self.target)
 
 
 @dataclass(frozen=True)
@@ -285,19 +280,11 @@ class Route:
 
         Raises as `TranslationQueue.translate` does.
         """
-        pieces = [split(text, self.source) for text in texts]
-        sentences = [[piece.text for piece in each if piece.is_sentence] for each in pieces]
-        config = replace(self.search, n_best=n_best)
-        found = iter(await self.model.queue.translate(list(chain(*sentences)), config))
-        return [
-            TranslatedText(
-                source=self.source,
-                target=self.target,
-                pieces=each,
-                found=list(islice(found, len(lines))),
-            )
-            for each, lines in zip(pieces, sentences, strict=True)
-        ]
+        sentences = Sentences(self.source, self.target)
+        parts = [Part.of([Segment(1, text)], [sentences]) for text in texts]
+        lines = [segment.source for part in parts for segment in part.segments]
+        found = iter(await self.model.queue.translate(lines, replace(self.search, n_best=n_best)))
+        return [TranslatedText.of(part, list(islice(found, len(part.segments)))) for part in parts]
 
     async def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of a sentence and a translation.

@@ -9,9 +9,15 @@ import torch
 
 from tfm.config import RecurrentConfig
 from tfm.data.subword import BOS, EOS
+from tfm.features.align import alignment
+from tfm.features.align.alignment import (
+    Side,
+    choose_heads,
+    grow_diagonal,
+    load_aligner,
+    predictability,
+)
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference import alignment
-from tfm.inference.alignment import Side, choose_heads, grow_diagonal, load_aligner, predictability
 from tfm.model.build import new_model
 from tfm.model.weights import cross_attention
 

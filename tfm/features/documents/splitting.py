@@ -7,12 +7,10 @@ line better than half of one.
 
 import re
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
-from typing import ClassVar, Self
+from itertools import pairwise
 
 from tfm.data.languages import (
     CHINESE_SCRIPTS,
@@ -21,7 +19,6 @@ from tfm.data.languages import (
     base_language,
     script_of,
 )
-from tfm.inference.batches import Chunk
 
 # Longer sentences are cut: models are trained on few of them.
 _MAX_CHARACTERS = 600
@@ -59,79 +56,6 @@ class Piece:
 
     text: str
     is_sentence: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paragraphs(Chunk):
-    """The sentences of some lines of a document; rows and columns are these lines.
-
-    Attributes:
-        paragraphs: The lines of the document, with their ends.
-        pieces: The pieces of each.
-    """
-
-    unit: ClassVar[str] = "sentence"
-
-    paragraphs: Sequence[str]
-    pieces: Sequence[Sequence[Piece]]
-
-    def __getitem__(self, rows: slice) -> Self:
-        start = _num_sentences(self.pieces[: rows.start or 0])
-        sentences = slice(start, start + _num_sentences(self.pieces[rows]))
-        return replace(
-            self,
-            line_numbers=self.line_numbers[sentences],
-            lines=self.lines[sentences],
-            paragraphs=self.paragraphs[rows],
-            pieces=self.pieces[rows],
-        )
-
-    def before(self, number: int) -> Self:
-        """Return the lines of the document before the one with a sentence."""
-        sentences = bisect_left(self.line_numbers, number)
-        ends = accumulate(sum(piece.is_sentence for piece in each) for each in self.pieces)
-        return self[: next(row for row, end in enumerate(ends) if end > sentences)]
-
-    @property
-    def columns(self) -> list[Sequence[str]]:
-        """The lines of the document."""
-        return [self.paragraphs]
-
-    def join(self, translations: Iterable[str], *, source: str, target: str) -> Iterator[str]:
-        """Yield each line of the document with the translations of its sentences."""
-        remaining = iter(translations)
-        for pieces in self.pieces:
-            found = [next(remaining) for piece in pieces if piece.is_sentence]
-            yield join(pieces, found, source=source, target=target)
-
-
-def paragraphs_of(
-    chunks: Iterable[Chunk], language: str, *, max_sentences: int
-) -> Iterator[Paragraphs]:
-    """Split the lines of a document, with their ends, into numbered sentences.
-
-    Yields:
-        At most `max_sentences` sentences, or the longest line's; lines of different chunks are
-        never in one.
-    """
-    number = 1
-    for chunk in chunks:
-        paragraphs: list[str] = []
-        pieces: list[list[Piece]] = []
-        sentences: list[str] = []
-        for row, paragraph in enumerate(chunk.lines, start=1):
-            paragraphs.append(paragraph)
-            pieces.append(split(paragraph, language))
-            sentences += [piece.text for piece in pieces[-1] if piece.is_sentence]
-            if len(sentences) >= max_sentences or row == len(chunk.lines):
-                yield Paragraphs(
-                    line_numbers=range(number, number + len(sentences)),
-                    lines=sentences,
-                    paragraphs=paragraphs,
-                    pieces=pieces,
-                )
-                number += len(sentences)
-                paragraphs, pieces, sentences = [], [], []
 
 
 def split(text: str, language: str) -> list[Piece]:
@@ -178,10 +102,6 @@ def translated_pieces(
                 if between.splitlines() == [between]:  # within a line
                     texts[index + 1] = ""
     return texts
-
-
-def _num_sentences(pieces: Iterable[Iterable[Piece]]) -> int:
-    return sum(piece.is_sentence for each in pieces for piece in each)
 
 
 def _pieces(part: str) -> Iterator[Piece]:

@@ -2,18 +2,22 @@
 
 import pytest
 
+from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, settings_from
 from tfm.errors import UsageError
-from tfm.inference.lines import Translation
-from tfm.inference.mbr import most_useful, pairwise_utilities
-from tfm.inference.translator import Translator
+from tfm.features.mbr.utility import MinimumBayesRisk, pairwise_utilities
+from tfm.inference.steps import Output
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
 
 
+def most_useful(candidates, utility, **settings):
+    return MinimumBayesRisk(utility=utility, **settings).most_useful(candidates)
+
+
 def translations(*texts, log_probs=None):
     log_probs = log_probs or [-1.0] * len(texts)
-    return [Translation(t, score=p, log_prob=p) for t, p in zip(texts, log_probs, strict=True)]
+    return [Output(t, score=p, log_prob=p) for t, p in zip(texts, log_probs, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tfm.commands.translator import Translator
+from tfm.features.documents.splitting import join, split
+from tfm.features.documents.step import Sentences
 from tfm.inference import engine
-from tfm.inference.batches import Chunk
-from tfm.inference.documents import join, paragraphs_of, split
-from tfm.inference.translator import Translator
+from tfm.inference.steps import Output, Segment
 
 TEXTS = st.text() | st.text(
     alphabet="aB1. !?…。「」“”»«()-\"'\n\r\t\x85\u2028\u3000 ,、", max_size=300
@@ -143,18 +144,25 @@ def test_spaces_between_sentences_are_those_of_the_target_language():
         join(split(english, "en"), ["1"], source="en", target="de")
 
 
-def test_lines_of_a_document_are_cut_off_with_their_sentences():
-    lines = ["One. Two.\n", "\n", "Three.\n", "Four. Five"]
-    chunk = Chunk(line_numbers=range(1, 5), lines=lines)
-    [whole] = paragraphs_of([chunk], "en", max_sentences=100)
-    done, rest = whole[:2], whole[2:]
-    assert (done.lines, rest.lines) == (["One.", "Two."], ["Three.", "Four.", "Five"])
-    assert [*rest.line_numbers] == [3, 4, 5]
-    assert (done.columns, rest.columns) == ([lines[:2]], [lines[2:]])
-    assert [*done.join("12", source="en", target="de")] == ["1 2\n", "\n"]
-    parts = [*paragraphs_of([chunk, chunk], "en", max_sentences=2)]
-    assert [part.paragraphs for part in parts] == [lines[:1], lines[1:]] * 2
-    assert [number for part in parts for number in part.line_numbers] == [*range(1, 11)]
+def test_paragraphs_become_numbered_sentences_and_are_joined_by_rank():
+    step = Sentences("en", "de")
+    lines = ["One. Two.\n", "\n", "- Three.\n"]
+    pairs = [step.before(Segment(number, line)) for number, line in enumerate(lines, 1)]
+    segments = [segment for found, _ in pairs for segment in found]
+    assert [(each.number, each.source) for each in segments] == [
+        (1, "One."), (2, "Two."), (3, "Three.")
+    ]  # fmt: skip
+    found = [
+        [Output(text, -1.0, -2.0, ("x", "</s>")) for text in texts] for texts in ("ab", "c", "d")
+    ]
+    first, empty, last = step.after([state for _, state in pairs], found)
+    assert [each.text for each in first] == ["a c\n", "b c\n"]
+    assert (first[0].score, first[0].log_prob, len(first[0].pieces)) == (-2.0, -4.0, 4)
+    assert [(source, each.text) for source, each in first[0].parts] == [
+        ("One.", "a"), (" ", " "), ("Two.", "c"), ("\n", "\n")
+    ]  # fmt: skip
+    assert [each.text for each in empty] == ["\n"]
+    assert [bool(each.pieces) for _, each in last[0].parts] == [False, True, False]
 
 
 DOCUMENT = "  On Monday. I am!\r\n\r\n\t- seven\n* * *\n\n8. “Today is the third of May.” I am"

@@ -7,17 +7,18 @@ candidates for each score. Here, those of a candidate are extracted once.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_all_word_ngrams
+from typing_extensions import override
 
 from tfm.config import BleuTokenizer
-from tfm.inference.lines import Translation
+from tfm.inference.steps import Output, Step
 
 UtilityName = Literal["chrf", "bleu"]
 Counts = Mapping[Hashable, int]
@@ -107,27 +108,40 @@ def _common_counts(counted: Sequence[Counts]) -> Matrix:
     return common
 
 
-def most_useful(
-    candidates: Sequence[Translation],
-    utility: UtilityName,
-    *,
-    are_samples: bool,
-    tokenizer: BleuTokenizer = "13a",
-) -> Translation:
-    """Return the candidate with the greatest expected utility, the first one of several.
+@dataclass(frozen=True, kw_only=True)
+class MinimumBayesRisk(Step):
+    """Keeps the most useful of the candidates that a search has found.
 
-    The candidates are also the references of the expectation: samples count equally (Eikema & Aziz
-    2020, §4.3), the translations of a beam by their probabilities (Kumar & Byrne 2004, §2.3).
+    Attributes:
+        utility: The measure of their similarity.
+        are_samples: Whether they are samples.
+        tokenizer: That of BLEU.
     """
-    weight_of: dict[str, float] = defaultdict(float)  # of equal texts together
-    best_log_prob = max(each.log_prob for each in candidates)
-    for each in candidates:
-        weight_of[each.text] += 1.0 if are_samples else math.exp(each.log_prob - best_log_prob)
-    texts, weights = list(weight_of), np.array(list(weight_of.values()))
-    if len(texts) == 1:
-        return replace(candidates[0], utility=100.0)
-    utilities = pairwise_utilities(texts, utility, tokenizer=tokenizer)
-    expected = (utilities * weights).sum(axis=1) / weights.sum()
-    best = int(expected.argmax())
-    chosen = next(each for each in candidates if each.text == texts[best])
-    return replace(chosen, utility=float(expected[best]))
+
+    utility: UtilityName
+    are_samples: bool
+    tokenizer: BleuTokenizer = "13a"
+
+    @override
+    def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
+        return [[self.most_useful(candidates)] for candidates in found]
+
+    def most_useful(self, candidates: Sequence[Output]) -> Output:
+        """Return the candidate with the greatest expected utility, the first one of several.
+
+        The candidates are also the references of the expectation: samples count equally (Eikema &
+        Aziz 2020, §4.3), translations of a beam by their probabilities (Kumar & Byrne 2004, §2.3).
+        """
+        weight_of: dict[str, float] = defaultdict(float)  # of equal texts together
+        best_log_prob = max(each.log_prob for each in candidates)
+        for each in candidates:
+            weight = 1.0 if self.are_samples else math.exp(each.log_prob - best_log_prob)
+            weight_of[each.text] += weight
+        texts, weights = list(weight_of), np.array(list(weight_of.values()))
+        if len(texts) == 1:
+            return replace(candidates[0], utility=100.0)
+        utilities = pairwise_utilities(texts, self.utility, tokenizer=self.tokenizer)
+        expected = (utilities * weights).sum(axis=1) / weights.sum()
+        best = int(expected.argmax())
+        chosen = next(each for each in candidates if each.text == texts[best])
+        return replace(chosen, utility=float(expected[best]))

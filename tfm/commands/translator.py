@@ -1,0 +1,216 @@
+"""Translating plain text with trained models: the library's interface."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, overload
+
+from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
+from tfm.config.arguments import Line, argument
+from tfm.config.schema import shown
+from tfm.data.subword import Vocabulary
+from tfm.device.compute import set_num_threads
+from tfm.errors import DataError, UsageError
+from tfm.features.confidence.step import confidence
+from tfm.features.mbr.step import minimum_bayes_risk
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import Calibration
+from tfm.inference.chain import Chain
+from tfm.inference.engine import Engine
+from tfm.inference.steps import Output, Segment
+from tfm.inference.workers import BatchEngine
+from tfm.storage.paths import existing_file
+
+
+class Translator:
+    """Translates plain text with one model or an ensemble.
+
+    The methods take settings of [search] by name, as `tfm generate` takes them as flags:
+    `translate(lines, beam_size=8)`, or `beam=8` as in `--beam 8`. They replace the model's own
+    defaults. A `SearchConfig` replaces all of them, and excludes settings by name.
+
+    Args:
+        engine: The models, in this process or in others.
+        vocabulary: The models' shared vocabulary.
+        default_search: Search settings of calls without their own.
+        calibration: That of the only model, for the confidence in its translations.
+        target: The target language, for searches with `mbr` by BLEU.
+    """
+
+    def __init__(
+        self,
+        engine: BatchEngine,
+        vocabulary: Vocabulary,
+        *,
+        default_search: SearchConfig | None = None,
+        calibration: Calibration | None = None,
+        target: str = "",
+    ) -> None:
+        self.engine, self.vocabulary = engine, vocabulary
+        self._calibration, self._target = calibration, target
+        self._default_search = default_search or SearchConfig()
+        self._chain = Chain(engine=engine, vocabulary=vocabulary)
+
+    @classmethod
+    def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
+        """Load one model, or an ensemble of several.
+
+        Args:
+            path: A model or run folder.
+            *more_paths: Further members of the ensemble.
+            **settings: Settings of [inference]: device, precision, kernels, threads. The number of
+                threads is that of torch in this process, and stays as it is if unset.
+
+        Raises:
+            CheckpointError: A folder has no valid model, or models differ in task, languages or
+                vocabulary.
+            UsageError: A folder does not exist, a setting is wrong, or this machine does not
+                support it.
+        """
+        given = by_section([InferenceConfig], settings)
+        inference = settings_from(InferenceConfig, given.get("inference", {}))
+        paths = [argument("path", each, Path) for each in (path, *more_paths)]
+        folders = [ModelFolder.open(each) for each in paths]
+        if inference.threads is not None:
+            set_num_threads(inference.threads)
+        info = folders[0].info
+        return cls(
+            Engine.load(folders, inference),
+            folders[0].vocabulary,
+            default_search=SearchConfig.for_model(info.search, {}),
+            calibration=info.calibration if len(folders) == 1 else None,
+            target=info.target,
+        )
+
+    @overload
+    def translate(self, lines: str, config: SearchConfig | None = None, **settings: Any) -> str: ...
+
+    @overload
+    def translate(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **settings: Any
+    ) -> list[str]: ...
+
+    def translate(
+        self, lines: str | Iterable[str], config: SearchConfig | None = None, **settings: Any
+    ) -> str | list[str]:
+        """Translate sentences, whose white space is normalized as that of the training text was.
+
+        Args:
+            lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
+            config: Search settings; the model's defaults if None.
+            **settings: Settings of [search] by name, instead of `config`.
+
+        Returns:
+            The best translation of each line, with line ends replaced by spaces; a single string
+            if one was given.
+
+        Raises:
+            UsageError: A setting is unknown, wrong or without effect.
+        """
+        if isinstance(lines, str):
+            return self.translate([lines], config, **settings)[0]
+        return [best[0].text for best in self.search(lines, config, **settings)]
+
+    def search(
+        self,
+        lines: Iterable[str],
+        config: SearchConfig | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        first_line: int = 1,
+        **settings: Any,
+    ) -> list[list[Output]]:
+        """Translate sentences, with scores and alternatives.
+
+        Translations begin with the text of their prefix. Its last word may be continued: "Hun" and
+        "Hund" become "Hunde", and "Haus" may become "Haustür", unless white space follows it.
+
+        Args:
+            lines: Plain text, one sentence per line; empty lines without prefix stay empty.
+            config: Search settings; the model's defaults if None.
+            prefixes: A forced beginning of each line's translations; empty ones force nothing.
+            first_line: Number of the first line, for messages and the random seeds of sampling.
+            **settings: Settings of [search] by name, instead of `config`.
+
+        Returns:
+            The `n_best` translations of each line, best first.
+
+        Raises:
+            UsageError: A setting is unknown, wrong or without effect.
+            DataError: A line or prefix has more tokens than the model accepts, or the numbers of
+                lines and prefixes differ.
+        """
+        segments = _segments(lines, first_line, prefixes=prefixes)
+        config = self._merge(config, settings, SearchConfig.for_model)
+        steps = confidence(config, self._calibration) + minimum_bayes_risk(config, self._target)
+        [(_, found)] = self._chain.run([segments], config, steps)
+        return found
+
+    def score_targets(
+        self,
+        lines: Iterable[str],
+        targets: Sequence[str],
+        config: SearchConfig | None = None,
+        *,
+        first_line: int = 1,
+        **settings: Any,
+    ) -> list[Output]:
+        """Compute the probabilities of given translations.
+
+        A translation that a search found gets the same log probability and score here, unless the
+        search spelled it with other subword pieces than the subword model does, or with white space
+        that is normalized here.
+
+        Args:
+            lines: Plain text, one sentence per line.
+            targets: A translation of each line.
+            config: Length penalty, maximum source length and batch size; the model's defaults if
+                None.
+            first_line: Number of the first line, for messages.
+            **settings: The same settings by name, instead of `config`.
+
+        Returns:
+            The score, log probability and pieces of each target.
+
+        Raises:
+            UsageError: A setting is unknown, wrong or without effect on the scores.
+            DataError: A line or target has more tokens than the model accepts, or the numbers of
+                lines and targets differ.
+        """
+        segments = _segments(lines, first_line, targets=targets)
+        config = self._merge(config, settings, SearchConfig.for_targets)
+        [(_, scored)] = self._chain.run([segments], config, scores_given=True)
+        return [target for [target] in scored]
+
+    def _merge(
+        self,
+        config: SearchConfig | None,
+        settings: Table,
+        merged: Callable[[Table, Table], SearchConfig],
+    ) -> SearchConfig:
+        """Return the config, or the settings merged over the model's defaults; check both."""
+        if not isinstance(config, SearchConfig | None):
+            raise UsageError(f"config is {shown(config)}, but must be a SearchConfig")
+        given = by_section([SearchConfig], settings, {"prefixes": "prefixes"})
+        if config is not None and given:
+            raise UsageError("a SearchConfig and settings by name exclude each other: give one")
+        if config is None:
+            config = merged(settings_to(self._default_search), given.get("search", {}))
+        if config.ban is not None:
+            existing_file(argument("ban", config.ban, Path))
+        return settings_from(SearchConfig, settings_to(config))
+
+
+def _segments(
+    lines: Iterable[str], first_line: int, **paired: Iterable[str] | None
+) -> list[Segment]:
+    """Return the lines with those of the only other argument by name, if given."""
+    first_line = argument("first_line", first_line, int)
+    [(name, other)] = paired.items()
+    texts = argument("lines", lines, tuple[Line, ...])
+    given: Sequence[str | None] | None = argument(name, other, tuple[Line, ...] | None)
+    if given is None:
+        given = [None] * len(texts)
+    if len(given) != len(texts):
+        raise DataError(f"there are {len(texts):,} lines, but {len(given):,} {name}: give one each")
+    return list(map(Segment, count(first_line), texts, given))

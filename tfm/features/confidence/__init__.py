@@ -1,0 +1,1 @@
+"""The confidence in translations of a calibrated model."""

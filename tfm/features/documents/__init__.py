@@ -1,0 +1,1 @@
+"""Documents, whose paragraphs are translated sentence by sentence."""

@@ -1,0 +1,87 @@
+"""What a chain is made of: segments of text, the steps around their search, and outputs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A unit of search: a line of a text, or what a step makes of one.
+
+    Attributes:
+        number: Its number, for messages and the random seeds of sampling.
+        source: Plain text.
+        given: A forced prefix, or the target to score; None without either.
+        unit: What is numbered, for messages.
+    """
+
+    number: int
+    source: str
+    given: str | None = None
+    unit: str = "line"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A translation that a search found, or a given target, with its probability.
+
+    Attributes:
+        text: Plain text.
+        score: Length-normalized log probability, which ranks translations.
+        log_prob: Log probability in nats, EOS included.
+        pieces: The subword pieces of the text, and EOS; none if an empty line was not searched.
+        piece_log_probs: Log probability of each piece of a given target given the previous ones, in
+            nats; None for a translation.
+        proven: Whether exact search proved that no text scores better; None for other searches.
+        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples,
+            ensembles and shortlists, None.
+        utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
+        alignment: Links of source and target words, counted from 0, if they were requested.
+        vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
+            for the whole vocabulary.
+        parts: The source and the output of each part of the text, if it was translated in parts.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    pieces: tuple[str, ...] = ()
+    piece_log_probs: tuple[float, ...] | None = None
+    proven: bool | None = None
+    confidence: float | None = None
+    utility: float | None = None
+    alignment: tuple[tuple[int, int], ...] | None = None
+    vocabulary: Literal["shortlist"] | None = None
+    parts: tuple[tuple[str, "Output"], ...] = ()
+
+
+class Step(ABC):
+    """What is done before a search, in the order of the text, and after it.
+
+    `before` runs ahead of the search, perhaps in another thread.
+
+    Attributes:
+        settings: What decides its output besides the settings of the search.
+    """
+
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def load(self) -> Self:
+        """Return the step with what `after` needs in memory; called before units are read."""
+        return self
+
+    def before(self, unit: Segment) -> tuple[Sequence[Segment], Any]:
+        """Return the segments that a unit becomes, and what `after` needs; by default the unit."""
+        return [unit], unit
+
+    @abstractmethod
+    def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
+        """Return the outputs of units, best first.
+
+        Args:
+            states: What `before` returned for each unit.
+            found: The outputs of each of their segments, best first.
+        """
