@@ -21,6 +21,7 @@ import typer
 import tfm
 from tfm import config, errors
 from tfm.applications.doctor.checks import Finding
+from tfm.applications.serve.settings import ServeConfig
 from tfm.cli.help import help_row
 from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
@@ -182,12 +183,11 @@ def main() -> None:
 
 
 def all_groups() -> list[type[config.Settings]]:
-    """Return the groups of settings: those of models first, in the order of their declaration."""
+    """Return the groups of settings: models', others in the order of declaration, applications'."""
     kinds = [kind for _, kind in inspect.getmembers(config, inspect.isclass)]
     groups = [kind for kind in kinds if issubclass(kind, config.Settings) and kind.section]
-    return sorted(
-        groups, key=lambda each: (each.section != "model", inspect.getsourcelines(each)[1])
-    )
+    groups.sort(key=lambda each: (each.section != "model", inspect.getsourcelines(each)[1]))
+    return [*groups, ServeConfig]
 
 
 def _command(name: str, command: Any) -> str:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from tfm.applications.serve.settings import ServeConfig
 from tfm.commands.declaration import command
 from tfm.commands.generate import Models
-from tfm.config import InferenceConfig, SearchConfig, ServeConfig, settings_from
+from tfm.config import InferenceConfig, SearchConfig, settings_from
 from tfm.errors import UsageError, install_command
 from tfm.storage.paths import RUNS_ROOT
 

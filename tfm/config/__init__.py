@@ -8,7 +8,6 @@ from tfm.config.inference import (
     InferencePrecision,
     ScoreConfig,
     SearchConfig,
-    ServeConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.normalization import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization

@@ -23,7 +23,8 @@ from urllib import error, parse, request
 import numpy as np
 import pytest
 
-from tfm.config import InferenceConfig, SearchConfig, ServeConfig
+from tfm.applications.serve.settings import ServeConfig
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps

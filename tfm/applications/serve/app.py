@@ -27,7 +27,7 @@ from tfm.applications.serve.requests import (
     read_fields,
     text_of,
 )
-from tfm.config import ServeConfig
+from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
 

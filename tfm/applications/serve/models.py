@@ -11,7 +11,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from tfm.config import InferenceConfig, SearchConfig, ServeConfig, Table
+from tfm.applications.serve.settings import ServeConfig
+from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps, attention_maps

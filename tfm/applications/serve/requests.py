@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from tfm.config import ServeConfig
+from tfm.applications.serve.settings import ServeConfig
 
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _MAX_FIELDS = 100

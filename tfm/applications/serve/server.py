@@ -13,7 +13,8 @@ import uvicorn
 from tfm.applications.serve.app import Service
 from tfm.applications.serve.models import ServedModel, routes_of
 from tfm.applications.serve.requests import digest_of
-from tfm.config import InferenceConfig, ServeConfig, Table
+from tfm.applications.serve.settings import ServeConfig
+from tfm.config import InferenceConfig, Table
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
 from tfm.search.constraints import read_phrases

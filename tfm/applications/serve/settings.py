@@ -1,0 +1,48 @@
+"""The settings of a server."""
+
+from dataclasses import dataclass
+
+from tfm.config import Settings
+from tfm.config.schema import count, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings, section="serve"):
+    """Address and limits of `tfm serve`."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; by default, only programs of this machine reach it.",
+        common=True,
+    )
+    port: int = setting(
+        5000, "Port to listen on; 0 takes any free port.", limits=(0, 65_535), common=True
+    )
+    api_key_file: str | None = setting(
+        None, "File of the key that requests must have as api_key.", common=True
+    )
+    max_characters: int = count(
+        20_000, "Most characters of all texts of a request.", most=100_000_000, common=True
+    )
+    max_body_bytes: int = setting(
+        1_000_000, "Largest body of a request.", limits=(1_000, 1_000_000_000)
+    )
+    max_requests: int = count(
+        100,
+        "Most requests that wait for a model or are translated; further ones are refused.",
+        most=100_000,
+    )
+    max_connections: int = count(
+        500, "Most open connections; requests on further ones are refused.", most=100_000
+    )
+    answer_seconds: int = count(
+        60, "Longest time to translate a request, waiting included.", most=86_400
+    )
+    receive_seconds: int = count(
+        10,
+        "Longest time for a body to arrive, and between two requests of a connection.",
+        most=3600,
+    )
+    batch_characters: int = count(
+        2_000, "Most characters of all requests that are translated together.", most=100_000_000
+    )
