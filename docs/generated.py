@@ -42,14 +42,13 @@ from tfm.data.corpus.recipe import (
 from tfm.folders import model_folder, run_folder
 from tfm.inference.steps import Output
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import model_summaries, score
+from tfm.stages import model_summaries, partial_output, score
 from tfm.stages.average import AverageResult
 from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
-from tfm.storage import partial_output
 
 # The line of a page before its generated part.
 NOTE = "<!-- The rest is generated from the code: `make reference` updates it. -->\n"

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from tfm.errors import DataError, UsageError
-from tfm.storage import partial_output
-from tfm.storage.partial_output import PartialOutput
+from tfm.stages import partial_output
+from tfm.stages.partial_output import PartialOutput
 
 LINES = ["one", "two", "", "four", "fünf", "six"]
 SETTINGS = {"beam_size": 4, "form": "text"}
@@ -146,7 +146,7 @@ def test_two_processes_never_write_to_one_output(path):
     source = f"""
 import pathlib
 from tfm.errors import TfmError
-from tfm.storage.partial_output import PartialOutput
+from tfm.stages.partial_output import PartialOutput
 try:
     PartialOutput(pathlib.Path({str(path)!r}), {{}}).__enter__()
 except TfmError as error:

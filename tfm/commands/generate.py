@@ -24,7 +24,7 @@ from tfm.storage.paths import (
 if TYPE_CHECKING:
     from tfm.inference.steps import Output
     from tfm.stages.generate_plan import Generation
-    from tfm.storage.partial_output import PartialOutput
+    from tfm.stages.partial_output import PartialOutput
 
 
 def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -181,7 +181,7 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
 @contextmanager
 def _continued(path: Path, settings: Table) -> "Iterator[PartialOutput]":
     """Continue what an earlier call that was stopped has written to a file."""
-    from tfm.storage.partial_output import PartialOutput
+    from tfm.stages.partial_output import PartialOutput
 
     with PartialOutput(path, settings) as output:
         if num_before := output.num_lines:

@@ -20,9 +20,9 @@ from tfm.inference.trees import Trees
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.stages.generate_plan import Generation
+from tfm.stages.partial_output import PartialOutput
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
 from tfm.storage.files import write_json
-from tfm.storage.partial_output import PartialOutput
 from tfm.training.loss import perplexity
 
 _SENTENCE_BYTES = 100  # of a document, about

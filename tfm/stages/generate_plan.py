@@ -27,14 +27,14 @@ from tfm.inference.reader import count_lines
 from tfm.inference.steps import Step
 from tfm.inference.trees import Trees
 from tfm.search.constraints import read_phrases
+from tfm.stages.partial_output import PartialOutput
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
-from tfm.storage.partial_output import PartialOutput
 from tfm.storage.paths import existing_file, new_file
 
 STANDARD_INPUT = Path("-")
 _DIGITS = 16  # of a checksum that is shown
 
-Split = Literal["test", "valid"]
+HeldOutSplit = Literal["test", "valid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Source:
     """Text to translate."""
 
     path: Path | None  # None for standard input
-    split: Split | None = None  # of the model's dataset; None for other text
+    split: HeldOutSplit | None = None  # of the model's dataset; None for other text
     reference: Path | None = None  # None if unknown
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ def plan_generation(
     models: Sequence[Path],
     *,
     input_path: Path | None,
-    split: Split | None,
+    split: HeldOutSplit | None,
     runs_dir: Path,
     prefixes: Path | None = None,
     targets: Path | None = None,

@@ -32,8 +32,8 @@ from tfm.inference.steps import Output
 
 pytest.importorskip("uvicorn")
 from tfm.applications.serve.app import Service
-from tfm.applications.serve.models import Route, ServedModel, TranslationQueue, routes_of
 from tfm.applications.serve.requests import digest_of
+from tfm.applications.serve.served_models import Route, ServedModel, TranslationQueue, routes_of
 from tfm.applications.serve.server import new_server
 from tfm.commands.translator import Translator
 

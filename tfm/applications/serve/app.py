@@ -20,13 +20,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route as Endpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tfm.applications.serve.models import Route, TranslationQueue
 from tfm.applications.serve.requests import (
     TranslationRequest,
     check_key,
     read_fields,
     text_of,
 )
+from tfm.applications.serve.served_models import Route, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError

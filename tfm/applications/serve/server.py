@@ -11,8 +11,8 @@ import python_multipart  # noqa: F401 - starlette reads forms with it, and fails
 import uvicorn
 
 from tfm.applications.serve.app import Service
-from tfm.applications.serve.models import ServedModel, routes_of
 from tfm.applications.serve.requests import digest_of
+from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, Table
 from tfm.errors import TfmError, UsageError
