@@ -1,7 +1,7 @@
 """Translating plain text with trained models: the library's interface."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
 
@@ -208,9 +208,7 @@ def _segments(
     first_line = argument("first_line", first_line, int)
     [(name, other)] = paired.items()
     texts = argument("lines", lines, tuple[Line, ...])
-    given: Sequence[str | None] | None = argument(name, other, tuple[Line, ...] | None)
-    if given is None:
-        given = [None] * len(texts)
-    if len(given) != len(texts):
+    given = argument(name, other, tuple[Line, ...] | None)
+    if given is not None and len(given) != len(texts):
         raise DataError(f"there are {len(texts):,} lines, but {len(given):,} {name}: give one each")
-    return list(map(Segment, count(first_line), texts, given))
+    return list(map(Segment, count(first_line), texts, given or repeat(None)))

@@ -59,17 +59,11 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Translates text, or scores given targets.
+    """Translates text, or scores given targets."""
 
-    Attributes:
-        engine: The models, in this process or in others.
-        vocabulary: Their vocabulary.
-        notify: Receives warnings that quote lines.
-    """
-
-    engine: BatchEngine
+    engine: BatchEngine  # the models, in this process or in others
     vocabulary: Vocabulary
-    notify: Callable[[str], None] = say
+    notify: Callable[[str], None] = say  # receives warnings that quote lines
 
     def run(
         self,

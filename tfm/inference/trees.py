@@ -26,15 +26,13 @@ class Trees(Step):
 
     @override
     def after(self, states: Sequence[Segment], found: list[list[Output]]) -> list[list[Output]]:
-        outputs = []
-        for unit, trees in zip(states, found, strict=True):
-            words = unit.source.split()
-            cleaned = self._vocabulary.clean(words)  # the models read no invisible characters
-            words = [word for word, text in zip(words, cleaned, strict=True) if text]
-            outputs.append([self._restored(tree, words) for tree in trees])
-        return outputs
+        pairs = zip(states, found, strict=True)
+        return [[self._restored(tree, unit.source) for tree in trees] for unit, trees in pairs]
 
-    def _restored(self, output: Output, words: Sequence[str]) -> Output:
+    def _restored(self, output: Output, line: str) -> Output:
+        words = line.split()
+        cleaned = self._vocabulary.clean(words)  # models read no words of invisible characters
+        words = [word for word, text in zip(words, cleaned, strict=True) if text]
         if not words:
             return replace(output, text="")
         tree, num_repairs = restore(output.text.split(), words)

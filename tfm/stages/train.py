@@ -22,7 +22,6 @@ from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
 from tfm.folders.saving import newest_intact_checkpoint
-from tfm.inference.steps import Step
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
@@ -103,7 +102,9 @@ def train(
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
-            validation_steps=_validation_steps(data.info),
+            validation_steps=minimum_bayes_risk(validation_search(data.info), data.info.target)
+            if run.training.validation_beam
+            else [],
             checkpoint=checkpoint,
             start=start,
         )
@@ -223,10 +224,3 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         "training.seed": info.run.training.seed,
         "subword model": info.fingerprint[:8],
     }
-
-
-def _validation_steps(info: ModelInfo) -> list[Step]:
-    """Return the steps around the search in validation; none if it only computes the loss."""
-    if not info.run.training.validation_beam:
-        return []
-    return minimum_bayes_risk(validation_search(info), info.target)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from tfm.features.mbr.utility import pairwise_utilities
+from tfm.features.mbr.step import pairwise_utilities
 
 WORDS = ["ein", "ein", "Hund", "Hunde", "läuft,", "läuft", "schnell.", "我爱，你", "ß", ""]
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=5)

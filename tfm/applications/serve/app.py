@@ -30,6 +30,7 @@ from tfm.applications.serve.served_models import Route, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
+from tfm.inference.steps import Output
 
 
 def page_response() -> Response:
@@ -187,14 +188,14 @@ class Service:
             )
         work = route.translate(asked.texts, n_best=n_best)
         found = await _answered(request, work, self._config.answer_seconds)
-        texts = [[output.text for output in each.translations] for each in found]
+        texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
         if asked.num_alternatives:
             answers["alternatives"] = [others for _, *others in texts]
         if detected is not None:
             answers["detectedLanguage"] = [detected for _ in texts]
         if asked.wants_parts:
-            answers["parts"] = [each.parts() for each in found]
+            answers["parts"] = [_parts(best) for best, *_ in found]
         if asked.is_list:
             return JSONResponse(answers)
         return JSONResponse({name: each[0] for name, each in answers.items()})
@@ -203,11 +204,12 @@ class Service:
         """Answer with the n-best translations of a sentence, and the attention of one of them."""
         asked, route, _ = await self._read(request)
         n_best = min(_EXPLAINED, route.search.beam_size)
-        work = route.translate(asked.texts[:1], n_best=n_best)
-        [translated] = await _answered(request, work, self._config.answer_seconds)
-        if not translated.found:
+        sentences = route.sentences(asked.texts[0])
+        if not sentences:
             raise HTTPException(400, "q has no letters: send a sentence")
-        sentence, found = translated.sentences[0], translated.found[0]
+        sentence = sentences[0]
+        work = route.search_lines([sentence], n_best=n_best)
+        [found] = await _answered(request, work, self._config.answer_seconds)
         attention = route.attention(sentence, asked.translation or found[0].text)
         maps = await _answered(request, attention, self._config.answer_seconds)
         return JSONResponse(
@@ -323,6 +325,14 @@ class Service:
         for name, meaning, value in figures:
             lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
+
+
+def _parts(translation: Output) -> list[dict[str, Any]]:
+    """Return a translation in parts as the page reads it."""
+    return [
+        {"source": source, "translation": part.text, "is_sentence": bool(part.pieces)}
+        for source, part in translation.parts
+    ]
 
 
 def _probabilities(text: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -246,28 +245,6 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class TranslatedText:
-    """A text with its translations and those of its sentences."""
-
-    translations: list[Output]  # of the whole text, the best first, without repetitions
-    sentences: list[str]
-    found: list[list[Output]]  # of each sentence, the best first
-
-    @classmethod
-    def of(cls, part: Part, found: list[list[Output]]) -> "TranslatedText":
-        """Return the only text of a part with the translations of its sentences."""
-        [translations] = part.finish(found)
-        return cls(translations, [segment.source for segment in part.segments], found)
-
-    def parts(self) -> list[dict[str, Any]]:
-        """Return the best translation as the page reads it."""
-        return [
-            {"source": source, "translation": part.text, "is_sentence": bool(part.pieces)}
-            for source, part in self.translations[0].parts
-        ]
-
-
-@dataclass(frozen=True)
 class Route:
     """How a text is translated from one language to another."""
 
@@ -276,16 +253,27 @@ class Route:
     target: str
     search: SearchConfig
 
-    async def translate(self, texts: Sequence[str], *, n_best: int) -> list[TranslatedText]:
-        """Return the texts with the `n_best` translations of each sentence.
+    async def translate(self, texts: Sequence[str], *, n_best: int) -> list[list[Output]]:
+        """Return at most `n_best` translations of each text, the best first, with their parts.
 
         Raises as `TranslationQueue.translate` does.
         """
-        sentences = Sentences(self.source, self.target)
-        parts = [Part.of([Segment(1, text)], [sentences]) for text in texts]
+        parts = list(map(self._part, texts))
         lines = [segment.source for part in parts for segment in part.segments]
-        found = iter(await self.model.queue.translate(lines, replace(self.search, n_best=n_best)))
-        return [TranslatedText.of(part, list(islice(found, len(part.segments)))) for part in parts]
+        found = iter(await self.search_lines(lines, n_best=n_best))
+        finished = [part.finish(list(islice(found, len(part.segments)))) for part in parts]
+        return [translations for [translations] in finished]
+
+    async def search_lines(self, lines: Sequence[str], *, n_best: int) -> list[list[Output]]:
+        """Return the `n_best` translations of each sentence, the best first."""
+        return await self.model.queue.translate(lines, replace(self.search, n_best=n_best))
+
+    def sentences(self, text: str) -> list[str]:
+        """Return the sentences of a text."""
+        return [segment.source for segment in self._part(text).segments]
+
+    def _part(self, text: str) -> Part:
+        return Part.of([Segment(1, text)], [Sentences(self.source, self.target)])
 
     async def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of a sentence and a translation.

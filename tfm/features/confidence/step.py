@@ -56,11 +56,9 @@ class Confidence(Step):
 
     @override
     def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
-        return [list(map(self._with_confidence, outputs)) for outputs in found]
+        return [[self._added(each) if each.pieces else each for each in n_best] for n_best in found]
 
-    def _with_confidence(self, output: Output) -> Output:
-        if not output.pieces:
-            return output
+    def _added(self, output: Output) -> Output:
         log_prob = output.log_prob / len(output.pieces)
         found = np.interp(log_prob, self.calibration.log_probs, self.calibration.qualities)
         return replace(output, confidence=float(found))
