@@ -7,11 +7,17 @@ from contextlib import suppress
 import pytest
 
 from tfm.errors import DataError, UsageError
+from tfm.inference.steps import Segment
 from tfm.stages import partial_output
 from tfm.stages.partial_output import PartialOutput
 
 LINES = ["one", "two", "", "four", "fünf", "six"]
 SETTINGS = {"beam_size": 4, "form": "text"}
+
+
+def segments(lines, given=None):
+    """Return lines, with the characters that are given of each."""
+    return [Segment(1, line, given and given[i]) for i, line in enumerate(lines)]
 
 
 class StoppedError(Exception):
@@ -22,16 +28,14 @@ def copy_lines(path, lines=LINES, *, stop_after=None, size=2, settings=SETTINGS,
     """Write lines in blocks of two outputs a line; return the number that was found there."""
     with PartialOutput(path, settings) as output:
         num_found = output.num_lines
-        if num_found:
-            output.verify(lines[:1])
-            output.verify(lines[1:num_found])
+        list(output.verified([segments(lines[:1]), segments(lines[1:])]))
         for start in range(num_found, len(lines), size):
             if start == stop_after:
                 output.stream.write(torn)
                 raise StoppedError
             block = lines[start : start + size]
             output.stream.write("".join(f"{line}\n{line}!\n" for line in block))
-            output.commit(block)
+            output.commit(segments(block))
     return num_found
 
 
@@ -62,7 +66,7 @@ def test_a_stopped_output_is_continued_after_its_last_whole_line(stopped, tmp_pa
 
 def test_an_output_is_continued_after_a_call_that_only_verified_it(stopped):
     with suppress(StoppedError), PartialOutput(stopped, SETTINGS) as output:
-        output.verify(LINES[:1])
+        next(output.verified([segments(LINES[:1])]))
         raise StoppedError
     assert copy_lines(stopped) == 4
 
@@ -105,13 +109,13 @@ def test_an_output_of_another_text_is_refused_and_kept(stopped, lines):
 def test_lines_and_paired_lines_are_not_interchangeable(path):
     with suppress(StoppedError), PartialOutput(path, {}) as output:
         output.stream.write("x\n")
-        output.commit(["a", "b"], ["c", "d"])
+        output.commit(segments("ab", "cd"))
         raise StoppedError
-    for columns in ((["a", "c"], ["b", "d"]), (["c", "d"], ["a", "b"])):
+    for columns in (("ac", "bd"), ("cd", "ab")):
         with pytest.raises(DataError), PartialOutput(path, {}) as output:
-            output.verify(*columns)
+            list(output.verified([segments(*columns)]))
     with PartialOutput(path, {}) as output:
-        output.verify(["a", "b"], ["c", "d"])
+        list(output.verified([segments("ab", "cd")]))
 
 
 @pytest.mark.parametrize(

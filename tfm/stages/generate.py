@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.reader import LineReader, count_lines
-from tfm.inference.steps import Output, Segment, Step
+from tfm.inference.steps import Output, Step
 from tfm.inference.trees import Trees
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
@@ -63,7 +63,7 @@ def generate(
     num_lines, num_pieces, log_prob = 0, 0, 0.0
     with _open(plan, inference, num_processes, output=output) as (chain, reader, bar):
         steps = [step.load() for step in steps]
-        lines = _verified(reader, output)
+        lines = reader if output is None else output.verified(reader)
         outputs = chain.run(
             lines, config, steps, scores_given=scores_given, num_done=num_done, valid_first=True
         )
@@ -75,7 +75,7 @@ def generate(
                 log_prob += best.log_prob
                 yield unit.source, n_best
             if output is not None:
-                output.commit(*_columns(units))
+                output.commit(units)
             bar.update(len(units))
     if scores_given and num_lines:
         shown = format_figure(perplexity(-log_prob / num_pieces), decimals=3)
@@ -92,26 +92,6 @@ def generate(
     for step in steps:
         if isinstance(step, Trees):
             say(f"generate: repairs to the trees{since}: {step.num_repairs:,}")
-
-
-def _verified(
-    chunks: Iterable[list[Segment]], output: PartialOutput | None
-) -> Iterator[list[Segment]]:
-    """Yield lines, after verifying those whose translations are in the output."""
-    num_left = 0 if output is None else output.num_lines
-    for lines in chunks:
-        if output is not None and (done := lines[:num_left]):
-            output.verify(*_columns(done))
-            num_left -= len(done)
-        yield lines
-    if output is not None and num_left:
-        raise output.mismatch("is shorter")
-
-
-def _columns(lines: Sequence[Segment]) -> list[list[str]]:
-    """Return the texts of lines and, if there are any, those that are given for them."""
-    given = [line.given for line in lines if line.given is not None]
-    return [[line.source for line in lines], *([given] if given else [])]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Any
 
 from tfm.config.schema import from_table
 from tfm.errors import DataError, TfmError, UsageError
+from tfm.inference.steps import Segment
 from tfm.storage.files import (
     make_directory,
     output_target,
@@ -75,7 +76,7 @@ class PartialOutput:
         self._record_path = self._final_path.with_name(f"{name}.partial.json")
         self._settings = settings
         self._digest = hashlib.sha256()
-        self.num_lines = self._num_bytes = self._num_verified = 0
+        self.num_lines = self._num_bytes = 0
         self._committed = self._digest.hexdigest()  # of the lines whose output is complete
         self._recorded_at = 0.0
 
@@ -111,18 +112,24 @@ class PartialOutput:
         self._record_path.unlink()
         sync_directory(self.path.parent)
 
-    def verify(self, *columns: Sequence[str]) -> None:
-        """Check that these are the next of the `num_lines` lines of text; arguments as in `commit`.
+    def verified(self, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
+        """Yield the lines of the text, after verifying the `num_lines` whose output is complete.
 
         Raises:
             DataError: The lines are not those whose output has been written.
         """
-        self._digest.update(_encoded(columns))
-        self._num_verified += len(columns[0])
-        if self._num_verified == self.num_lines and self._digest.hexdigest() != self._committed:
-            raise self.mismatch("is other text")
+        num_left, written = self.num_lines, self._committed
+        for lines in chunks:
+            if done := lines[:num_left]:
+                self._digest.update(_encoded(done))
+                num_left -= len(done)
+                if not num_left and self._digest.hexdigest() != written:
+                    raise self._mismatch("is other text")
+            yield lines
+        if num_left:
+            raise self._mismatch("is shorter")
 
-    def mismatch(self, mistake: str) -> DataError:
+    def _mismatch(self, mistake: str) -> DataError:
         """Return the error that the text "is" not the one whose output has been written."""
         return DataError(
             f"the input {mistake} than the {self.num_lines:,} lines whose output is in "
@@ -130,15 +137,12 @@ class PartialOutput:
             "--output"
         )
 
-    def commit(self, *columns: Sequence[str]) -> None:
-        """Count lines of text whose output has been written to the stream.
-
-        Each column is a list of lines: those of the text, and those of a file that belongs to it.
-        """
+    def commit(self, lines: Sequence[Segment]) -> None:
+        """Count lines of text whose output has been written to the stream."""
         self.stream.flush()
-        self._digest.update(_encoded(columns))
+        self._digest.update(_encoded(lines))
         self._committed = self._digest.hexdigest()
-        self.num_lines += len(columns[0])
+        self.num_lines += len(lines)
         self._num_bytes = os.fstat(self.stream.fileno()).st_size
         if time.monotonic() - self._recorded_at >= _RECORD_SECONDS:
             os.fsync(self.stream.fileno())
@@ -205,8 +209,9 @@ class PartialOutput:
         self._recorded_at = time.monotonic()
 
 
-def _encoded(columns: Sequence[Sequence[str]]) -> bytes:
-    return "".join(f"{text}\n" for row in zip(*columns, strict=True) for text in row).encode()
+def _encoded(lines: Sequence[Segment]) -> bytes:
+    texts = (text for line in lines for text in (line.source, line.given) if text is not None)
+    return "".join(f"{text}\n" for text in texts).encode()
 
 
 def _lock(descriptor: int, path: Path) -> None:
