@@ -17,6 +17,7 @@ from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute, one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
+from tfm.features.mbr.step import MinimumBayesRisk
 from tfm.folders import saving
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
@@ -605,3 +606,24 @@ def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdate
     assert ModelFolder(run_dir / "averaged").info.step == 12
     train(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
     assert ModelFolder(run_dir / "averaged").info.step == 16
+
+
+def test_validation_has_the_steps_that_the_search_of_the_dataset_asks_for(
+    data_dir, tiny_run, tmp_path, monkeypatch
+):
+    most_useful, numbers = MinimumBayesRisk.most_useful, []
+
+    def counted(step, candidates):
+        numbers.append(len(candidates))
+        return most_useful(step, candidates)
+
+    def open_with_search(*args, **kwargs):
+        data = open_data(*args, **kwargs)
+        return replace(data, info=replace(data.info, search={"mbr": "chrf", "n_best": 2}))
+
+    monkeypatch.setattr(MinimumBayesRisk, "most_useful", counted)
+    monkeypatch.setattr("tfm.stages.train.open_data", open_with_search)
+    training = {"max_steps": 2, "checkpoint_steps": 2, "validation_beam": 2}
+    train(data_dir, tmp_path / "run", tiny_run(training=training))
+    assert numbers
+    assert set(numbers) == {2}
