@@ -28,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ PARTS = {
     "training": training,
     "decoding": decoding,
 }
-NUM_SHOWN = 8  # differences per part
+NUM_SHOWN = 12  # observations of a part that differ
 NUM_CHARACTERS = 160  # of a value that is shown
 MISSING = "(missing)"
 
@@ -167,7 +167,7 @@ def num_values(observed: Any) -> int:
 
 
 def report(found: Mapping[str, tuple[list[Difference], int]]) -> str:
-    """Return a Markdown table of the parts, and the first differences of each."""
+    """Return a Markdown table of the parts, and the first difference of each observation."""
     rows, shown = [], []
     for part, (differing, total) in found.items():
         listed = sorted(differing, key=lambda each: each.is_allowed)
@@ -175,9 +175,16 @@ def report(found: Mapping[str, tuple[list[Difference], int]]) -> str:
         num_wrong = len(differing) - num_allowed
         counts = (f"{count:,}" for count in (total, num_wrong, num_allowed))
         rows.append([part, "**differs**" if num_wrong else "equal", *counts])
-        shown += [f"\n{part}:\n"] * bool(listed) + list(map(str, listed[:NUM_SHOWN]))
+        groups = groupby(listed, key=lambda each: each.keys[0])
+        firsts = [_first_and_number(list(group)) for _, group in groups]
+        shown += [f"\n{part}:\n"] * bool(firsts) + firsts[:NUM_SHOWN]
     table = markdown(["part", "result", "values", "differences", "allowed differences"], rows)
     return "\n".join([table, *shown])
+
+
+def _first_and_number(differing: list[Difference]) -> str:
+    more = f"\n  - and {len(differing) - 1:,} more" if len(differing) > 1 else ""
+    return f"{differing[0]}{more}"
 
 
 if __name__ == "__main__":

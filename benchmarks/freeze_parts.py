@@ -72,7 +72,7 @@ MULTI30K = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 def help_texts(version: Version) -> Observed:
     """Observe the help of each command, the settings of each preset, and the reference pages."""
-    commands = COMMAND.findall(version.observe("--help")["out"])
+    commands = COMMAND.findall(version.succeed("--help")["out"])
     helps = [[command, flag] for command in commands for flag in ("--help", "--help-all")]
     presets = [["train", "--arch", arch, "--print-config"] for arch in PRESETS]
     pages = sorted((version.source / "docs" / "reference").glob("*.md"))
@@ -92,7 +92,7 @@ def data(version: Version) -> Observed:
             calls["multi30k"] += [f"--{split}", f"{stem_path}.en", f"{stem_path}.de"]
     return {
         name: {
-            "command": version.observe("prepare", *call, "--out", f"data/{name}", "--threads", "1"),
+            "command": version.succeed("prepare", *call, "--out", f"data/{name}", "--threads", "1"),
             "files": _files(version.work / "data" / name),
         }
         for name, call in calls.items()
@@ -109,9 +109,8 @@ def training(version: Version) -> Observed:
         steps = f"--max-steps {num_steps} --checkpoint-steps {num_steps // 2}"
         run = f"runs/{arch}-{precision}"
         flags = f"--arch {arch} --precision {precision} {steps} {TRAINING_FLAGS}".split()
-        result = version.observe("train", "numbers", "--run", run, *flags)
+        version.succeed("train", "numbers", "--run", run, *flags)
         observed[f"{arch} {precision}"] = {
-            "errors": result["err"] if result["code"] else "",
             "metrics": _metrics(version.work / run / "metrics.jsonl"),
             "files": _files(version.work / run),
         }
@@ -127,11 +126,8 @@ def decoding(version: Version) -> Observed:
         (folder / name).write_bytes(b"".join(lines[: version.num_lines]))
     command: list[str | Path] = ["generate", version.model, "--input", "test.en", "--json"]
     for name, flags in DECODINGS.items():
-        result = version.observe(*command, *flags.split(), folder=folder)
-        observed[name] = {
-            "errors": result["err"] if result["code"] else "",
-            "lines": [json.loads(line) for line in result["out"].splitlines()],
-        }
+        output = version.succeed(*command, *flags.split(), folder=folder)["out"]
+        observed[name] = [json.loads(line) for line in output.splitlines()]
     return observed
 
 
@@ -151,8 +147,8 @@ def _write_own_text(folder: Path) -> None:
 
 
 def _metrics(path: Path) -> list[Observed]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [{key: json.loads(line).get(key) for key in METRICS} for line in lines]
+    lines = map(json.loads, path.read_text().splitlines())
+    return [{key: line.get(key) for key in METRICS} for line in lines]
 
 
 def _files(folder: Path) -> Observed:

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -12,11 +13,6 @@ from runs import markdown
 TRAINING = (
     "train numbers --run runs/timed --arch tiny --precision fp32 --checkpoint-steps 1000"
     " --validation-beam 0 --best-metric loss --no-average"
-)
-# Most of the time of a step of this model is that of making its batch.
-NARROW = (
-    "--d-model 2 --d-ff 1 --num-heads 1 --num-encoder-layers 1 --num-decoder-layers 1"
-    " --batch-tokens 4000 --bucket-tokens 500"
 )
 NUM_SAMPLES = 10_000  # of the bootstrap
 
@@ -29,6 +25,7 @@ def timings(before: Version, after: Version, *, num_pairs: int) -> str:
     after.numbers()
     rows = []
     for name, command in _commands(before).items():
+        print(name, file=sys.stderr)
         times = _times(before, after, command, num_pairs)
         medians = [f"{seconds:.2f} s" for seconds in np.median(times[:, :, 0], axis=0)]
         log_ratios = np.log(times[:, 1] / times[:, 0])  # [num_pairs, wall or CPU]
@@ -41,10 +38,10 @@ def _commands(version: Version) -> dict[str, Command]:
     generate: list[str | Path] = ["generate", version.model, "--precision", "fp32"]
     return {
         "--help": (["--help"], b""),
+        "prepare": (["prepare", "numbers.toml", "--out", "runs/data"], b""),
         "generate, 1 line": (generate, lines[0]),
         "generate, 200 lines": (generate, b"".join(lines[:200])),
         "train, 50 steps": ([*TRAINING.split(), "--max-steps", "50"], b""),
-        "train, 300 batches": ([*TRAINING.split(), *NARROW.split(), "--max-steps", "300"], b""),
     }
 
 

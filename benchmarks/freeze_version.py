@@ -14,7 +14,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MKL_CBWR": "AUTO
     "NO_COLOR": "1",
     "TERM": "dumb",
 }
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 900
 NUMBERS = """
 name = "numbers"
 source = "en"
@@ -70,14 +70,15 @@ class Version:
         out, err = map(self._shortened, (done.stdout, done.stderr))
         return {"code": done.returncode, "out": out, "err": err}
 
-    def succeed(self, *arguments: str | Path, folder: Path | None = None) -> None:
-        """Run a command that observations need; end with a message if it fails."""
+    def succeed(self, *arguments: str | Path, folder: Path | None = None) -> dict[str, Any]:
+        """Observe a command that must not fail; otherwise end with its message."""
         found = self.observe(*arguments, folder=folder)
         if found["code"]:
             command = " ".join(map(str, arguments))
             raise SystemExit(
                 f"{self.name}: tfm {command}: exit code {found['code']}: {found['err']}"
             )
+        return found
 
     def numbers(self) -> Path:
         """Return a dataset of generated text that this version has prepared."""
