@@ -4,10 +4,10 @@
     python benchmarks/gpu_session.py right --out session      # does each part run, and correctly?
     python benchmarks/gpu_session.py fast --out session       # training, then decoding
 
-Each step is a process with a time limit; those of "right" run side by side, eight at a time. A step
-appends a JSON line to OUT/results.jsonl; a table follows at the end. Profiles are in OUT. Code that
-torch compiles is cached in OUT/caches. "all --dry-run" computes everything in one process on a CPU
-with tiny models, and says which steps show nothing without a GPU.
+Each step is a process with a time limit; those of "right" run side by side. A step appends a JSON
+line to OUT/results.jsonl; a table follows at the end. Profiles are in OUT. Code that torch compiles
+is cached in OUT/caches. "all --dry-run" computes everything in one process on a CPU with tiny
+models, and says which steps show nothing without a GPU.
 """
 
 import argparse
@@ -390,6 +390,9 @@ CHECKS: Steps = {
     "search": (search, 90),
     "process group": (process_group, 90),
     "reproduce": (reproduce, 120),
+    # The timings find the compiled code of these in the cache.
+    "compile base": (partial(speed, arch="base", num_steps=(15, 2), **COMPILED), 150),
+    "compile big": (partial(speed, arch="big", num_steps=(15, 2), **COMPILED), 150),
 }
 COMPARISONS: Steps = {
     f"{precision} {name}": (partial(compare_losses, precision=precision, **how), 120)
@@ -400,7 +403,7 @@ TIMINGS: Steps = {
     "ceilings": (ceilings, 60),
     "base compiled": (partial(speed, arch="base", **COMPILED), 90),
     "big compiled": (partial(speed, arch="big", **COMPILED), 90),
-    "decode base": (partial(decode, arch="base", batch_sizes=(1, 64, 512)), 60),
+    "decode base": (partial(decode, arch="base", batch_sizes=(1, 64, 512)), 90),
     "base parts": (partial(speed, arch="base", **PARTS), 90),
     "base plain": (partial(speed, arch="base", **PLAIN), 60),
 }
@@ -415,7 +418,7 @@ def in_process(stage: str, name: str, out: Path, limit: int) -> dict[str, Any]:
     """Run a step in its own process, and keep what it writes to stderr."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     folders = {variable: str(out / "caches" / name) for variable, name in caches.items()}
-    environment = os.environ | folders | {"OMP_NUM_THREADS": "4"}
+    environment = os.environ | folders | {"OMP_NUM_THREADS": "2"}
     command = [sys.executable, __file__, stage, "--out", str(out), "--step", name]
     log = out / f"{stage} {name}.log"
     try:
@@ -461,7 +464,7 @@ def run_stage(
     """Run each step of a stage: side by side where their times do not count."""
     names = [name for name in STAGES[stage] if only is None or name in only]
     step = partial(run_step, stage, out=out, is_dry=is_dry)
-    num_processes = 8 if stage == "right" and not is_dry else 1
+    num_processes = 12 if stage == "right" and not is_dry else 1
     with ThreadPoolExecutor(num_processes) as executor:
         return list(executor.map(step, names))
 

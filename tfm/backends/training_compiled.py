@@ -304,7 +304,7 @@ def _flash_error(device: torch.device, dtype: torch.dtype, *, causal: bool) -> f
             heads = PackedHeads(flash=flash, num_heads=2, widths=[128] * 3, dropout=0.0)
             heads.causal = causal
             out = heads(inputs, queries, keys, None)[: queries.num_tokens].float()
-            found.append([out, *torch.autograd.grad(out.sin().sum(), inputs)])
+            found.append([out.detach(), *torch.autograd.grad(out.sin().sum(), inputs)])
     errors = [
         float((x.double() - y.double()).norm() / y.double().norm())
         for x, y in zip(*found, strict=True)
