@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from concurrent.futures import thread as futures_thread
 
 import pytest
@@ -60,3 +61,18 @@ def test_an_item_is_yielded_though_the_next_one_never_comes():
 
     assert next(read_ahead(items())) == "first"
     blocked.set()
+
+
+def test_a_reader_that_joins_is_closed_after_its_thread():
+    ended = threading.Event()
+
+    def items():
+        yield "first"
+        time.sleep(0.2)
+        ended.set()
+        yield "second"
+
+    taken = read_ahead(items(), joins=True)
+    assert next(taken) == "first"
+    taken.close()
+    assert ended.is_set()

@@ -24,7 +24,7 @@ from tfm.training.trainer import Trainer
 SIZES = {"source_vocab_size": VOCAB_SIZE, "target_vocab_size": VOCAB_SIZE}
 SETTINGS = {"model": {"num_encoder_layers": 2, "num_decoder_layers": 2}}
 MAX_GRAPHS = 7  # forward
-MAX_LAUNCHES = 500  # seen: 478, of which 285 of graphs; 548 if the layers are not compiled
+MAX_LAUNCHES = 400  # seen: 373; more if the layers are not compiled
 MIN_BINARIES = 20
 
 

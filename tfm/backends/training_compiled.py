@@ -6,7 +6,7 @@ Attention, whose shapes differ from batch to batch, stays outside the compiled c
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend
 from tfm.data.packing import Layout, Packing
+from tfm.device.compute import autocast_dtype
 from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention
 from tfm.model.build import Model
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
@@ -23,6 +24,7 @@ from tfm.model.transformer import Transformer
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MAX_WIDTH = 256  # of a head, in flash attention
 _MAX_FLASH_ERROR = 2e-2  # as of two roundings to bf16
+_MIN_LONGEST = 256  # tokens: code is compiled for each power of two from here on
 # Numbers of rows for which a function is compiled; torch stops after eight by default.
 _MAX_SIZES = 64
 
@@ -65,7 +67,8 @@ class CompiledTraining(TrainingBackend):
         parts = _CompiledParts()
         for module in list(model.modules()):
             if isinstance(module, MultiHeadAttention):
-                module.heads = PackedHeads(flash=self._flash, **module.heads.arguments())
+                flash = self._flash and module.additive_weight is None
+                module.heads = PackedHeads(flash=flash, **module.heads.arguments())
         for index, encoder_layer in enumerate(model.encoder.layers()):
             model.encoder[index] = CompiledEncoderLayer(encoder_layer, parts)
         for index, layer in enumerate(model.decoder.layers()):
@@ -106,10 +109,48 @@ def _after_attention(
     return out
 
 
+def _encoder_layer(layer: EncoderLayer, x: Tensor, sources: "Segments") -> Tensor:
+    attention, residual = layer.self_attention, layer.self_attention_residual
+    projected = attention.input(residual.before(x))
+    x = residual.after(x, attention.output(_flash(attention, [projected], sources, sources)))
+    out: Tensor = layer.feed_forward_residual(x, layer.feed_forward)
+    return out
+
+
+def _decoder_layer(
+    layer: DecoderLayer, x: Tensor, encoded: Tensor, targets: "Segments", sources: "Segments"
+) -> Tensor:
+    attention, residual = layer.self_attention, layer.self_attention_residual
+    projected = attention.input(residual.before(x))
+    x = residual.after(x, attention.output(_flash(attention, [projected], targets, targets)))
+    attention, residual = layer.cross_attention, layer.cross_attention_residual
+    projections = attention.input.queries_and_keys_values(residual.before(x), encoded)
+    x = residual.after(x, attention.output(_flash(attention, projections, targets, sources)))
+    out: Tensor = layer.feed_forward_residual(x, layer.feed_forward)
+    return out
+
+
+def _flash(
+    attention: MultiHeadAttention,
+    projections: Sequence[Tensor],
+    queries: "Segments",
+    keys: "Segments",
+) -> Tensor:
+    heads: Any = attention.heads  # PackedHeads
+    attended: Tensor = heads.attend_flash(projections, queries, keys)
+    return attended
+
+
 class _CompiledParts:
-    """The parts of layers, compiled; layers of equal shape share the code."""
+    """Layers and their parts, compiled; layers of equal shape share the code.
+
+    Layers are compiled as a whole with flash attention, so that the host has less to do: it was
+    slower than the GPU (see the lab book).
+    """
 
     def __init__(self) -> None:
+        self.encoder_layer = compile_for_sizes(_encoder_layer)
+        self.decoder_layer = compile_for_sizes(_decoder_layer)
         self.before_attention = compile_for_sizes(_before_attention)
         self.between_attentions = compile_for_sizes(_between_attentions)
         self.project_memory = compile_for_sizes(_project_memory)
@@ -129,6 +170,9 @@ class CompiledEncoderLayer(EncoderLayer):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         if not self.training:  # validation must compile nothing
             return super().forward(x, layout)
+        if _suits_flash(layout, self.self_attention, x):
+            whole: Tensor = self._parts.encoder_layer(self, x, Segments.of(layout))
+            return whole
         sublayer = self.self_attention_residual, self.self_attention
         projected = self._parts.before_attention(*sublayer, x)
         attended = _attend(self.self_attention, [projected], layout, layout)
@@ -150,6 +194,10 @@ class CompiledDecoderLayer(DecoderLayer):
     def forward(self, x: Tensor, encoded: Tensor, targets: Layout, sources: Layout) -> Tensor:
         if not self.training:
             return super().forward(x, encoded, targets, sources)
+        if _suits_flash(targets, self.self_attention, x) and isinstance(sources, Packing):
+            segments = Segments.of(targets), Segments.of(sources)
+            whole: Tensor = self._parts.decoder_layer(self, x, encoded, *segments)
+            return whole
         parts, sublayer = self._parts, (self.self_attention_residual, self.self_attention)
         projected = parts.before_attention(*sublayer, x)
         attended = _attend(self.self_attention, [projected], targets, targets)
@@ -169,6 +217,28 @@ def _attend(
     return attended
 
 
+class Segments(NamedTuple):
+    """Where the sentences of a packed batch lie, and its spare rows: what flash attention needs."""
+
+    offsets: Tensor  # [S + 1] int32 first row of each of S segments, and the end
+    longest: int  # at least the number of rows of the longest segment; one of few numbers
+
+    @classmethod
+    def of(cls, layout: Packing) -> "Segments":
+        """Return the segments of a layout; code is compiled for any number of them."""
+        torch._dynamo.mark_dynamic(layout.offsets, 0)  # noqa: SLF001
+        return cls(
+            layout.offsets, max(_MIN_LONGEST, 1 << (layout.longest_segment - 1).bit_length())
+        )
+
+
+def _suits_flash(layout: Layout, attention: MultiHeadAttention, x: Tensor) -> TypeGuard[Packing]:
+    """Return whether tokens x […, d_model] of this layout can attend by flash attention."""
+    heads: Any = attention.heads  # PackedHeads
+    suits_flash: bool = heads.suits_flash(autocast_dtype(x))
+    return suits_flash and isinstance(layout, Packing)
+
+
 class PackedHeads(Heads):
     """Attention in packed batches: by flash attention where it can, else in padded parts.
 
@@ -181,7 +251,13 @@ class PackedHeads(Heads):
 
     def __init__(self, *, flash: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._flash = flash
+        width = self.widths[0] // self.num_heads
+        has_usual_widths = len(set(self.widths)) == 1 and width % 8 == 0 and width <= _MAX_WIDTH
+        self._flash = flash and has_usual_widths
+
+    def suits_flash(self, dtype: torch.dtype) -> bool:
+        """Return whether projections of this dtype can attend by flash attention."""
+        return self._flash and dtype in _HALF_DTYPES
 
     @override
     def forward(
@@ -193,8 +269,8 @@ class PackedHeads(Heads):
     ) -> Tensor:
         if not isinstance(queries, Packing) or not isinstance(keys, Packing):
             return super().forward(projections, queries, keys, additive_weight)
-        if self._flash and additive_weight is None and self._suits_flash(projections[0]):
-            return self._attend_flash(projections, queries, keys)
+        if self.suits_flash(projections[0].dtype):
+            return self.attend_flash(projections, Segments.of(queries), Segments.of(keys))
         layouts = (queries, keys)[-len(projections) :]
         split = [
             torch.split(x[: layout.num_tokens], [part.num_tokens for part in layout.parts])
@@ -208,14 +284,10 @@ class PackedHeads(Heads):
         num_spare = queries.num_rows - queries.num_tokens
         return F.pad(torch.cat(attended), (0, 0, 0, num_spare))
 
-    def _suits_flash(self, x: Tensor) -> bool:
-        width = self.widths[0] // self.num_heads
-        has_usual_heads = len(set(self.widths)) == 1 and width % 8 == 0 and width <= _MAX_WIDTH
-        return x.dtype in _HALF_DTYPES and has_usual_heads
-
-    def _attend_flash(
-        self, projections: Sequence[Tensor], queries: Packing, keys: Packing
+    def attend_flash(
+        self, projections: Sequence[Tensor], queries: Segments, keys: Segments
     ) -> Tensor:
+        """Attend as `forward` does, without padding: [num_rows, h · d_v]."""
         width = self.widths[0] // self.num_heads
         heads = [x.view(len(x), -1, self.num_heads, width) for x in projections]
         query, key, value = (x for each in heads for x in each.unbind(1))
@@ -232,8 +304,8 @@ def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    queries: Packing,
-    keys: Packing,
+    queries: Segments,
+    keys: Segments,
     *,
     dropout: float = 0.0,
     causal: bool = False,
@@ -248,8 +320,8 @@ def flash_attention(
         query: [N, h, d_k], in half precision on a GPU.
         key: [M, h, d_k].
         value: [M, h, d_k].
-        queries: The layout of the N rows.
-        keys: The layout of the M rows.
+        queries: The segments of the N rows.
+        keys: The segments of the M rows, as many.
         dropout: Probability of dropping an attention weight.
         causal: Whether query i sees keys 0 to i only.
         window: Numbers of keys before and after its own that a query sees; None for all.
@@ -264,8 +336,8 @@ def flash_attention(
         value,
         queries.offsets,
         keys.offsets,
-        queries.longest_segment,
-        keys.longest_segment,
+        queries.longest,
+        keys.longest,
         dropout,
         causal,
         return_debug_mask=False,

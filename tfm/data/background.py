@@ -24,13 +24,21 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items that are not None, each computed in a thread while the one before is in use."""
+def read_ahead(items: Iterable[T], *, joins: bool = False) -> Iterator[T]:
+    """Yield items that are not None, each computed in a thread while the one before is in use.
+
+    Closed early, it waits for the thread if it `joins`: one that uses a GPU would abort an
+    interpreter that ends.
+    """
     take = partial(next, iter(items), None)
     upcoming = run_in_thread(take)
-    while (item := upcoming.result()) is not None:
-        upcoming = run_in_thread(take)
-        yield item
+    try:
+        while (item := upcoming.result()) is not None:
+            upcoming = run_in_thread(take)
+            yield item
+    finally:
+        if joins:
+            upcoming.exception()
 
 
 def joined_at_exit(work: Callable[[ArgumentT], T]) -> Callable[[ArgumentT], T]:

@@ -234,6 +234,12 @@ def measure_product_flops(
     return 2 * num_rows * d_in * d_out * num_products / seconds
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of matrix products of a tensor of any shape, under autocast or not."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on any device."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (

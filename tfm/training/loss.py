@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from tfm.backends.training_compiled import compile_for_sizes
 from tfm.data.batching import PADDING, Batch
+from tfm.device.compute import autocast_dtype
 from tfm.model.build import Model
 
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
@@ -24,7 +25,7 @@ ChunkLoss = tuple[Tensor, Tensor, Tensor]
 # not been measured.
 _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
-_COMPILED_CHUNK_ROWS = 2_048  # a multiple of the sizes that `round_up_rows` gives to most batches
+_COMPILED_CHUNK_ROWS = 8_192  # a multiple of the sizes that `round_up_rows` gives to most batches
 _MIN_PROBABILITY = 1e-30
 _BIAS_COLUMNS = 8  # a power of two, so that sharing out the bias is exact; GPUs need multiples of 8
 
@@ -133,12 +134,6 @@ def label_smoothed_cross_entropy(
         compute = partial(_compute, targets=targets, num_tokens=num_tokens, weights=weights)
     loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products of a tensor of any shape, under autocast or not."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class _LossWithGradients(torch.autograd.Function):

@@ -155,7 +155,7 @@ class Trainer:
         built: Iterator[StepBatch] = (self.build(rows, epoch=epoch) for epoch, rows in planned)
         if self._compute.device.type != "cpu":
             # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
-            built = read_ahead(built)
+            built = read_ahead(built, joins=True)
         while True:
             self._heartbeat(f"step {position.step + 1}, its batch", waits=world.local_rank > 0)
             clock = DeviceClock(self._compute.device)
