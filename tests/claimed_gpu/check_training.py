@@ -16,7 +16,6 @@ from tfm.training.gradients import gradient_norm
 from tfm.training.progress import PendingStep
 from tfm.training.trainer import Trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 SIZES = {"source_vocab_size": 400, "target_vocab_size": 400}
 DROPOUTS = ("dropout", "embedding_dropout", "relu_dropout", "attention_dropout")
 NUM_STEPS = 3

@@ -1,1 +1,1 @@
-"""The stages of tfm, one file per command."""
+"""The work of the commands: what each stage reads, computes and writes on disk."""
