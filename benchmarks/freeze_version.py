@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# One thread; sums that do not depend on the alignment of memory; messages of one width.
+# One thread; sums that do not depend on the alignment of memory; messages of one width; compiled
+# modules are kept, as a user's are.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MKL_CBWR": "AUTO,STRICT"} | {
     "CUDA_VISIBLE_DEVICES": "",
     "COLUMNS": "100",
     "NO_COLOR": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
     "TERM": "dumb",
 }
 LIMIT_SECONDS = 900
