@@ -7,11 +7,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
-
-import regex
 
 from tfm.config import CleaningConfig
 from tfm.config.normalization import WINDOWS_1252
@@ -27,6 +25,7 @@ from tfm.data.text import BytesPair
 from tfm.errors import UsageError
 
 if TYPE_CHECKING:
+    import regex
     from py3langid.langid import LanguageIdentifier
 
 Expected = TypeVar("Expected")
@@ -58,7 +57,6 @@ _GROUPED_NUMBER = re.compile(
     r"|\d{1,2}(?:,\d{2})+,\d{3})(?!\d)"
 )
 _DIGITS = re.compile(r"\d+")
-_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]")
 _LENGTH_MARGIN, _PUNCTUATION_MARGIN = 10, 1  # so that short sentences may differ more
 _MIN_CONFIDENCE = 0.5  # of an identified language
 _ROUNDING = 1e-9
@@ -161,6 +159,8 @@ def _of_any_side(
 
 def _letters_of_others(codes: Iterable[str]) -> "regex.Pattern[str]":
     """Return a pattern of the letters in which some languages are not written."""
+    import regex  # here, because few texts are checked so
+
     scripts = ["Zyyy"]  # what many scripts share
     for code in codes:
         script = script_of(code) or "none"
@@ -196,8 +196,15 @@ def _length_ratio(source: str, target: str) -> float:
     return math.log((len(target) + _LENGTH_MARGIN) / (len(source) + _LENGTH_MARGIN))
 
 
+@cache
+def _punctuation() -> "regex.Pattern[str]":
+    import regex
+
+    return regex.compile(r"[\p{P}\p{S}]")
+
+
 def _punctuation_ratio(source: str, target: str) -> float:
-    num_source, num_target = (len(_PUNCTUATION.findall(text)) for text in (source, target))
+    num_source, num_target = (len(_punctuation().findall(text)) for text in (source, target))
     return math.log((num_target + _PUNCTUATION_MARGIN) / (num_source + _PUNCTUATION_MARGIN))
 
 
