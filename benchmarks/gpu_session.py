@@ -35,11 +35,7 @@ from token_dataset import write_token_dataset  # noqa: E402
 
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
-from tfm.backends.training_compiled import (  # noqa: E402
-    CompiledTraining,
-    compilation_problem,
-    flash_problem,
-)
+from tfm.backends.training_compiled import CompiledTraining, flash_problem  # noqa: E402
 from tfm.config import Precision, RunConfig, SearchConfig, run_config  # noqa: E402
 from tfm.data.dataset import ParallelDataset  # noqa: E402
 from tfm.device.compute import Compute, choose_compute  # noqa: E402
@@ -292,15 +288,11 @@ def speed(
     *,
     compiles: bool,
     flash: bool = True,
-    chunk_rows: int | None = None,
     num_steps: tuple[int, int] = (20, 40),
-    **batching: int,
 ) -> dict[str, Any]:
-    """Time training steps; those before are not counted. Then profile some."""
+    """Time training steps, after some that do not count, and profile others."""
     untimed, timed = (1, 2) if session.is_dry else num_steps
-    run, compute = session.run(arch, batching=batching), session.compute("bf16")
-    if chunk_rows is not None:
-        vars(loss)["_COMPILED_CHUNK_ROWS"] = chunk_rows
+    run, compute = session.run(arch), session.compute("bf16")
     started = time.perf_counter()
     made = session.trainer(run, compute, compiles=compiles, flash=flash)
     batches = made.batches()
@@ -326,10 +318,8 @@ def speed(
     if compute.device.type == "cuda":
         found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         step = partial(_step, made, batches)
-        name = " ".join(["profile", arch, *(f"{k} {v}" for k, v in batching.items())])
-        name += " compiled" * compiles + " parts" * (not flash)
-        path = session.out / f"{name}.txt"
-        found["profile"] = profile(step, path, number=NUM_PROFILED)
+        name = f"profile {arch}" + " compiled" * compiles + " padded" * (not flash)
+        found["profile"] = profile(step, session.out / f"{name}.txt", number=NUM_PROFILED)
     return found
 
 
@@ -366,21 +356,19 @@ def ceilings(session: Session) -> dict[str, Any]:
 
 
 def can_compile(session: Session) -> dict[str, Any]:
-    """Ask for the backend, which is plain if torch cannot compile."""
+    """Ask for the backend, which is verified in bf16, and verify flash attention in fp16."""
     compute = session.compute("bf16")
     problems: list[str] = []
     backend = training_backend(compute, "auto", notify=problems.append)
-    if not session.is_dry:
-        problems += filter(None, [compilation_problem(compute.device)])
-        problems += filter(None, (flash_problem(compute.device, t) for t in HALF_DTYPES))
+    if not session.is_dry and (problem := flash_problem(compute.device, torch.float16)):
+        problems.append(problem)
     is_ok = session.is_dry or (backend.compiles and not problems)
     return {"ok": is_ok, "backend": type(backend).__name__, "problems": problems}
 
 
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 PLAIN: dict[str, Any] = {"compiles": False}
 COMPILED: dict[str, Any] = {"compiles": True}
-PARTS = COMPILED | {"flash": False}
+PADDED = COMPILED | {"flash": False}
 # By name: a step, and its limit in seconds.
 Steps = dict[str, tuple[Callable[[Session], dict[str, Any]], int]]
 CHECKS: Steps = {
@@ -404,7 +392,7 @@ TIMINGS: Steps = {
     "base compiled": (partial(speed, arch="base", **COMPILED), 90),
     "big compiled": (partial(speed, arch="big", **COMPILED), 90),
     "decode base": (partial(decode, arch="base", batch_sizes=(1, 64, 512)), 90),
-    "base parts": (partial(speed, arch="base", **PARTS), 90),
+    "base padded": (partial(speed, arch="base", **PADDED), 90),
     "base plain": (partial(speed, arch="base", **PLAIN), 60),
 }
 STAGES: dict[str, Steps] = {

@@ -65,7 +65,7 @@ def pipe_in(monkeypatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-# NULs make a text of some bytes look like UTF-16, and carriage returns like one without line feeds.
+# Without NULs, which UTF-16 has, and carriage returns, which may be line ends.
 line_characters = st.characters(exclude_characters="\0\r\n", exclude_categories=["Cs"])
 
 

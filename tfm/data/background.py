@@ -27,8 +27,8 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
 def read_ahead(items: Iterable[T], *, joins: bool = False) -> Iterator[T]:
     """Yield items that are not None, each computed in a thread while the one before is in use.
 
-    Closed early, it waits for the thread if it `joins`: one that uses a GPU would abort an
-    interpreter that ends.
+    If `joins`, closing the iterator early waits for the thread: a thread that uses a GPU while the
+    interpreter exits aborts the process.
     """
     take = partial(next, iter(items), None)
     upcoming = run_in_thread(take)

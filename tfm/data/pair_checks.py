@@ -42,7 +42,8 @@ _GOOD_WORD_END = re.compile(
     r"|(?<=[a-zß-ÿ])(?:ß[’”“‘…™®©»›«‹–—•\xa0]|[à-ï][’”“‘…™®©»›«‹–—•\xa0]{2}))"
     r"(?:(?<=’)(?=[sS]\b)|(?!\w))"
 )
-# Of scripts that Unicode gives no letters of their own: those of their letters, by ISO 15924 code.
+# ISO 15924 codes of writing systems that Unicode does not assign to letters, and the scripts that
+# their letters have in Unicode.
 _MIXED_SCRIPTS = {
     "Hans": ["Hani"],
     "Hant": ["Hani"],

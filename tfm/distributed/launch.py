@@ -32,7 +32,8 @@ from tfm.errors import InterruptedRunError, LostPeersError, TrainingError
 from tfm.reporting import say
 
 _POLL_SECONDS = 2.0
-# For which the processes of a node may go on after another node has ended, to end by themselves.
+# After another node has ended, the processes of this node have this time to end before they are
+# stopped.
 _GRACE_SECONDS = 10.0
 _CAUSE_SECONDS = 3.0  # to connect, to wait for the cause, and to let the others read it
 _ENDED, _CAUSE = "ended", "cause"  # keys of the store
@@ -41,8 +42,8 @@ _ENDED, _CAUSE = "ended", "cause"  # keys of the store
 class OtherNodes:
     """A context of a launcher: it raises what ended it, and is ended if another node has ended.
 
-    Its processes notice that by themselves, unless one is frozen (SIGSTOP, a dead file server). So
-    a launcher whose processes go on is stopped as if by SIGTERM.
+    Its processes notice that by themselves, unless one is frozen (SIGSTOP, a dead file server). If
+    they still run after a while, the launcher is stopped as by SIGTERM.
 
     The launchers share the store of the rendezvous, which ends with the launcher of node 0.
 

@@ -1,4 +1,4 @@
-"""The door to a model: its folder, of which each file is verified before it is used.
+"""Model folders, whose files are verified before they are used.
 
 Opening it does not import torch.
 """
@@ -198,7 +198,7 @@ class ModelFolder:
             raise damaged(file, error) from error
 
     def training_state(self) -> dict[str, Any]:
-        """Return the training state of a checkpoint, in memory of its own.
+        """Return the training state of a checkpoint, whose tensors are copied from the file.
 
         Raises:
             CheckpointError: It is missing or damaged.

@@ -16,7 +16,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.errors import CheckpointError
 from tfm.search.constraints import Constraints
-from tfm.search.continuations import NextTokens, impossible, indices_on
+from tfm.search.continuations import NextTokens, indices_on, negative_infinity
 from tfm.search.model import SearchableModel
 from tfm.search.spelling import OpenEnd, SpellingStep, next_step
 
@@ -173,9 +173,9 @@ class ActiveHypotheses:
         only_log_probs = flat[rows, tokens]
         log_probs.index_fill_(2, indices_on(log_probs.device, self._excluded), -math.inf)
         if len(ruled_out[0]):
-            flat[tuple(map(self.to_device, ruled_out))] = impossible(flat)
+            flat[tuple(map(self.to_device, ruled_out))] = negative_infinity(flat)
         if len(rows):
-            flat[rows] = impossible(flat)
+            flat[rows] = negative_infinity(flat)
             flat[rows, tokens] = only_log_probs
         return log_probs
 

@@ -74,7 +74,7 @@ class NextTokens:
         """Rule out [N] tokens of [N] rows."""
         num_blocks, block_size = self.scores.shape[1:]
         blocks = tokens // block_size
-        self.scores[rows, blocks, tokens % block_size] = impossible(self.scores)
+        self.scores[rows, blocks, tokens % block_size] = negative_infinity(self.scores)
         self.block_max[rows, blocks] = self._log_probs(rows * num_blocks + blocks).amax(dim=1)
 
     def force(self, rows: Tensor, tokens: Tensor) -> None:
@@ -82,9 +82,9 @@ class NextTokens:
         num_blocks, block_size = self.scores.shape[1:]
         blocks, columns = tokens // block_size, tokens % block_size
         forced = self._scores_of(tokens, rows)
-        self.scores[rows] = impossible(self.scores)
+        self.scores[rows] = negative_infinity(self.scores)
         self.scores[rows, blocks, columns] = forced
-        self.block_max[rows] = impossible(self.block_max)
+        self.block_max[rows] = negative_infinity(self.block_max)
         self.block_max[rows, blocks] = self._log_probs(rows * num_blocks + blocks).amax(dim=1)
 
     def best(self, log_probs: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,10 +192,10 @@ def _normalize(logits: Tensor, block_size: int, *, by_exp: bool) -> tuple[Tensor
     return normalizers, block_max.sub_(normalizers)
 
 
-def impossible(x: Tensor) -> Tensor:
-    """Return the log probability of what is impossible, beside x of any shape.
+def negative_infinity(x: Tensor) -> Tensor:
+    """Return -inf as a scalar tensor with the dtype and device of x […].
 
-    Writing a number to indices would make the host wait for a GPU.
+    If a Python number is written to indices on a GPU, the host waits for a copy.
     """
     return x.new_full((), -math.inf)
 

@@ -49,7 +49,7 @@ def confidence(config: SearchConfig, calibration: Calibration | None) -> list[St
 class Confidence(Step):
     """Adds the confidence to translations of a calibrated model.
 
-    It is interpolated between the knots, and that of the nearest knot outside of them.
+    The curve is linear between its knots, and constant outside of them.
     """
 
     calibration: Calibration

@@ -132,7 +132,7 @@ class MinimumBayesRisk(Step):
     Attributes:
         utility: The measure of their similarity.
         are_samples: Whether they are samples.
-        tokenizer: That of BLEU.
+        tokenizer: The tokenizer of BLEU.
     """
 
     utility: UtilityName
