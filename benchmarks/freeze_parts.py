@@ -75,9 +75,10 @@ def help_texts(version: Version) -> Observed:
     commands = COMMAND.findall(version.succeed("--help")["out"])
     helps = [[command, flag] for command in commands for flag in ("--help", "--help-all")]
     presets = [["train", "--arch", arch, "--print-config"] for arch in PRESETS]
-    pages = sorted((version.source / "docs" / "reference").glob("*.md"))
+    reference = version.source / "docs" / "reference"
     return {" ".join(call): version.observe(*call) for call in [["--help"], *helps, *presets]} | {
-        page.name: page.read_text(encoding="utf-8") for page in pages
+        str(page.relative_to(reference)): page.read_text(encoding="utf-8")
+        for page in sorted(reference.rglob("*.md"))
     }
 
 

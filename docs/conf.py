@@ -20,7 +20,7 @@ myst_heading_anchors = 3
 smartquotes = False  # it would turn the dashes of flags into one long dash
 # Pages whose tables style.css stacks on a narrow screen, with the class that labels their columns.
 stacked_tables = {
-    "reference/commands": "flags",
+    "reference/commands/": "flags",
     "reference/settings": "settings",
     "reference/recipe-files": "keys",
 }
@@ -33,9 +33,9 @@ class _ShellLexer(BashLexer):
 
 
 def _stack_tables(app: Any, page: Any) -> None:
-    kind = stacked_tables.get(app.env.docname)
-    for table in page.findall(nodes.table) if kind else ():
-        table["classes"] += ["stacked", kind]
+    kinds = [kind for name, kind in stacked_tables.items() if app.env.docname.startswith(name)]
+    for table in page.findall(nodes.table) if kinds else ():
+        table["classes"] += ["stacked", *kinds]
 
 
 def setup(app: Any) -> None:

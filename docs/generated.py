@@ -10,8 +10,10 @@ import json
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +100,60 @@ _RECIPE_TABLES = {
 }
 
 
+_COMMANDS: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
 def commands() -> str:
-    """Return a section for each command: its help, and a table of its arguments and flags."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "".join(_command(name, command) for name, command in commands.items())
+    """Return a section for each command, with its purpose and a link to its page."""
+    sections = (
+        f"\n## tfm {name}\n\n{_summary(command.help)} [Usage and flags](commands/{name}.md)\n"
+        for name, command in _COMMANDS.items()
+    )
+    pages = "\n".join(f"commands/{name}" for name in _COMMANDS)
+    return "".join([*sections, _block("{toctree}", f":hidden:\n\n{pages}")])
+
+
+def command_page(name: str) -> str:
+    """Return the help of a command, and a table for each panel of its arguments and flags."""
+    command = _COMMANDS[name]
+    # Commands remember the flags for help of the first context that asks for them.
+    context = command.make_context(
+        f"tfm {name}",
+        [],
+        resilient_parsing=True,
+        help_option_names=app.info.context_settings["help_option_names"],
+    )
+    description, *examples = _EXAMPLES.split(inspect.cleandoc(command.help))
+    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    lines = [
+        line.removeprefix("  ").rstrip()
+        for line in "\n".join(examples).splitlines()
+        if line.strip("\b ")
+    ]
+    return (
+        f"\n{_text(description).strip()}\n"
+        + _block("text", usage)
+        + _block("sh", "\n".join(lines))
+        + _panels(command, context)
+    )
+
+
+def _panels(command: Any, context: Any) -> str:
+    """Return a section with a table for each panel of the help."""
+    panels = defaultdict(list)
+    for parameter in command.params:
+        title = parameter.rich_help_panel or "Arguments and flags"
+        panels[title].append(_flag(parameter, context))
+    columns = ("flag", "default", "meaning")
+    return "".join(f"\n## {title}\n\n{_table(columns, rows)}" for title, rows in panels.items())
+
+
+def _flag(parameter: Any, context: Any) -> Sequence[str]:
+    shown = copy.copy(parameter)
+    shown.hidden = False
+    flag, text = help_row(shown, context)
+    default = _DEFAULT.search(text)
+    return f"`{flag}`", f"`{default[1]}`" if default else "", _text(_DEFAULT.sub("", text))
 
 
 def settings() -> str:
@@ -138,7 +190,7 @@ def exit_codes() -> str:
     """Return a table of the exceptions that end a command, with their exit codes."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
     failures = [kind for kind in kinds if issubclass(kind, errors.TfmError)]
-    rows = ((f"`{kind.__name__}`", kind.exit_code, _summary(kind)) for kind in failures)
+    rows = ((f"`{kind.__name__}`", kind.exit_code, _summary(kind.__doc__)) for kind in failures)
     return "\n" + _table(("exception", "exit code", "meaning"), rows)
 
 
@@ -159,6 +211,7 @@ def api() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/api": api,
     "reference/commands": commands,
+    **{f"reference/commands/{name}": partial(command_page, name) for name in _COMMANDS},
     "reference/exit-codes": exit_codes,
     "reference/files": formats,
     "reference/presets": presets,
@@ -174,10 +227,11 @@ def updated(page: str, text: str) -> str:
 
 
 def main() -> None:
-    """Write the generated parts into the pages."""
+    """Write the generated parts into the pages; start the page of a new command."""
     for page in PAGES:
         path = Path(__file__).parent / f"{page}.md"
-        path.write_text(updated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.exists() else f"# tfm {path.stem}\n\n"
+        path.write_text(updated(page, text), encoding="utf-8")
     stub.main()
 
 
@@ -189,46 +243,13 @@ def all_groups() -> list[type[config.Settings]]:
     return [*groups, ServeConfig]
 
 
-def _command(name: str, command: Any) -> str:
-    # Commands remember the flags for help of the first context that asks for them.
-    context = command.make_context(
-        f"tfm {name}",
-        [],
-        resilient_parsing=True,
-        help_option_names=app.info.context_settings["help_option_names"],
-    )
-    description, *examples = _EXAMPLES.split(inspect.cleandoc(command.help))
-    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
-    lines = [
-        line.removeprefix("  ").rstrip()
-        for line in "\n".join(examples).splitlines()
-        if line.strip("\b ")
-    ]
-    rows = []
-    for parameter in command.params:
-        shown = copy.copy(parameter)
-        shown.hidden = False
-        flag, text = help_row(shown, context)
-        default = _DEFAULT.search(text)
-        rows.append(
-            (f"`{flag}`", f"`{default[1]}`" if default else "", _text(_DEFAULT.sub("", text)))
-        )
-    return (
-        f"\n## tfm {name}\n\n{_text(description).strip()}\n"
-        + _block("text", usage)
-        + _block("sh", "\n".join(lines))
-        + "\n"
-        + _table(("flag", "default", "meaning"), rows)
-    )
-
-
 def _group(kind: type[config.Settings]) -> str:
     hints = typing.get_type_hints(kind)
     columns = ("setting", "default", "values", "presets", "meaning")
     own = (item for item in fields(kind) if item.name in kind.__annotations__)
     rows = (_setting(kind.section, item, hints[item.name]) for item in own)
     table = _table(columns, rows)
-    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind)}\n\n{table}"
+    return f"\n## [{kind.section}] {kind.__name__}\n\n{_summary(kind.__doc__)}\n\n{table}"
 
 
 def _setting(section: str, item: Field[Any], hint: Any) -> Sequence[str]:
@@ -277,11 +298,12 @@ def _keys(kind: type) -> str:
         required = item.default is MISSING and item.default_factory is MISSING
         values = _values(item, hints[item.name]) + ", required" * required
         rows.append((f"`{item.name}`", values, " ".join(described[item.name].split())))
-    return f"{_summary(kind)}\n\n" + _table(("key", "values", "meaning"), rows)
+    return f"{_summary(kind.__doc__)}\n\n" + _table(("key", "values", "meaning"), rows)
 
 
-def _summary(kind: type) -> str:
-    return _text((kind.__doc__ or "").split("\n\n")[0])
+def _summary(text: str | None) -> str:
+    """Return the first paragraph of a docstring or help."""
+    return _text(" ".join((text or "").split("\n\n")[0].split()))
 
 
 def _text(text: str) -> str:

@@ -210,6 +210,11 @@ def test_a_reference_page_is_that_of_the_code(page):
     assert text == generated.updated(page, text), "run `make reference`"
 
 
+def test_each_command_has_a_page_of_the_reference():
+    pages = (DOCS / "reference" / "commands").glob("*.md")
+    assert {page.stem for page in pages} == {*GROUP.commands}
+
+
 def test_presets_as_shown_in_the_docs_are_those_that_config_reads():
     blocks = re.findall(r"^```toml\n(.*?)^```", generated.presets(), re.MULTILINE | re.DOTALL)
     for arch, block in zip(presets(), blocks, strict=True):
