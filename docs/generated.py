@@ -51,6 +51,7 @@ from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
 from tfm.stages.score import ScoreResult
 from tfm.stages.train import TrainResult
+from tfm.steps import StepsConfig
 
 # The line of a page before its generated part.
 NOTE = "<!-- The rest is generated from the code: `make reference` updates it. -->\n"
@@ -240,7 +241,7 @@ def all_groups() -> list[type[config.Settings]]:
     kinds = [kind for _, kind in inspect.getmembers(config, inspect.isclass)]
     groups = [kind for kind in kinds if issubclass(kind, config.Settings) and kind.section]
     groups.sort(key=lambda each: (each.section != "model", inspect.getsourcelines(each)[1]))
-    return [*groups, ServeConfig]
+    return [*groups, StepsConfig, ServeConfig]
 
 
 def _group(kind: type[config.Settings]) -> str:

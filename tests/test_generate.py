@@ -19,7 +19,8 @@ from tfm.inference import engine
 from tfm.inference.workers import Workers
 from tfm.stages import generate as stage
 from tfm.stages.generate import generate
-from tfm.stages.generate_plan import chain_steps, plan_generation
+from tfm.stages.generate_plan import plan_generation
+from tfm.steps import steps_around
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 
@@ -93,7 +94,7 @@ def test_a_tree_has_the_words_that_the_parser_reads_as_the_user_wrote_them(make_
         split=None,
         runs_dir=tmp_path,
     )
-    steps = chain_steps(plan, CONFIG, "cpu")
+    steps = steps_around(CONFIG, plan.info, models=plan.models)
     found = generate(plan, CONFIG, steps=steps, inference=CPU, runs_dir=tmp_path)
     [first], [second] = [best for _, best in found]
     assert re.findall(r"\(XX ([^\s)]+)\)", first.text) == ["co\xadal", "fell", "."]

@@ -18,10 +18,11 @@ from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
 from tfm.stages.generate import generate
-from tfm.stages.generate_plan import chain_steps, plan_generation
+from tfm.stages.generate_plan import plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
+from tfm.steps import steps_around
 
 EXAMPLE = "treebank/generate"
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -97,7 +98,7 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
     )
     config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
-    steps = chain_steps(plan, config, "cpu")
+    steps = steps_around(config, plan.info, models=plan.models)
     outputs = list(generate(plan, config, steps=steps, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:

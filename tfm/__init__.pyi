@@ -596,10 +596,10 @@ def generate(
     prefix: StrPath | None = ...,
     score_target: StrPath | None = ...,
     per_token: bool | None = ...,
+    json: bool | None = ...,
+    document: bool | None = ...,
     align: bool | None = ...,
     align_reverse: StrPath | None = ...,
-    document: bool | None = ...,
-    json: bool | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
@@ -648,10 +648,10 @@ def generate(
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
+        json: Print one JSON object per line, with scores.
+        document: Split paragraphs into sentences; keep white space.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align: a model of the reverse direction, to combine both alignments.
-        document: Split paragraphs into sentences; keep white space.
-        json: Print one JSON object per line, with scores.
         search: Beam search, random sampling, or exact search, which proves that it found the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, Hidden, command
+from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import printable, say
+from tfm.steps import StepsConfig, steps_around
 from tfm.storage.paths import (
     RUNS_ROOT,
     existing_file_or_stream,
@@ -47,7 +48,7 @@ def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
 Models = Annotated[tuple[Path, ...], existing_models, Flag("MODEL")]
 
 
-@command(SearchConfig, InferenceConfig)
+@command(StepsConfig, SearchConfig, InferenceConfig)
 def generate(
     models: Models = (),
     *,
@@ -59,9 +60,6 @@ def generate(
     prefix: Hidden[ExistingFile] = None,
     score_target: Hidden[ExistingFile] = None,
     per_token: Hidden[bool] = False,
-    align: Hidden[bool] = False,
-    align_reverse: Annotated[ExistingFolder, Flag("MODEL", hidden=True)] = None,
-    document: bool = False,
     json: bool = False,
     **settings: Any,
 ) -> Iterator[str]:
@@ -87,11 +85,8 @@ def generate(
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
-        align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
-        align_reverse: With --align: a model of the reverse direction, to combine both alignments.
-        document: Split paragraphs into sentences; keep white space.
         json: Print one JSON object per line, with scores.
-        **settings: Settings of [search] and [inference].
+        **settings: Settings of [steps], [search] and [inference].
 
     Returns:
         The lines that the command prints, with their ends, as soon as they are found. None if they
@@ -104,11 +99,13 @@ def generate(
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.
     """
+    steps_config = settings_from(StepsConfig, settings["steps"])
     mistakes = {
         "--per-token has no effect without --score-target": per_token and score_target is None,
         "--json prints every token anyway: leave --per-token out": per_token and json,
-        "--align adds a column for each target, --per-token lines: give one": per_token and align,
-        "--align-reverse has no effect without --align": align_reverse is not None and not align,
+        "--align adds a column for each target, --per-token lines: give one": (
+            per_token and steps_config.align
+        ),
     }
     for mistake, is_made in mistakes.items():
         if is_made:
@@ -123,23 +120,28 @@ def generate(
         runs_dir=RUNS_ROOT,
         prefixes=prefix,
         targets=score_target,
-        align=align,
-        align_reverse=align_reverse,
-        document=document,
+        document=steps_config.document,
         output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])
-    if align and config.tag is not None:
+    if steps_config.align and config.tag is not None:
         raise UsageError(
             "--align cannot go with --tag: write the tag at the beginning of each line instead"
         )
-    if document:
-        generate_plan.check_document(plan, config, as_json=json)
+    if steps_config.document:
+        generate_plan.check_document(plan, config, steps_config, as_json=json)
     generate_plan.check_search(plan, config)
-    _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
     form = "lines per token" if per_token else "json" if json else "text"
-    steps = generate_plan.chain_steps(plan, config, inference.device)
+    steps = steps_around(
+        config,
+        plan.info,
+        steps_config,
+        models=plan.models,
+        device=inference.device,
+        scores_given=score_target is not None,
+    )
+    _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
     work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
     if output is None:
         return _lines(plan, config, form, work)

@@ -11,15 +11,18 @@ from tfm.config.schema import shown
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import set_num_threads
 from tfm.errors import DataError, UsageError
-from tfm.features.confidence.step import confidence
-from tfm.features.mbr.step import minimum_bayes_risk
-from tfm.folders.model_folder import ModelFolder
-from tfm.folders.model_info import Calibration
+from tfm.folders.model_folder import ModelFolder, ensemble_info
+from tfm.folders.model_info import ModelInfo
 from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
 from tfm.inference.workers import BatchEngine
+from tfm.steps import StepsConfig, steps_around
 from tfm.storage.paths import existing_file
+
+_ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
+# Steps for whole texts, and those that need the folder of a model.
+_OF_TEXTS = ("document", "align", "align_reverse")
 
 
 class Translator:
@@ -33,8 +36,7 @@ class Translator:
         engine: The models, in this process or in others.
         vocabulary: The models' shared vocabulary.
         default_search: Search settings of calls without their own.
-        calibration: That of the only model, for the confidence in its translations.
-        target: The target language, for searches with `mbr` by BLEU.
+        info: The description of the models: their languages and the confidence in translations.
     """
 
     def __init__(
@@ -43,11 +45,10 @@ class Translator:
         vocabulary: Vocabulary,
         *,
         default_search: SearchConfig | None = None,
-        calibration: Calibration | None = None,
-        target: str = "",
+        info: ModelInfo | None = None,
     ) -> None:
         self.engine, self.vocabulary = engine, vocabulary
-        self._calibration, self._target = calibration, target
+        self._info = info
         self._default_search = default_search or SearchConfig()
         self._chain = Chain(engine=engine, vocabulary=vocabulary)
 
@@ -73,13 +74,12 @@ class Translator:
         folders = [ModelFolder.open(each) for each in paths]
         if inference.threads is not None:
             set_num_threads(inference.threads)
-        info = folders[0].info
+        info = ensemble_info(folders)
         return cls(
             Engine.load(folders, inference),
             folders[0].vocabulary,
             default_search=SearchConfig.for_model(info.search, {}),
-            calibration=info.calibration if len(folders) == 1 else None,
-            target=info.target,
+            info=info,
         )
 
     @overload
@@ -141,8 +141,10 @@ class Translator:
                 lines and prefixes differ.
         """
         segments = _segments(lines, first_line, prefixes=prefixes)
-        config = self._merge(config, settings, SearchConfig.for_model)
-        steps = confidence(config, self._calibration) + minimum_bayes_risk(config, self._target)
+        given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
+        config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
+        chosen = settings_from(StepsConfig, given.get("steps", {}))
+        steps = steps_around(config, self._info, chosen)
         [(_, found)] = self._chain.run([segments], config, steps)
         return found
 
@@ -178,24 +180,24 @@ class Translator:
                 lines and targets differ.
         """
         segments = _segments(lines, first_line, targets=targets)
-        config = self._merge(config, settings, SearchConfig.for_targets)
+        given = by_section([SearchConfig], settings, _ELSEWHERE)
+        config = self._merge(config, given.get("search", {}), SearchConfig.for_targets)
         [(_, scored)] = self._chain.run([segments], config, scores_given=True)
         return [target for [target] in scored]
 
     def _merge(
         self,
         config: SearchConfig | None,
-        settings: Table,
+        given: Table,
         merged: Callable[[Table, Table], SearchConfig],
     ) -> SearchConfig:
         """Return the config, or the settings merged over the model's defaults; check both."""
         if not isinstance(config, SearchConfig | None):
             raise UsageError(f"config is {shown(config)}, but must be a SearchConfig")
-        given = by_section([SearchConfig], settings, {"prefixes": "prefixes"})
         if config is not None and given:
             raise UsageError("a SearchConfig and settings by name exclude each other: give one")
         if config is None:
-            config = merged(settings_to(self._default_search), given.get("search", {}))
+            config = merged(settings_to(self._default_search), given)
         if config.ban is not None:
             existing_file(argument("ban", config.ban, Path))
         return settings_from(SearchConfig, settings_to(config))

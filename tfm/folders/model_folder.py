@@ -6,7 +6,8 @@ Opening it does not import torch.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -289,6 +290,12 @@ class ModelFolder:
             step=self.info.step,
             sha256=str(self._digests.get(WEIGHTS)),
         )
+
+
+def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:
+    """Return the description of an ensemble: that of the first model, without its confidence."""
+    info = members[0].info
+    return info if len(members) == 1 else replace(info, calibration=None)
 
 
 def current_average(run_dir: Path) -> ModelFolder | None:

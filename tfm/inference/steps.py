@@ -85,3 +85,7 @@ class Step(ABC):
             states: What `before` returned for each unit.
             found: The outputs of each of their segments, best first.
         """
+
+    def summary(self, since: str) -> str | None:
+        """Return what users are told in the end, with the words for since when; by default None."""
+        return None

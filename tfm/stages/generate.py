@@ -16,7 +16,6 @@ from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.steps import Output, Step
-from tfm.inference.trees import Trees
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_figure, say
 from tfm.stages.generate_plan import Generation
@@ -90,8 +89,8 @@ def generate(
             f"{config.node_limit:,}{since}"
         )
     for step in steps:
-        if isinstance(step, Trees):
-            say(f"generate: repairs to the trees{since}: {step.num_repairs:,}")
+        if (summary := step.summary(since)) is not None:
+            say(f"generate: {summary}")
 
 
 @contextmanager

@@ -12,22 +12,17 @@ from typing import Any, Literal
 
 from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
-from tfm.config import InferenceConfig, InferenceDevice, SearchConfig, settings_to
-from tfm.data.languages import are_same, target_language
+from tfm.config import InferenceConfig, SearchConfig, settings_to
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
-from tfm.features.align.step import Align
-from tfm.features.confidence.step import confidence
-from tfm.features.documents.step import Sentences
-from tfm.features.mbr.step import minimum_bayes_risk
-from tfm.folders.model_folder import ModelFolder, fingerprints
+from tfm.folders.model_folder import ModelFolder, ensemble_info, fingerprints
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.inference.reader import count_lines
 from tfm.inference.steps import Step
-from tfm.inference.trees import Trees
 from tfm.search.constraints import read_phrases
 from tfm.stages.partial_output import PartialOutput
+from tfm.steps import StepsConfig
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of
 from tfm.storage.paths import existing_file, new_file
 
@@ -57,13 +52,12 @@ class Generation:
     source: Source
     prefixes: Path | None  # file with the beginning of each translation
     targets: Path | None  # file with the translations to score
-    aligners: Sequence[ModelFolder] = ()  # the model to align words with, and one for the reverse
     is_document: bool = False  # whether lines are paragraphs of several sentences
 
     @property
     def info(self) -> ModelInfo:
-        """The description of the first model."""
-        return self.models[0].info
+        """The description of the models."""
+        return ensemble_info(self.models)
 
 
 def plan_generation(
@@ -74,8 +68,6 @@ def plan_generation(
     runs_dir: Path,
     prefixes: Path | None = None,
     targets: Path | None = None,
-    align: bool = False,
-    align_reverse: Path | None = None,
     document: bool = False,
     output: Path | None = None,
 ) -> Generation:
@@ -113,7 +105,6 @@ def plan_generation(
         source=source,
         prefixes=prefixes,
         targets=targets,
-        aligners=_aligners(folders[0], align_reverse) if align else [],
         is_document=document,
     )
     if output is not None:
@@ -140,7 +131,9 @@ def check_search(plan: Generation, config: SearchConfig) -> None:
         read_phrases(existing_file(Path(config.ban)))
 
 
-def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> None:
+def check_document(
+    plan: Generation, config: SearchConfig, steps: StepsConfig, *, as_json: bool
+) -> None:
     """Raise UsageError unless a plan is one to translate a document."""
     if plan.source.split is not None:
         raise UsageError(
@@ -152,7 +145,7 @@ def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> 
     flags = {
         "--prefix": plan.prefixes,
         "--score-target": plan.targets,
-        "--align": plan.aligners,
+        "--align": steps.align,
         "--n-best": config.num_outputs > 1,
         "--json": as_json,
     }
@@ -161,22 +154,6 @@ def check_document(plan: Generation, config: SearchConfig, *, as_json: bool) -> 
             f"--document translates a text as a whole, but {unsuitable[0]} is about single lines: "
             "give one"
         )
-
-
-def chain_steps(plan: Generation, config: SearchConfig, device: InferenceDevice) -> list[Step]:
-    """Return the steps around the search, from the outermost to the innermost."""
-    info = plan.info
-    steps: list[Step] = []
-    if plan.is_document:
-        steps.append(Sentences(info.source, target_language(info.target, config.tag)))
-    if plan.aligners:
-        steps.append(Align(plan.aligners, device))
-    if plan.targets is not None:
-        return steps
-    if info.task == "parsing":
-        steps.append(Trees(plan.models[0].vocabulary))
-    calibration = info.calibration if len(plan.models) == 1 else None
-    return [*steps, *confidence(config, calibration), *minimum_bayes_risk(config, info.target)]
 
 
 def output_settings(
@@ -217,26 +194,6 @@ def _standard_input_has_text() -> bool:
     except io.UnsupportedOperation:  # that of a notebook
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def _aligners(model: ModelFolder, reverse: Path | None) -> list[ModelFolder]:
-    """Return the model to align with, and the reverse model if there is one, after checks."""
-    info = model.info
-    if info.task == "parsing":
-        raise UsageError(
-            f"{model} is a parser, and a tree has no words to align: leave out --align"
-        )
-    if reverse is None:
-        return [model]
-    folder = ModelFolder.open(reverse)
-    other = folder.info
-    is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
-    if other.task != "translation" or not is_reverse:
-        raise UsageError(
-            f"{folder} is for {other.purpose}, but --align-reverse needs a model from "
-            f"{info.target} to {info.source}"
-        )
-    return [model, folder]
 
 
 def _check_output(plan: Generation, output: Path) -> None:

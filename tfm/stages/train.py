@@ -17,7 +17,6 @@ from tfm.distributed.group import Group, joined
 from tfm.distributed.interruption import StopRequests
 from tfm.distributed.watchdog import Watchdog
 from tfm.errors import DETAIL, CheckpointError, UsageError
-from tfm.features.mbr.step import minimum_bayes_risk
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
@@ -25,6 +24,7 @@ from tfm.folders.saving import newest_intact_checkpoint
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
+from tfm.steps import steps_around
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
@@ -102,7 +102,7 @@ def train(
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
-            validation_steps=minimum_bayes_risk(validation_search(data.info), data.info.target)
+            validation_steps=steps_around(validation_search(data.info), data.info)
             if run.training.validation_beam
             else [],
             checkpoint=checkpoint,

@@ -165,7 +165,7 @@ def test_given_targets_are_aligned(run, trained_run, elsewhere):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--align-reverse", "MODEL"], "--align-reverse has no effect without --align"),
+        (["--align-reverse", "MODEL"], "align_reverse has no effect without align"),
         (["--align", "--align-reverse", "MODEL"], "needs a model from de to en"),
         (["--align", "--score-target", "in.en", "--per-token"], "give one"),
     ],

@@ -15,7 +15,6 @@ from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps, attention_maps
-from tfm.features.confidence.step import confidence
 from tfm.features.documents.step import Sentences
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain, Part
@@ -23,6 +22,7 @@ from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
 from tfm.model.build import Model
 from tfm.reporting import say
+from tfm.steps import steps_around
 
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
@@ -200,7 +200,7 @@ class ServedModel:
 
     def _translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
-        return self._chain.search_lines(lines, config, confidence(config, self.info.calibration))
+        return self._chain.search_lines(lines, config, steps_around(config, self.info))
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 from typing_extensions import override
 
 from tfm.config import InferenceDevice
+from tfm.data.languages import are_same
+from tfm.errors import UsageError
 from tfm.features.align.alignment import load_aligner
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
@@ -23,6 +26,31 @@ class Align(Step):
     def __init__(self, folders: Sequence[ModelFolder], device: InferenceDevice) -> None:
         self._folders, self._device = folders, device
         self.settings = {"aligners": fingerprints(folders)}
+
+    @classmethod
+    def of(cls, model: ModelFolder, reverse: str | None, device: InferenceDevice) -> Self:
+        """Align with a model, and perhaps one of the reverse direction in a folder, after checks.
+
+        Raises:
+            UsageError: The model is a parser, or the other one is not of the reverse direction.
+            CheckpointError: There is no model in the folder.
+        """
+        info = model.info
+        if info.task == "parsing":
+            raise UsageError(
+                f"{model} is a parser, and a tree has no words to align: leave out --align"
+            )
+        if reverse is None:
+            return cls([model], device)
+        folder = ModelFolder.open(Path(reverse))
+        other = folder.info
+        is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
+        if other.task != "translation" or not is_reverse:
+            raise UsageError(
+                f"{folder} is for {other.purpose}, but --align-reverse needs a model from "
+                f"{info.target} to {info.source}"
+            )
+        return cls([model, folder], device)
 
     @override
     def load(self) -> Self:

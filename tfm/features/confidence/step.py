@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from tfm.config import SearchConfig
 from tfm.folders.model_info import Calibration
 from tfm.inference.steps import Output, Step
 
@@ -32,17 +31,6 @@ def fit(log_probs: Sequence[float], qualities: Sequence[float]) -> Calibration:
             pools[-2:] = [pools[-2] + pools[-1]]
     means = [float(np.mean(pool)) for pool in pools for _ in pool]
     return Calibration(num_lines=len(order), log_probs=tuple(knots), qualities=tuple(means))
-
-
-def confidence(config: SearchConfig, calibration: Calibration | None) -> list[Step]:
-    """Return the step for the settings of a search, if its model is calibrated.
-
-    Samples have no confidence, nor do searches with a shortlist, whose probabilities are those of
-    fewer pieces.
-    """
-    if calibration is None or config.search == "sample" or config.shortlist:
-        return []
-    return [Confidence(calibration)]
 
 
 @dataclass(frozen=True)

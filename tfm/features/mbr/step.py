@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from tfm.config import BleuTokenizer, SearchConfig
-from tfm.data.languages import bleu_tokenizer, target_language
+from tfm.config import BleuTokenizer
 from tfm.inference.steps import Output, Step
 
 UtilityName = Literal["chrf", "bleu"]
@@ -110,19 +109,6 @@ def _common_counts(counted: Sequence[Counts]) -> Matrix:
             has[rows, column] = 1
         common += has @ has.T
     return common
-
-
-def minimum_bayes_risk(config: SearchConfig, target: str) -> list[Step]:
-    """Return the step for a search with a model for target languages; none without `mbr`."""
-    if config.mbr is None:
-        return []
-    return [
-        MinimumBayesRisk(
-            utility=config.mbr,
-            are_samples=config.search == "sample",
-            tokenizer=bleu_tokenizer(target_language(target, config.tag)),
-        )
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

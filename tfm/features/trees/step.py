@@ -14,20 +14,20 @@ _WORDS_AS_WRITTEN = Normalization(space=False, unicode=False)
 
 
 class Trees(Step):
-    """Replaces a parser's symbols by trees over the words of its sentences, as users wrote them.
-
-    Attributes:
-        num_repairs: The number of repairs to the trees.
-    """
+    """Replaces a parser's symbols by trees over the words of its sentences, as users wrote them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.num_repairs = 0
+        self._num_repairs = 0
 
     @override
     def after(self, states: Sequence[Segment], found: list[list[Output]]) -> list[list[Output]]:
         pairs = zip(states, found, strict=True)
         return [[self._restored(tree, unit.source) for tree in trees] for unit, trees in pairs]
+
+    @override
+    def summary(self, since: str) -> str:
+        return f"repairs to the trees{since}: {self._num_repairs:,}"
 
     def _restored(self, output: Output, line: str) -> Output:
         words = line.split()
@@ -36,5 +36,5 @@ class Trees(Step):
         if not words:
             return replace(output, text="")
         tree, num_repairs = restore(output.text.split(), words)
-        self.num_repairs += num_repairs
+        self._num_repairs += num_repairs
         return replace(output, text=_WORDS_AS_WRITTEN.output(bracketed(tree)))
