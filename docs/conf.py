@@ -11,8 +11,10 @@ from tfm import __version__
 
 project = "tfm"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+copybutton_exclude = ".gp, .go"  # the prompts and the output of console blocks
 html_theme = "furo"
+html_title = f"{project} {release}"
 html_show_copyright = False
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
@@ -38,7 +40,19 @@ def _stack_tables(app: Any, page: Any) -> None:
         table["classes"] += ["stacked", *kinds]
 
 
+def _list_contents(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Put a list of the sections of a long page below its title, for narrow screens."""
+    sections = context.get("toc") or ""
+    if page != "index" and sections.count("<li>") > 4:
+        contents = (
+            '<details class="sections"><summary>On this page</summary>'
+            f'<div class="toc-tree">{sections}</div></details>'
+        )
+        context["body"] = context["body"].replace("</h1>", f"</h1>{contents}", 1)
+
+
 def setup(app: Any) -> None:
-    """Highlight shell commands, and mark the tables that are stacked on a narrow screen."""
+    """Highlight shell commands, and fit tables and contents to narrow screens."""
     app.add_lexer("sh", _ShellLexer)
     app.connect("doctree-read", _stack_tables)
+    app.connect("html-page-context", _list_contents)
