@@ -94,6 +94,18 @@ def fairseq_positions(num_positions, d_model):
     return torch.cat([angles.sin(), angles.cos()], 1).float()
 
 
+def unused_copies(layer):
+    """Return what fairseq 0.12 registers in an encoder layer for a fused kernel."""
+    size, inner = SHAPE["d_model"], SHAPE["encoder_ffn_dim"]
+    shapes = {"in_proj": (3 * size, size), "out_proj": (size, size)}
+    shapes |= {"fc1": (inner, size), "fc2": (size, inner)}
+    return {
+        f"{layer}{name}_{part}": torch.zeros(shape[: 2 - (part == "bias")])
+        for name, shape in shapes.items()
+        for part in ("weight", "bias")
+    }
+
+
 def new_fairseq(folder, *, norm="post", tokens=False, changes=None, **arguments):
     """Write a checkpoint of random weights as fairseq does; return a model that computes it.
 
@@ -134,7 +146,11 @@ def new_fairseq(folder, *, norm="post", tokens=False, changes=None, **arguments)
         if "embed_positions" not in key and "shared" not in key and "final_logits" not in key
     }
     weights["decoder.output_projection.weight"] = weights.pop("lm_head.weight")
-    weights["encoder.version"] = torch.tensor([3.0])
+    weights["encoder.version"] = weights["decoder.version"] = torch.tensor([3.0])
+    for layer in range(SHAPE["encoder_layers"]):
+        weights |= unused_copies(f"encoder.layers.{layer}.")
+    for stack in ("encoder", "decoder"):
+        weights[f"{stack}.embed_positions._float_tensor"] = torch.tensor([torch.nan])
     sizes = {
         "layers": SHAPE["encoder_layers"],
         "embed_dim": SHAPE["d_model"],

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from foreign_models import PAIRS, new_fairseq, new_marian
+from foreign_models import PAIRS, new_fairseq, new_marian, unused_copies
 
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
@@ -174,12 +174,14 @@ def test_an_imported_fairseq_model_gives_targets_the_same_probability(tmp_path, 
 def test_names_of_older_versions_are_read(tmp_path):
     new_fairseq(tmp_path / "new")
     state = dict(load_pickle(tmp_path / "new" / "checkpoint.pt"))
-    renamed = {}
+    renamed, copies = {}, [*unused_copies("encoder.layers.0."), *unused_copies("encoder.layers.1.")]
     numbers = {
         "encoder": ["self_attn_layer_norm", "final_layer_norm"],
         "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
     }
     for name, weight in state["model"].items():
+        if name in copies:
+            continue
         stack, kind = name.split(".")[0], name.split(".")[-2]
         if "layers" in name and kind in numbers[stack]:
             name = name.replace(kind, f"layer_norms.{numbers[stack].index(kind)}")
@@ -191,6 +193,15 @@ def test_names_of_older_versions_are_read(tmp_path):
     args = argparse.Namespace(**vars(state["args"]))
     torch.save({"args": args, "model": renamed}, tmp_path / "old" / "checkpoint.pt")
     folders = [import_model(tmp_path / name).out_dir for name in ("new", "old")]
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert weights[0] == weights[1]
+
+
+def test_copies_that_fairseq_replaces_when_it_loads_them_are_not_read(tmp_path):
+    copies = [f"encoder.layers.{layer}.fc1_weight" for layer in (0, 1)]
+    new_fairseq(tmp_path / "new")
+    new_fairseq(tmp_path / "resumed", changes=dict.fromkeys(copies, torch.ones(24, 16)))
+    folders = [import_model(tmp_path / name).out_dir for name in ("new", "resumed")]
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
 
@@ -332,7 +343,9 @@ def test_settings_and_names_of_other_kinds_are_refused(import_changed, tmp_path,
         ({"encoder_layers": 1}, "weights without a counterpart in tfm, such as encoder.layers.1"),
         ({"encoder_layers": 3}, r"has no weight encoder.layers.2.self_attn.q_proj.weight"),
         ({"source_lang": None}, "names no languages: give --source and --target"),
-        ({"changes": {"encoder.layers.0.fc1.bias": torch.zeros(3)}}, "weights of other shapes"),
+        ({"changes": {"encoder.layers.2.fc1_weight": torch.zeros(24, 16)}}, "encoder.*fc1_weight"),
+        ({"changes": {"decoder.layers.0.fc1_weight": torch.zeros(24, 16)}}, "decoder.*fc1_weight"),
+        ({"changes": {"decoder.layers.0.fc1.bias": torch.zeros(3)}}, "weights of other shapes"),
         (
             {"changes": {"encoder.layernorm_embedding.weight": torch.ones(16)}},
             "layernorm_embedding",

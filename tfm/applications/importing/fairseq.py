@@ -95,6 +95,15 @@ _OLDER_NORMS = {
 }
 _OLDER_NORM = re.compile(r"((encoder|decoder)\.layers\.[0-9]+)\.layer_norms\.([0-2])\.")
 _NO_WEIGHT = re.compile(r".*(version|embed_positions\.(_float_tensor|weights))")
+# Version 0.12 registers copies of an encoder layer's weights for a fused kernel, and fills them
+# whenever it loads a checkpoint. In a file they are zeros, or weights of an earlier start.
+_COPY = re.compile(r"(encoder\.layers\.[0-9]+\.)(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+_COPIED = {
+    "in_proj": [f"self_attn.{each}_proj" for each in "qkv"],
+    "out_proj": ["self_attn.out_proj"],
+    "fc1": ["fc1"],
+    "fc2": ["fc2"],
+}
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -132,6 +141,7 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
     weights = {_current_name(str(name)): each for name, each in state["model"].items()}
     weights = {name: each for name, each in weights.items() if not _NO_WEIGHT.fullmatch(name)}
     weights = checked_weights(weights, path)
+    weights = {name: each for name, each in weights.items() if not _is_copy(name, weights)}
     embeddings = _take_embeddings(weights, path)
     positions = {
         f"{side}_embedding": _positions(weights, arguments, stack, side, path)
@@ -205,7 +215,9 @@ def _settings(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
             "dropout": arguments.get("dropout", 0.1),
             "embedding_dropout": arguments.get("dropout", 0.1),
             "attention_dropout": arguments.get("attention_dropout", 0.0),
-            "relu_dropout": arguments.get("activation_dropout", 0.0),
+            "relu_dropout": arguments.get("activation_dropout")
+            or arguments.get("relu_dropout")
+            or 0.0,
         }
     except KeyError as error:
         raise UsageError(
@@ -219,6 +231,14 @@ def _current_name(name: str) -> str:
     return _OLDER_NORM.sub(
         lambda match: f"{match[1]}.{_OLDER_NORMS[match[2]][int(match[3])]}.", name
     )
+
+
+def _is_copy(name: str, weights: Mapping[str, Tensor]) -> bool:
+    """Return whether fairseq replaces a weight by others that are there, when it loads them."""
+    if (match := _COPY.fullmatch(name)) is None:
+        return False
+    layer, copied, part = match.groups()
+    return all(f"{layer}{each}.{part}" in weights for each in _COPIED[copied])
 
 
 def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
