@@ -33,8 +33,8 @@ class Words(Step):
         self.num_words += len(words)
         return list(map(Segment, numbers, words)), len(words)
 
-    def after(self, states, found):
-        words = iter(found)
+    def after(self, states, outputs):
+        words = iter(outputs)
         texts = [self.mark.join(best.text for [best] in islice(words, n)) for n in states]
         return [[Output(text, 0.0, 0.0)] for text in texts]
 
@@ -45,9 +45,9 @@ class Marked(Step):
     def __init__(self, letter):
         self.letter = letter
 
-    def after(self, states, found):
-        assert len(states) == len(found)
-        marked = [f"{self.letter}{best.text}{self.letter}" for [best] in found]
+    def after(self, states, outputs):
+        assert len(states) == len(outputs)
+        marked = [f"{self.letter}{best.text}{self.letter}" for [best] in outputs]
         return [[Output(text, 0.0, 0.0)] for text in marked]
 
 

@@ -74,7 +74,7 @@ def test_a_name_tells_what_is_unusual_about_a_language(code, name):
 
 
 @pytest.mark.parametrize(
-    ("code", "known", "found"),
+    ("code", "candidates", "closest_code"),
     [
         ("zh", "en zho_Hant", "zho_Hant"),
         ("zh", "zho_Hant zho_Hans", "zho_Hans"),
@@ -87,8 +87,8 @@ def test_a_name_tells_what_is_unusual_about_a_language(code, name):
         ("fr", "en de", None),
     ],
 )
-def test_the_closest_code_is_for_the_same_language(code, known, found):
-    assert closest(code, known.split()) == found
+def test_the_closest_code_is_for_the_same_language(code, candidates, closest_code):
+    assert closest(code, candidates.split()) == closest_code
 
 
 def test_sides_are_the_same_if_all_their_languages_are():

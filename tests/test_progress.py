@@ -1,4 +1,4 @@
-"""The figures of several steps as one record."""
+"""The statistics of several steps as one record."""
 
 import fcntl
 import math
@@ -14,7 +14,7 @@ import pytest
 
 from tfm import reporting
 from tfm.reporting import Progress
-from tfm.training.progress import StepReport, metrics_record, shown_figures
+from tfm.training.progress import StepReport, metrics_record, progress_statistics
 
 
 def report(step, **changes):
@@ -82,7 +82,7 @@ def test_the_bar_of_training_shows_whole_figures_that_fit(
     )
     with os.fdopen(process_end, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         with Progress("train", total=100_000, unit="steps", initial=54_320) as bar:
-            bar.update(1, figures=shown_figures([newest]))
+            bar.update(1, statistics=progress_statistics([newest]))
         output = b""
         while not re.search(rb"54,321.*\r", output):
             assert select.select([user_end], [], [], 10)[0], output  # it may come in pieces
@@ -99,11 +99,13 @@ def test_the_bar_of_training_shows_whole_figures_that_fit(
 
 
 def test_a_loss_too_large_for_a_perplexity_is_shown_with_an_exponent():
-    figures = shown_figures([report(1, loss=2e9, nll=2e9)])
-    assert "loss 2.0e+09" in figures
-    assert "ppl 2.7e+43" in figures
+    shown = progress_statistics([report(1, loss=2e9, nll=2e9)])
+    assert "loss 2.0e+09" in shown
+    assert "ppl 2.7e+43" in shown
 
 
 def test_the_loss_that_is_shown_is_the_logarithm_of_the_perplexity():
-    shown = dict(each.split() for each in shown_figures([report(1, loss=4.538, nll=4.0031)])[::3])
+    shown = dict(
+        each.split() for each in progress_statistics([report(1, loss=4.538, nll=4.0031)])[::3]
+    )
     assert shown == {"loss": "4.003", "ppl": "54.77"}

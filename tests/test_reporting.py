@@ -11,7 +11,7 @@ import pytest
 
 from tfm import reporting
 from tfm.errors import DETAIL
-from tfm.reporting import Progress, format_duration, format_figure, format_table, printable, say
+from tfm.reporting import Progress, format_duration, format_number, format_table, printable, say
 
 
 class Terminal(io.StringIO):
@@ -102,7 +102,7 @@ def test_messages_that_can_be_written_are_written_in_order_with_those_of_others(
      (float("nan"), "nan"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_large_figures_have_an_exponent(value, text):
-    assert format_figure(value, decimals=2) == text
+    assert format_number(value, decimals=2) == text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_without_a_terminal_lines_are_printed_at_intervals(capsys, clock):
 
 def test_figures_are_shown_until_newer_ones_replace_them(capsys, clock):
     with Progress("train", total=None, unit="steps", initial=7) as bar:
-        bar.update(figures=["loss 3.0", "epoch 2"])
+        bar.update(statistics=["loss 3.0", "epoch 2"])
         clock.now += 60
         bar.update()
     assert capsys.readouterr().err == "train 9 steps · loss 3.0 · epoch 2\n"
@@ -151,7 +151,7 @@ def test_a_terminal_shows_a_bar_and_clears_it_at_the_end(monkeypatch):
         redirect_stderr(Terminal()) as terminal,
         Progress("work {a}", total=2, unit="pairs", start="reading") as bar,
     ):
-        bar.update(1, figures=["loss 3.0"])
+        bar.update(1, statistics=["loss 3.0"])
         say("a line")
         bar.update(1)
     shown = terminal.getvalue()

@@ -16,7 +16,7 @@ from tfm.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
-_MIN_BAR_COLUMNS, _NUM_BEFORE_BAR = 8, 4  # more than 4 figures are only shown beside a bar
+_MIN_BAR_COLUMNS, _NUM_BEFORE_BAR = 8, 4  # more than 4 fields are only shown beside a bar
 _SEPARATOR = " · "
 _MIN_TEXT_COLUMNS = 24  # of a text beside other cells
 # Figures from here on are shown with an exponent.
@@ -67,8 +67,8 @@ def say(message: str) -> None:
         tqdm.write(printable(message), file=sys.stderr)
 
 
-def format_figure(value: float, *, decimals: int) -> str:
-    """Return a figure with some decimals, or with an exponent if it is very large."""
+def format_number(value: float, *, decimals: int) -> str:
+    """Return a number with some decimals, or with an exponent if it is very large."""
     return f"{value:,.{decimals}f}" if abs(value) < _LARGE else f"{value:.1e}"
 
 
@@ -86,7 +86,7 @@ def format_table(
     """Return the lines of a table; no word is cut or broken: names and paths have to be copied.
 
     Args:
-        rows: The cells of each row, of which the first is its name.
+        rows: The cells of each row; the first cell is the name of the row.
         columns: The width of the terminal; None if each row takes one line, whatever its length.
         folds: Whether the last cells may take several lines. If not, and the table is too wide,
             empty columns are left out, and then names are on separate lines.
@@ -158,7 +158,7 @@ class Progress:
     """A progress bar on a terminal; elsewhere a plain line every few seconds.
 
     It counts to the total, or to the deadline if that comes first: then the number of units at the
-    deadline is an estimate. A narrow terminal shows the first figures, as many as fit.
+    deadline is an estimate. A narrow terminal shows only the first statistics.
 
     Args:
         description: A word or two.
@@ -189,7 +189,7 @@ class Progress:
         self._unit = unit
         self._deadline = deadline
         self._shown = shown and current_world().is_first
-        self._figures: Sequence[str] = ()
+        self._statistics: Sequence[str] = ()
         self._is_plain = not _can_draw(sys.stderr)
         self._started = self._shown_at = time.monotonic()
         # tqdm moves the bar below the lines that are printed meanwhile.
@@ -211,10 +211,10 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def update(self, count: int = 1, figures: Sequence[str] = ()) -> None:
-        """Count finished units, and show figures beside them, the most important first."""
+    def update(self, count: int = 1, statistics: Sequence[str] = ()) -> None:
+        """Count finished units, and show statistics beside them, the most important first."""
         self.done += count
-        self._figures = figures or self._figures
+        self._statistics = statistics or self._statistics
         now = time.monotonic()
         interval = _PLAIN_LINE_SECONDS if self._is_plain else _BAR_SECONDS
         if not self._shown or now - self._shown_at < interval:
@@ -228,9 +228,11 @@ class Progress:
         self._bar.update(self.done - self._bar.n)
 
     def _line(self, total: int | None) -> str:
-        """Return the count of units and the figures, without speed and bar."""
+        """Return the count of units and the statistics, without speed and bar."""
         unit = "" if self._unit == "B" else f" {self._unit}"
-        return _SEPARATOR.join([f"{self._description} {self._count(total)}{unit}", *self._figures])
+        return _SEPARATOR.join(
+            [f"{self._description} {self._count(total)}{unit}", *self._statistics]
+        )
 
     def _bar_format(self) -> str:
         """Return whole fields, the most important first, and a bar in what is left of the line."""
@@ -240,9 +242,9 @@ class Progress:
         # The most important come first.
         fields = [
             f"{self._description} {self._count(total)}",
-            *self._figures[:1],
+            *self._statistics[:1],
             time_left or format_duration(seconds),
-            *self._figures[1:],
+            *self._statistics[1:],
             self._speed(rate),
         ]
         columns = self._bar.format_dict["ncols"] or shutil.get_terminal_size().columns
@@ -255,7 +257,7 @@ class Progress:
         return _escaped(shown) + bar
 
     def _expected_total(self) -> int | None:
-        """Return the number of units at the total or the deadline, whichever comes first."""
+        """Return the final count to show: the total, or an estimate if the deadline comes first."""
         now = time.monotonic()
         num_new, seconds = self.done - self._initial, now - self._started
         if self._deadline is None or not num_new or not seconds:
@@ -265,7 +267,7 @@ class Progress:
         return estimate if self._total is None else min(self._total, estimate)
 
     def _count(self, total: int | None) -> str:
-        """Return the number of finished units, and if known that of all."""
+        """Return the number of finished units, and of all units if known."""
         if total is None:
             return self._number(self.done)
         is_estimate = "~" * (total != self._total)

@@ -1,1 +1,1 @@
-"""What is built on the core: a folder per application, which another one never imports."""
+"""Applications of the core, a folder each; no application imports another."""

@@ -166,7 +166,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
-    """Return the [S', 1 or B', 1, 1 or T'] bias of scores, -inf for hidden keys."""
+    """Return the bias of the scores [S', B', 1, T'], -inf for hidden keys; B' or T' may be 1."""
     num_sentences, length = keys.padded_shape
     columns = torch.arange(length)
     if causal:

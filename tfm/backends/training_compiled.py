@@ -241,13 +241,13 @@ def _suits_flash(layout: Layout, attention: MultiHeadAttention, x: Tensor) -> Ty
 
 
 class PackedHeads(Heads):
-    """Attention in packed batches: by flash attention where it can, else in padded parts.
+    """Attention in packed batches: by flash attention if supported, otherwise in padded parts.
 
-    In a part, sentences have similar lengths, so padding is short.
+    A part (`Packing.parts`) has sentences of similar lengths, so padding is short.
 
     Args:
         flash: Whether `flash_attention` works on the device.
-        **arguments: Those of `Heads`.
+        **arguments: The arguments of `Heads`.
     """
 
     def __init__(self, *, flash: bool = False, **arguments: Any) -> None:
@@ -312,7 +312,7 @@ def flash_attention(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Let packed tokens attend to those of their sentence, or of its pair, without padding.
+    """Compute attention of packed tokens to their sentence, or to its pair, without padding.
 
     Spare rows attend among themselves, so that all results are finite. This operation of torch has
     no public name, but has dropout, which `varlen_attn` does not.
@@ -322,7 +322,7 @@ def flash_attention(
         key: [M, h, d_k].
         value: [M, h, d_k].
         queries: The segments of the N rows.
-        keys: The segments of the M rows, as many.
+        keys: The segments of the M rows, as many as of `queries`.
         dropout: Probability of dropping an attention weight.
         causal: Whether query i sees keys 0 to i only.
         window: Numbers of keys before and after its own that a query sees; None for all.

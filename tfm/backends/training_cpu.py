@@ -183,9 +183,9 @@ def _scale_and_cast(parameter: Tensor, scale: float, dtype: torch.dtype) -> Tens
 def _gradients(
     grad: Tensor, x: Tensor, weight: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x […, in], weight and bias, given that of x (scale · W)ᵀ + scale · b.
+    """Return the gradients of x […, in], weight and bias, given the output's gradient.
 
-    `weight` [out, in] is the scaled one.
+    The output is x (scale · W)ᵀ + scale · b, and `weight` [out, in] is scale · W.
     """
     grad_rows, x_rows = grad.flatten(0, -2), x.flatten(0, -2)
     precision = torch.promote_types(grad.dtype, torch.float32)

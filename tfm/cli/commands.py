@@ -115,7 +115,7 @@ def _export(call: Call, /) -> None:
 
 
 def _say_agreement(agreement: "Agreement") -> None:
-    """Print how many translations are identical, and the first of those that differ."""
+    """Print the number of identical translations, and the first translation that differs."""
     differences = agreement.differences
     num_identical = agreement.num_lines - len(differences)
     say(
@@ -166,7 +166,7 @@ def _print_result(call: Call, /, *, json: bool = False) -> None:
 
 
 def _runs(call: Call, /, *, json: bool = False) -> None:
-    """Print runs, and draw those that are named.
+    """Print runs, and draw the runs that are named.
 
     Args:
         call: Finds the runs.
@@ -201,7 +201,7 @@ class _ScoreCommand(Command):
 
 
 def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
-    """Return files, of which the first may be that of the translations, with their flags."""
+    """Return files with their flags; the first file may hold the translations."""
     quoted = [shlex.quote(file) for file in files]
     references = [f"--reference {file}" for file in quoted]
     if context.params["hypotheses"] is not None:

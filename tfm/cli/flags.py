@@ -37,8 +37,8 @@ def add_command(
     Args:
         function: The function.
         run: Makes a `Call`, and prints what it returns. Its keywords are flags that only the
-            command line has; they follow those of the function.
-        name: The name of the command; by default that of the function.
+            command line has; they follow the function's parameters.
+        name: The name of the command; by default the function's name.
         panel: The section of tfm --help.
         cls: The class of the command.
     """

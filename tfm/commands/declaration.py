@@ -111,7 +111,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What the signature and the docstring of a function say about a command.
+    """The declaration of a command, read from the signature and the docstring of a function.
 
     Attributes:
         help: The docstring before its sections, with examples as the command line shows them.
@@ -137,7 +137,7 @@ class Declaration:
         without: Collection[str] = (),
         elsewhere: Mapping[str, str] = {},
     ) -> "Declaration":
-        """Read the declaration of a function; the other arguments are attributes.
+        """Read the declaration of a function; the other arguments become attributes.
 
         Raises:
             TypeError: Parameters and entries in "Args:" differ.
@@ -180,7 +180,7 @@ class Declaration:
     def checked(self, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Return the arguments of a call as the types of the parameters.
 
-        The settings of all groups are one of them: "settings", {section: {name: value}}.
+        The argument "settings" has the settings of all groups: {section: {name: value}}.
 
         Raises:
             UsageError: Arguments are of other types, paths are wrong, or settings unknown.
@@ -206,9 +206,9 @@ def command(
 ) -> Callable[[FunctionT], FunctionT]:
     """Make a command of a function, with keywords for the settings of some groups.
 
-    It may be called with arguments of any type, but runs with those of the types that it declares.
-    Its `**settings` are by section then: {"search": {"beam_size": 4}}. The arguments are attributes
-    of a `Declaration`.
+    It may be called with arguments of any type, and runs with arguments of the declared types. Its
+    `**settings` are by section then: {"search": {"beam_size": 4}}. The arguments are attributes of
+    a `Declaration`.
     """
 
     def decorate(function: FunctionT) -> FunctionT:

@@ -182,7 +182,7 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
 
 @contextmanager
 def _continued(path: Path, settings: Table) -> "Iterator[PartialOutput]":
-    """Continue what an earlier call that was stopped has written to a file."""
+    """Open an output file, after the lines that an interrupted call has written to it."""
     from tfm.stages.partial_output import PartialOutput
 
     with PartialOutput(path, settings) as output:
@@ -203,7 +203,7 @@ def _lines(
     work: Table,
     output: "PartialOutput | None" = None,
 ) -> Iterator[str]:
-    """Yield the lines of the output in a form, each when it is found."""
+    """Yield the lines of the output in a form, each as soon as it is translated."""
     from tfm.stages import generate as stage
 
     first = 1 if output is None else output.num_lines + 1
@@ -268,8 +268,8 @@ def _target_lines(
             for piece, value in tokens:
                 yield f"{index}\t{value:.4f}\t{printable(piece)}\n"
         else:
-            figures = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
-            yield f"{figures}\t{target.text}{_column(target.alignment)}\n"
+            numbers = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
+            yield f"{numbers}\t{target.text}{_column(target.alignment)}\n"
 
 
 def _json(record: Any) -> str:

@@ -150,7 +150,7 @@ def _chosen_recipe(
 
 
 def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:
-    """Return source and target file of one text or of each in a list; the same for a .tsv file."""
+    """Return the files of source and target of each text; a .tsv file is both."""
     several = one_or_several(texts)
     if several and all(isinstance(each, str | os.PathLike) for each in several):
         several = [several]

@@ -96,7 +96,7 @@ def score(
 def _requested_metrics(
     names: Sequence[MetricName], settings: Collection[str], *, paper: bool, has_baseline: bool
 ) -> list[MetricName] | None:
-    """Return the metrics that a user asks for; None for those that suit the reference.
+    """Return the metrics that a user asks for; None selects metrics that suit the reference.
 
     Raises:
         UsageError: A setting has no effect on the metrics.

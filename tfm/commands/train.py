@@ -111,10 +111,10 @@ class TrainingPlan:
         return stage.train(data_dir, self.run_dir(data_dir, merged), merged, world=world, stop=stop)
 
     def data_dir(self) -> Path:
-        """Return the given dataset folder, or that of an existing run, or the newest one.
+        """Return the given dataset folder, or the dataset of an existing run, or the newest one.
 
         Raises:
-            DataError: There is no dataset, or that of the run is gone.
+            DataError: There is no dataset, or the run's dataset is gone.
             UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
         """
         from tfm.data.manifest import chosen_dataset
@@ -136,7 +136,7 @@ class TrainingPlan:
         return chosen_dataset(folder)
 
     def run_dir(self, data_dir: Path, merged: RunConfig) -> Path:
-        """Return the given run folder, or the one that belongs to a dataset and a preset."""
+        """Return the given run folder, or the default folder for a dataset and a preset."""
         suffix = "" if merged.from_model is None else "-adapted"
         name = Path(os.path.abspath(data_dir)).name  # "." has none  # noqa: PTH100
         return self.run or RUNS_ROOT / f"{name}-{merged.arch}{suffix}"
@@ -153,7 +153,7 @@ class TrainingPlan:
 
         Raises:
             UsageError: Names are unknown or values out of range; one message lists all of them. Or
-                the settings are those of another model than `from_model`.
+                the settings do not match `from_model`.
             DataError: The dataset is damaged or not binarized.
             CheckpointError: `from_model` is no model, or a damaged one.
         """
@@ -182,7 +182,7 @@ class TrainingPlan:
 def _adapting_settings(
     from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
 ) -> RunConfig:
-    """Return the settings of a run that starts from a model, which must be those of the model."""
+    """Return the settings of a run that starts from a model; they must equal the model's."""
     from tfm.folders.model_folder import ModelFolder
 
     opened = ModelFolder.open(from_model)

@@ -206,7 +206,7 @@ class Translator:
 def _segments(
     lines: Iterable[str], first_line: int, **paired: Iterable[str] | None
 ) -> list[Segment]:
-    """Return the lines with those of the only other argument by name, if given."""
+    """Return the lines as segments, with a prefix or target each if `paired` is given."""
     first_line = argument("first_line", first_line, int)
     [(name, other)] = paired.items()
     texts = argument("lines", lines, tuple[Line, ...])

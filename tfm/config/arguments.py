@@ -16,7 +16,7 @@ def argument(name: str, value: Any, hint: Any) -> Any:
     """Return the value of an argument as the type of its hint, as `convert` does.
 
     Raises:
-        UsageError: It is of another type.
+        UsageError: The value is of another type.
     """
     # Numbers and arrays of NumPy and torch become those of Python.
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -27,7 +27,7 @@ def argument(name: str, value: Any, hint: Any) -> Any:
 
 
 def one_or_several(value: Any) -> list[Any]:
-    """Return the items of a list and the like; one of a path or text, and none of None."""
+    """Return an iterable as a list, one path or text as a list of it, and None as an empty list."""
     if value is None:
         return []
     is_one = isinstance(value, str | bytes | os.PathLike | Mapping)

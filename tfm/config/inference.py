@@ -133,7 +133,7 @@ class SearchConfig(Settings, section="search"):
 
     @property
     def is_constrained(self) -> bool:
-        """Whether there is something that outputs may not contain."""
+        """Whether some text is ruled out in outputs."""
         return self.ban is not None or self.no_repeat_ngram is not None
 
     @classmethod
@@ -229,7 +229,7 @@ class AverageConfig(Settings, section="average"):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Settings, section="score"):
-    """Settings of metrics; the defaults are sacreBLEU's and those of the paper's BLEU."""
+    """Settings of metrics; the defaults are sacreBLEU's and the paper's."""
 
     lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
     tokenize: Literal["auto", "13a", "intl", "zh", "char", "none"] = setting(

@@ -36,7 +36,7 @@ _BREAKS = re.compile("[\t-\r\x1c-\x1f\x85\u2028\u2029]")  # would end a line or 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
-    """How text is normalized, for training and to be translated.
+    """Rules that normalize text, both for training and for translation.
 
     Attributes:
         space: Whether runs of white space become one space, and invisible characters are deleted.
@@ -70,7 +70,7 @@ class Normalization:
 
     @property
     def replacements(self) -> dict[str, str]:
-        """What replaces single characters before others are deleted."""
+        """Replacements of single characters, applied before characters are deleted."""
         return WINDOWS_1252 if self.space and self.version > 1 else {}
 
     @property

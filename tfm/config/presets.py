@@ -50,9 +50,9 @@ def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]
 def adapting_table(run: RunConfig) -> dict[str, Any]:
     """Return what replaces a preset's settings when training starts from a model of a run.
 
-    The model is that of the run. Continued training takes a few passes over the new text (Luong and
-    Manning 2015; Freitag and Al-Onaizan 2016), with a low learning rate: here at most a tenth of
-    the preset's, after a short warmup for Adam's moments, which start from zero.
+    The settings of the model come from the run. Continued training takes a few passes over the new
+    text (Luong and Manning 2015; Freitag and Al-Onaizan 2016), with a low learning rate: here at
+    most a tenth of the preset's, after a short warmup for Adam's moments, which start from zero.
     """
     preset = run_config(run.arch).optimizer
     peak = preset.learning_rate or (run.model.d_model * preset.warmup_steps) ** -0.5
@@ -68,7 +68,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     """Merge tables of settings over a preset.
 
     Args:
-        arch: Name of the preset; if None, that of the last table with an "arch" key, else base.
+        arch: Name of the preset; if None, the last "arch" of the tables, else base.
         *tables: {section: {name: value}}, and "from_model"; later tables take precedence.
 
     Raises:
@@ -124,7 +124,7 @@ def _settings_of_other_models(kind: type[Settings]) -> set[str]:
 def _merge(
     kinds: Mapping[str, type[Settings]], tables: Iterable[Table]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]], list[str]]:
-    """Merge tables, of which later ones take precedence.
+    """Merge tables; later tables take precedence.
 
     Returns:
         The values by section and name, the places in files where they were set, and a problem for
@@ -160,7 +160,7 @@ def _places_of_settings(kinds: Mapping[str, type[Settings]]) -> dict[str, str]:
 
 
 def _place(table: Table, *keys: str) -> str:
-    """Return file and line of a key if the table is that of a file."""
+    """Return file and line of a key if the table was read from a file."""
     return table.place(*keys) if isinstance(table, TomlTable) else ""
 
 

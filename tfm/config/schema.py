@@ -31,16 +31,16 @@ def words_of_toolkits(kind: WordKind) -> Mapping[str, str]:
     return words
 
 
-def suggest(word: str, known: Iterable[str], kind: WordKind = "flags") -> list[str]:
-    """Return the known names that a word stands for, abbreviates, or is close to.
+def suggest(word: str, choices: Iterable[str], kind: WordKind = "flags") -> list[str]:
+    """Return the valid names that a word stands for, abbreviates, or is close to.
 
     Args:
         word: A flag, argument, setting or command that does not exist.
-        known: The names that exist; case, leading dashes and underscores do not matter.
+        choices: The valid names; case, leading dashes and underscores do not matter.
         kind: Where to look for words that stand for a name.
     """
     words = words_of_toolkits(kind)
-    names = {_bare(name): name for name in known}
+    names = {_bare(name): name for name in choices}
     bare = _bare(word)
     return (
         [name for key, name in names.items() if bare in words.get(key, "").split()]
@@ -113,7 +113,7 @@ def setting(
     """Declare one setting: its default, a line of help with its unit, and its least and most.
 
     The command-line flag is the name with dashes unless `flag` is given. Commands with many
-    settings show in --help those that are common, and the others in --help-all. The help names the
+    settings show the common settings in --help, and the others in --help-all. The help names the
     value `metavar`, by default after its type.
     """
     at_least, at_most = limits
@@ -187,8 +187,8 @@ def expected_value(hint: Any) -> str:
     ]
     if literals:
         return f"one of {', '.join(map(str, literals[0]))}"
-    known = (words for kind, words in _TYPE_NAMES.items() if kind in kinds)
-    return next(known, f"a {getattr(hint, '__name__', 'value')}")
+    named = (words for kind, words in _TYPE_NAMES.items() if kind in kinds)
+    return next(named, f"a {getattr(hint, '__name__', 'value')}")
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -222,7 +222,7 @@ def by_section(
         without: Settings of the groups that may not be given.
 
     Raises:
-        UsageError: Names are unknown, or two are those of one setting; one message lists all.
+        UsageError: Names are unknown, or a setting is given by two names; one message lists all.
     """
     names: dict[str, str] = {}
     sections: dict[str, set[str]] = {}
@@ -286,7 +286,7 @@ def settings_and_problems(
 ) -> tuple[SettingsT, list[str]]:
     """Build one group of settings; return it with a message for each problem.
 
-    The arguments are those of `check_table`.
+    Takes the arguments of `check_table`.
     """
     where = f"[{kind.section}]"
     values, problems = check_table(kind, table, where=where, places=places, elsewhere=elsewhere)
@@ -336,11 +336,11 @@ def check_table(
     noun = "setting" if is_settings else "key"
     inside = f" in {where}" if where else ""
     hints = typing.get_type_hints(kind, include_extras=True)
-    known = [item.name for item in fields(kind)]
+    names = [item.name for item in fields(kind)]
     problems = [
         f"{places.get(name, '')}unknown {noun} {shown(name)}{inside}: "
-        + did_you_mean(name, known, elsewhere, "choose from")
-        for name in islice((name for name in table if name not in known), MAX_UNKNOWN)
+        + did_you_mean(name, names, elsewhere, "choose from")
+        for name in islice((name for name in table if name not in names), MAX_UNKNOWN)
     ]
     values: dict[str, Any] = {}
     for item in fields(kind):
@@ -366,19 +366,19 @@ def differences(before: Table, after: Table) -> list[str]:
 
 
 def did_you_mean(
-    name: str, known: Sequence[str], elsewhere: Mapping[str, str], introduction: str
+    name: str, choices: Sequence[str], elsewhere: Mapping[str, str], introduction: str
 ) -> str:
     """Return the advice about an unknown name: the names that it may mean, or else all of them."""
-    if found := suggest(name, known) or [elsewhere[other] for other in suggest(name, elsewhere)]:
+    if found := suggest(name, choices) or [elsewhere[other] for other in suggest(name, elsewhere)]:
         return f"did you mean {' or '.join(found)}?"
-    return f"{introduction} {', '.join(known)}"
+    return f"{introduction} {', '.join(choices)}"
 
 
 def convert(value: Any, hint: Any, label: str, *, is_count: bool = False) -> Any:
     """Convert a value to a type, as `check_table` does.
 
     Raises:
-        ValueError: It is of another type; the message starts with its name, `label`.
+        ValueError: The value is of another type; the message starts with its name, `label`.
     """
     kinds = typing.get_args(hint)
     if hint is Any or is_dataclass(value):

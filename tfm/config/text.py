@@ -232,7 +232,7 @@ class BinarizeConfig(Settings, section="binarize"):
 
     @property
     def copies(self) -> dict[str, float]:
-        """The share of training pairs by kind of copy."""
+        """The share of training pairs to add an altered copy of, by kind of alteration."""
         return {
             "upper": self.upper_copies,
             "title": self.title_copies,

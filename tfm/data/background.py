@@ -1,4 +1,4 @@
-"""Work in other threads."""
+"""Running work in background threads: once, ahead of its use, or joined at exit."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -44,8 +44,8 @@ def read_ahead(items: Iterable[T], *, joins: bool = False) -> Iterator[T]:
 def joined_at_exit(work: Callable[[ArgumentT], T]) -> Callable[[ArgumentT], T]:
     """Return a function that does work in a separate thread, which the interpreter joins at exit.
 
-    Called in a daemon thread, it keeps that thread out of C++ libraries: one that is in them when
-    the interpreter ends aborts the process.
+    Called in a daemon thread, it keeps that thread out of C++ libraries: a daemon thread that is in
+    them when the interpreter ends aborts the process.
     """
     executor = ThreadPoolExecutor(1)
     return lambda argument: executor.submit(work, argument).result()

@@ -135,10 +135,10 @@ class Batcher:
 
         Args:
             rows: [B] rows of the batch.
-            max_tokens: Maximum number of tokens per side of a microbatch, with padding; that of the
-                settings, or `DEFAULT_MAX_TOKENS`, if None.
+            max_tokens: Maximum number of tokens per side of a microbatch, with padding; by default
+                the settings' `max_tokens`, or else `DEFAULT_MAX_TOKENS`.
             multiple_of: Make the number of microbatches a multiple of this, if there are enough
-                sentences: of the number of processes, of which each computes equally many.
+                sentences: each of N processes then computes equally many.
 
         Returns:
             Rows of microbatches, the longest sentences first; a sentence longer than `max_tokens`

@@ -19,8 +19,8 @@ TokenIds = tuple[npt.NDArray[np.int32], Ints]  # of lines one after another, and
 class BpeDropout:
     """Segments text with the merges of a SentencePiece model for BPE.
 
-    At each step, every possible merge of a word is left out with some probability, and of the
-    others that of the highest rank is applied, until none is left.
+    At each step, every possible merge of a word is left out with some probability, and the
+    remaining merge of the highest rank is applied, until none remains.
 
     Args:
         processor: The SentencePieceProcessor.

@@ -54,9 +54,10 @@ Hashes = npt.NDArray[np.uint64]
 class PairCounts:
     """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
 
-    `normalized` counts the pairs whose text was changed, and `windows_1252` those of them in which
-    characters were decoded. `in_held_out` counts the training pairs that are also in the validation
-    or test text. `examples` are some of the pairs that each rule dropped, cut if they are long.
+    `normalized` counts the pairs whose text was changed, and `windows_1252` the pairs among them in
+    which characters were decoded. `in_held_out` counts the training pairs that are also in the
+    validation or test text. `examples` are some of the pairs that each rule dropped, cut if they
+    are long.
     """
 
     read: int = 0
@@ -125,7 +126,7 @@ class Cleaner:
     10. low_score: A model gives the pair less than `min_score`.
 
     The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. The
-    normalization is that of the config by default.
+    By default, `normalization` is the config's.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Cleaner:
         Args:
             pairs: Source and target of each pair, without tags.
             counts: Increased, and complete when the iterator has ended.
-            config: Settings of this text; by default those of all texts.
+            config: Settings of this text; by default the settings of all texts.
             tag: The tag that all sources of this text will have.
             checks: Further checks of single pairs.
             score: Returns the scores of pairs, to compare them with `min_score`.
@@ -174,7 +175,7 @@ class Cleaner:
         tag: str | None,
         score: Score | None = None,
     ) -> Iterator[BytesPair]:
-        """Yield the pairs that remain of those that pass the rules for single pairs."""
+        """Yield the pairs that are neither duplicates nor below `min_score`."""
         for chunk in in_chunks(pairs):
             hashes = _pair_hashes(chunk)
             counts.in_held_out += self.held_out.find(hashes)
@@ -187,7 +188,7 @@ class Cleaner:
             yield from chunk
 
     def see(self, pairs: list[BytesPair], *, tag: str | None) -> None:
-        """Make the pairs of clean text with a tag, which they do not have, known as duplicates."""
+        """Record the pairs of clean text, with a tag added; later copies count as duplicates."""
         self._seen[tag].add(_pair_hashes(pairs))
 
 

@@ -106,7 +106,7 @@ class DatasetIndex:
         source: Source language.
         target: Target language.
         fingerprint: Fingerprint of the vocabulary.
-        parts: {split: its parts in order}; those of variants follow all parts without dropout.
+        parts: {split: its parts in order}; parts of variants follow all parts without dropout.
         texts: The texts that the training pairs come from, in order; empty if unknown.
         num_variants: Number of segmentations of the training pairs with BPE-dropout, which follow
             the one without.
@@ -222,7 +222,7 @@ class _Side:
         return dict(zip(self._file_names, digests, strict=True))
 
     def check(self) -> None:
-        """Raise DataError unless the offsets are those of the tokens; this reads all of them."""
+        """Raise DataError unless the offsets match the tokens; this reads all offsets."""
         offsets = self.offsets
         has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.tokens)
         if not has_ends or (offsets[1:] < offsets[:-1]).any():
@@ -256,7 +256,7 @@ class _Side:
             self.tokens_file.madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
     def extremes(self) -> tuple[int, int, int]:
-        """Return the number of tokens, that of the longest sentence, and the largest id."""
+        """Return the number of tokens, the length of the longest sentence, and the largest id."""
         longest = np.diff(self.offsets).max(initial=0)
         return len(self.tokens), int(longest), int(self.tokens.max(initial=0))
 
@@ -363,7 +363,7 @@ class TokenSequences:
 
 
 class ParallelDataset:
-    """One split of a binarized dataset; `vocab_sizes` are those of source and target.
+    """One split of a binarized dataset; `vocab_sizes` are the sizes for source and target.
 
     Its index is read unless it is given.
 
@@ -378,7 +378,7 @@ class ParallelDataset:
             variant v from 1 on; rows below N have no dropout.
 
     Raises:
-        DataError: The split is missing, or its files are not those of the index.
+        DataError: The split is missing, or its files do not match the index.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ Field = tuple[int, bytes]
 
 
 def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
-    """Read the joint model, or those of source and target, that a user names.
+    """Read the joint model, or the models of source and target, that a user names.
 
     Args:
         paths: A folder of a dataset, model or run; or one or two SentencePiece files; or nothing.
@@ -82,7 +82,7 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
     their encoding. A model that has these ids is returned unchanged.
 
     Raises:
-        DataError: It is not a SentencePiece model, or its ids cannot be mapped.
+        DataError: The content is not a SentencePiece model, or its ids cannot be mapped.
     """
     original = _load(content, origin)
     ids = {name: getattr(original, f"{name}_id")() for name in _SPECIAL}
@@ -113,7 +113,7 @@ def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
     """Return the pieces to which a SentencePiece model encodes text, each with its message.
 
     Raises:
-        DataError: It is not a SentencePiece model.
+        DataError: `content` is not a SentencePiece model.
     """
     model = _load(content, origin)
     messages = (value for number, value in _split(content, origin) if number == _PIECES)
@@ -139,7 +139,7 @@ def with_vocabulary(
         origin: Path of the model, for error messages.
 
     Raises:
-        DataError: It is not a SentencePiece model.
+        DataError: `content` is not a SentencePiece model.
     """
     known = text_pieces(content, origin=origin)
     model = _load(content, origin)

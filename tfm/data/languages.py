@@ -49,7 +49,7 @@ _LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
 
 @cache
 def base_language(code: str) -> str:
-    """Return the ISO 639-1 code of a language, or that of ISO 639-3 if there is none.
+    """Return the ISO 639-1 code of a language, or its ISO 639-3 code if there is none.
 
     Scripts, regions, case and separators have no effect: zh for zho_Hans, cmn, chi and ZH-cn. What
     is no code of a language, such as "source" or "en+fr", is returned in lower case.
@@ -78,17 +78,17 @@ def names_script(code: str) -> bool:
     return bool(_parsed(code).script) or script_of(code) != script_of(base_language(code))
 
 
-def closest(code: str, known: Iterable[str]) -> str | None:
-    """Return the first of some known codes that is for the same language; None if there is none.
+def closest(code: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate for the same language as a code; None if there is none.
 
-    The same code comes first, then one for the same script. Another script is another language if
-    the code names its script: sr_Latn is not sr_Cyrl, but sr may be either.
+    The same code comes first, then a code for the same script. A code that names its script has no
+    candidate in another script: sr_Latn is not sr_Cyrl, but sr may be either.
     """
-    found = [each for each in known if identified_as(each) == identified_as(code)]
-    same_script = [each for each in found if script_of(each) == script_of(code)]
-    if code in found:
+    same = [each for each in candidates if identified_as(each) == identified_as(code)]
+    same_script = [each for each in same if script_of(each) == script_of(code)]
+    if code in same:
         return code
-    return next(iter(same_script or ([] if names_script(code) else found)), None)
+    return next(iter(same_script or ([] if names_script(code) else same)), None)
 
 
 def are_same(one: str, other: str) -> bool:
@@ -101,7 +101,7 @@ def target_language(target: str, tag: str | None) -> str:
     """Return the language that a model translates to, which a tag such as <2fr> may choose.
 
     Args:
-        target: The target language of the model; those of several are joined by +.
+        target: The target language of the model; several languages are joined by +.
         tag: The tag before each source sentence; None without.
     """
     chosen = tag[2:-1] if tag and tag.startswith("<2") else ""
@@ -121,7 +121,7 @@ def bleu_tokenizer(target: str) -> BleuTokenizer:
 
 @cache
 def _parsed(code: str) -> "Language":
-    """Return the parts of a code: for cmn and others that CLDR unites, those of zh."""
+    """Return the parts of a code; CLDR maps cmn and some others to zh."""
     from langcodes import Language  # here, because it takes a tenth of a second
     from langcodes.tag_parser import LanguageTagError
 

@@ -34,7 +34,7 @@ class TrainingText:
 
     Attributes:
         name: Its number in the recipe, and the name of its source file.
-        kept: Number of its pairs; those of the first text come first.
+        kept: Number of its pairs; the pairs of the first text come first.
         read: Number of pairs in its files.
         dropped: {rule: number of pairs that it dropped}.
         in_held_out: Number of pairs that are also in the validation or test text.
@@ -177,10 +177,10 @@ class Manifest:
 
     @property
     def normalization(self) -> Normalization:
-        """How the clean step normalized the text.
+        """The rules by which the clean step normalized the text.
 
         Raises:
-            DataError: Its record is damaged, or that of a later version of tfm.
+            DataError: The record is damaged, or was written by a later version of tfm.
         """
         inputs = self.inputs("clean") or {}
         space = bool(inputs.get("cleaning", {}).get("normalize_space", True))

@@ -220,7 +220,7 @@ class Packing:
 
 
 class _Gather(torch.autograd.Function):
-    """The gradient of packing is padding, and that of padding is packing.
+    """The gradient of packing is padding, and the gradient of padding is packing.
 
     There are no sums of rows, which a GPU orders freely. Neither padding nor the spare rows from
     which it is read have a gradient.

@@ -68,11 +68,11 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
 
     Args:
         config: Cleaning settings.
-        source: Code of the source language; those of several languages are joined by +.
+        source: Code of the source language; the codes of several languages are joined by +.
         target: The same for the target language.
 
     Raises:
-        UsageError: A language is not known to an enabled check, or its library is not installed.
+        UsageError: An enabled check does not support a language, or its library is not installed.
     """
     checks: list[Check] = []
     sides = [source.split("+"), target.split("+")]

@@ -7,10 +7,10 @@ More pairs are divided into several windows of about that size, each planned in 
 the other while training runs: memory and the time to the first step do not grow with the dataset.
 Runs of `RUN_PAIRS` consecutive pairs are dealt to the windows at random, anew in each epoch.
 
-Random are the window of a run, the batch of a pair among those of its length in the window, and the
-order of batches in a window. Not random: the pairs of a run share a window in an epoch, and a batch
-has pairs of one window. The plan depends on data, settings, seed and epoch alone, not on the number
-of processes or machines, and a window can be planned without those before it.
+Random are the window of a run, the batch of a pair among the batches of its length in the window,
+and the order of batches in a window. Not random: the pairs of a run share a window in an epoch, and
+a batch has pairs of one window. The plan depends on data, settings, seed and epoch alone, not on
+the number of processes or machines, and a window can be planned without the windows before it.
 """
 
 import os
@@ -70,7 +70,7 @@ class Window:
             yield self.pairs[start:end]
 
     def after(self, examples: int) -> "Window":
-        """Return the batches after those of N pairs."""
+        """Return the batches that remain after N pairs."""
         first = int(np.searchsorted(self.starts[1:], examples, side="right"))
         return replace(self, starts=self.starts[first:])
 

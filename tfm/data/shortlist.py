@@ -55,7 +55,7 @@ class Shortlist:
         """Read the shortlist of a dataset or model folder with this vocabulary; None without one.
 
         Raises:
-            DataError: It is damaged, of another format, or of another vocabulary.
+            DataError: The file is damaged, of another format, or of another vocabulary.
         """
         path = folder / FILE
         if not path.is_file():

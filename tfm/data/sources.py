@@ -29,13 +29,13 @@ from tfm.storage.files import read_json, sha256_of, write_json
 
 @dataclass(frozen=True, kw_only=True)
 class Downloads:
-    """How files are downloaded.
+    """Options for downloads.
 
     Attributes:
-        mirror: A folder or URL that holds them by their names.
-        folder: Where they are kept; downloads in the dataset folder if None.
-        verify: Compare them with the checksums in the recipe, or else with those of their first
-            download, which checksums.json in the dataset folder records.
+        mirror: A folder or URL that holds the files by their names.
+        folder: The folder to keep the files in; downloads in the dataset folder if None.
+        verify: Compare files with the checksums in the recipe, or else with the checksums of their
+            first download, which checksums.json in the dataset folder records.
     """
 
     mirror: str | None = None
@@ -46,7 +46,7 @@ class Downloads:
 class TextSources:
     """All texts of a recipe, downloaded and then unpacked in `raw_dir`.
 
-    By default, this is raw in `data_dir`. `tags` are those of the vocabulary.
+    By default, this is raw in `data_dir`. `tags` are the vocabulary's.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class SubwordModel:
     """A SentencePiece model: text to token ids and back.
 
-    `content` is that of a model file, and `origin` its path for error messages; `version` is that
-    of the normalization of its text.
+    `content` is the content of a model file, and `origin` its path for error messages; `version` is
+    the version of its text's normalization.
     """
 
     def __init__(self, content: bytes, *, origin: Path, version: int = _LATEST) -> None:
@@ -182,7 +182,7 @@ class SubwordModel:
         return [self._processor.PieceToId(piece) for piece in pieces]
 
     def text_pieces(self) -> list[str]:
-        """Return the pieces that are neither special nor bytes, those of the best score first.
+        """Return the pieces that are neither special nor bytes, by descending score.
 
         BPE joins two neighbouring pieces to the first of this list that any two form.
         """
@@ -330,8 +330,8 @@ def learn_subword_model(
 ) -> SubwordModel:
     """Learn a SentencePiece model from UTF-8 files with one sentence per line.
 
-    Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces that of
-    the config; `version` is that of the normalization of the text.
+    Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces the
+    config's; `version` is the version of the text's normalization.
 
     Raises:
         VocabularySizeError: The vocabulary is too large or too small for the text.

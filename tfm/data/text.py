@@ -32,7 +32,7 @@ Block = tuple[list[bytes], list[bytes]]
 def read_pairs(
     source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
 ) -> Iterator[BytesPair]:
-    """Read line pairs one by one; arguments and errors are those of `read_blocks`."""
+    """Read line pairs one by one, with the arguments and errors of `read_blocks`."""
     blocks = read_blocks(source_path, target_path, strict=strict, num_lines=num_lines)
     for sources, targets in blocks:
         yield from zip(sources, targets, strict=True)
@@ -79,7 +79,7 @@ def read_blocks(
 def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> Iterator[BytesPair]:
     """Read a file of two columns, source and target, that a tab separates.
 
-    The arguments are those of `read_blocks`.
+    Takes the arguments of `read_blocks`.
 
     Raises:
         DataError: A line has fewer or more columns, the file has another number of lines, or it is
@@ -112,8 +112,7 @@ def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
     descriptions. If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
 
     Raises:
-        DataError: A line is too long, the SGML is damaged, or the path is not a readable file, or
-            not one of text.
+        DataError: A line is too long, the SGML is damaged, or the path is not a readable text file.
     """
     return chain.from_iterable(_read_blocks(path, strict=strict))
 
@@ -138,7 +137,7 @@ def read_text(file: Any, path: Path | None) -> list[str]:
     A byte order mark is text, unlike in `read_lines`.
 
     Raises:
-        DataError: A line is too long or not UTF-8, or the file is not one of text.
+        DataError: A line is too long or not UTF-8, or the file is not a text file.
     """
     blocks = _check_utf8(_plain_blocks(TextFile(file, path), path), path)
     return [line.decode() for lines in blocks for line in lines]

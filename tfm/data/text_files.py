@@ -65,7 +65,7 @@ def open_packed(file: Any, start: bytes) -> Any | None:
     """Return the unpacked content of a file that begins with `start`; None if it is not packed.
 
     Raises:
-        UsageError: It is packed by zstd, and the module for it is missing.
+        UsageError: The file is packed by zstd, and the module for it is missing.
     """
     if start.startswith(b"\x1f\x8b"):
         return gzip.open(file)
@@ -116,7 +116,7 @@ class TextFile:
         """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block.
 
         Raises:
-            DataError: It is damaged, or not a text in UTF-8 whose lines end with line feeds.
+            DataError: The file is damaged, or not a text in UTF-8 whose lines end with line feeds.
         """
         data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
         if data and not self._num_bytes and not self.is_packed:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """One of several shares of the text, for one of several machines; numbers count from 1."""
+    """Share I of N of the text, for one of several machines; I counts from 1."""
 
     number: int
     count: int
@@ -39,7 +39,7 @@ class Share:
         """Read a share such as 3/8.
 
         Raises:
-            UsageError: It is not one.
+            UsageError: The text is not a share.
         """
         if match := re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text):
             share = cls(int(match[1]), int(match[2]))
@@ -73,7 +73,7 @@ def lock_dataset(data_dir: Path) -> Iterator[None]:
     """Hold the locks of a dataset and of all its shares during the block.
 
     Raises:
-        LockedFolderError: Another process holds one of them.
+        LockedFolderError: Another process holds one of the locks.
     """
     with ExitStack() as stack:
         for folder in (data_dir, *sorted(data_dir.glob("parts/*/"))):
@@ -125,7 +125,7 @@ class ShareRecord:
         """Read the record in the folder of a share; None unless it is of files there, for inputs.
 
         Raises:
-            DataError: It is damaged.
+            DataError: The record is damaged.
         """
         path = folder / SHARE_RECORD
         if not path.is_file():

@@ -56,7 +56,7 @@ _BYTES_PER_TEXT_BYTE = 2
 
 
 def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
-    """Return the settings of a training text, which may differ from those of all texts."""
+    """Return the settings of a training text, which may change the settings of all texts."""
     return settings_from(CleaningConfig, {**settings_to(cleaning), **text.cleaning})
 
 
@@ -94,7 +94,7 @@ class TextWriter:
         return _of_training_text(before) != _of_training_text(after)
 
     def append(self) -> bool:
-        """Write training text after that of the dataset; return False if it was appended before."""
+        """Append training text to the dataset's; return False if it was appended before."""
         appended = self.manifest.appended()
         inputs = self._unpacked("append", appended)
         if inputs is not None:
@@ -185,7 +185,7 @@ class TextWriter:
         return clean_inputs
 
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
-        """Return whether one of some steps had the same inputs; if so, say it under their name."""
+        """Return whether one of the steps ran on the same inputs; if so, print that with `name`."""
         older = ", by the rules of an older tfm; --force applies those of today"
         for rules, same_inputs in (("", inputs), (older, _of_first_rules(inputs))):
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
@@ -307,7 +307,7 @@ class TextWriter:
         manifest.record(step, inputs=inputs, outputs=writer.files, result=result)
 
     def _see_text(self, cleaner: Cleaner) -> None:
-        """Make the pairs of all splits known to a cleaner."""
+        """Record the pairs of all splits in a cleaner, which then drops their duplicates."""
         for split in self.manifest.splits():
             for tag, pairs in self._untagged(split):
                 for block in in_chunks(pairs):
@@ -462,7 +462,7 @@ class TextWriter:
             )
 
     def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
-        """Report one of several texts; refuse one that cannot be used."""
+        """Report the cleaning of a training text; raise DataError if it cannot be used."""
         if isinstance(text, TextFiles):
             _check_encoding(self.sources.locate_sides(text), counts)
         if len(self.recipe.train) > 1:

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class BinarizedPart:
-    """What was written of a part of the text.
+    """The token ids of a part of the text, as written.
 
     Attributes:
         inputs: JSON values of all that determines it.
@@ -76,7 +76,7 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
 def encoding_changes(
     manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig
 ) -> list[str]:
-    """Describe how an encoding differs from that of the token ids of a dataset, if it has any."""
+    """Describe how an encoding differs from the encoding of a dataset's token ids, if any."""
     before = dict(manifest.inputs(BINARIZE) or {})
     after = encoding_settings(vocabulary, config)
     for name in ("text", "texts"):
@@ -100,21 +100,21 @@ def binarize_split(
     *,
     force: bool = False,
 ) -> list[BinarizedPart]:
-    """Encode parts of the text of a split, except for those that are up to date."""
-    known = [] if force else _known_parts(manifest, split, names)
+    """Encode the parts of a split's text that are not up to date."""
+    previous = [] if force else _previous_parts(manifest, split, names)
     # SentencePiece's own threads would idle while Python makes arrays of the ids.
     threads = ThreadPoolExecutor(chosen_threads(config.threads), "binarize")
     try:
         with Progress(f"binarize {split}", total=None, unit="pairs") as bar:
             return [
-                _binarize_part(manifest, split, name, vocabulary, config, known, threads, bar)
+                _binarize_part(manifest, split, name, vocabulary, config, previous, threads, bar)
                 for name in names
             ]
     finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
         threads.shutdown(cancel_futures=True)
 
 
-def _known_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
+def _previous_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
     """Return the records of finished parts, from the manifest or from one file a part."""
     files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
     try:
@@ -134,11 +134,11 @@ def _binarize_part(
     name: str,
     vocabulary: Vocabulary,
     config: BinarizeConfig,
-    known: Iterable[BinarizedPart],
+    previous: Iterable[BinarizedPart],
     threads: ThreadPoolExecutor,
     bar: Progress,
 ) -> BinarizedPart:
-    """Write the token ids and the record of a part, unless a known record is up to date."""
+    """Write the token ids and the record of a part, unless a previous record is up to date."""
     # Other splits keep every sentence as it is, so that scores stay comparable.
     bin_dir, is_train = manifest.data_dir / "bin", split == "train"
     paths = manifest.text_paths(name)
@@ -149,7 +149,7 @@ def _binarize_part(
         "text_ends": text_ends,
         **encoding_settings(vocabulary, config),
     }
-    for record in known:
+    for record in previous:
         if record.inputs == inputs and have_sizes(bin_dir, record.files):
             return record
     (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings

@@ -5,8 +5,8 @@ The sentence "Anna sleeps ." and its tree, in brackets and linearized:
     (S (NP-SBJ (NNP Anna)) (VP (VBZ sleeps)) (. .))
     (S (NP XX )NP (VP XX )VP XX )S
 
-The symbols are those of Vinyals et al. 2015, "Grammar as a Foreign Language", §3.1: closing
-brackets are labeled, and XX stands for each word with its part of speech.
+The symbols follow Vinyals et al. 2015, "Grammar as a Foreign Language", §3.1: closing brackets are
+labeled, and XX stands for each word with its part of speech.
 """
 
 import re
@@ -252,9 +252,9 @@ def linearize(tree: Tree) -> list[str]:
 def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, int]:
     """Build a tree from a model's symbols and the words of the sentence, at least one.
 
-    Unknown symbols, closing brackets of nothing and constituents without words are dropped. Another
-    label than that of an open constituent closes the innermost. What follows the outermost
-    constituent is moved into it, as are words without a symbol.
+    Unknown symbols, closing brackets of nothing and constituents without words are dropped. A
+    closing symbol whose label no open constituent has closes the innermost one. What follows the
+    outermost constituent is moved into it, as are words without a symbol.
 
     Returns:
         A tree of exactly these words, with XX as parts of speech, and the number of such repairs

@@ -1,1 +1,1 @@
-"""What this machine can compute with: CPU, GPU, memory and threads."""
+"""Properties of the machine: CPU, GPU, memory and threads."""

@@ -298,7 +298,7 @@ def one_thread() -> Iterator[None]:
 class ComputeThreads:
     """The threads of one process: a requested number, or adapted to the load of the machine.
 
-    The arguments are those of `set_num_threads`. A number in them or in OMP_NUM_THREADS is fixed.
+    Takes the arguments of `set_num_threads`. A number in them or in OMP_NUM_THREADS is fixed.
     """
 
     def __init__(self, num_threads: int | None, *, num_processes: int = 1) -> None:

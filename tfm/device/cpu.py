@@ -115,10 +115,10 @@ def num_cores() -> int:
 
 
 def chosen_threads(num_threads: int | None) -> int:
-    """Return a number of threads; one per core if it is None.
+    """Return `num_threads`, or one thread per core if it is None.
 
     Raises:
-        UsageError: It is so large that the threads would block each other, or could not start.
+        UsageError: There are so many threads that they would block each other, or could not start.
     """
     if num_threads is not None and num_threads > MAX_PER_CORE * num_cores():
         raise UsageError(

@@ -77,7 +77,7 @@ class Group:
         """Check that all processes have the same facts, named in the user's terms.
 
         Raises:
-            UsageError: The facts of a process differ from those of rank 0.
+            UsageError: The facts of a process differ from rank 0's.
         """
         expected, *others = self.gather(facts)
         for rank, found in enumerate(others, 1):

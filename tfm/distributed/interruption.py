@@ -1,4 +1,4 @@
-"""How processes end: signals that ask a stage to stop where it is safe to, and reports of failures.
+"""Ending processes: signals that ask a stage to stop where it is safe, and reports of failures.
 
 One of several processes reports its failure to its launcher, which shows it to the user. It writes
 to the file that torch's launcher has named, in the format of

@@ -40,10 +40,11 @@ _ENDED, _CAUSE = "ended", "cause"  # keys of the store
 
 
 class OtherNodes:
-    """A context of a launcher: it raises what ended it, and is ended if another node has ended.
+    """A context manager that ends this node's launcher soon after another node's has ended.
 
     Its processes notice that by themselves, unless one is frozen (SIGSTOP, a dead file server). If
-    they still run after a while, the launcher is stopped as by SIGTERM.
+    they still run after a while, the launcher gets a SIGTERM. If the launcher fails because
+    processes of other nodes were lost, the error of the node that failed first is raised instead.
 
     The launchers share the store of the rendezvous, which ends with the launcher of node 0.
 
@@ -121,7 +122,7 @@ def launch(
     `join_seconds` limits the wait for other nodes.
 
     Returns:
-        The exit code: 0, or that of Ctrl-C if the processes have saved and stopped for it.
+        The exit code: 0, or the code of Ctrl-C if the processes have saved and stopped for it.
 
     Raises:
         UsageError: There are too few GPUs.
@@ -187,7 +188,7 @@ def _run(config: LaunchConfig, command: Sequence[str]) -> None:
 
 
 def _set_environment(placement: Placement, num_processes: int) -> None:
-    """Set the variables that the processes inherit, besides those that torch sets for each."""
+    """Set the environment variables that all processes inherit; torch sets others for each."""
     # All processes together use as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
@@ -202,7 +203,7 @@ def _set_environment(placement: Placement, num_processes: int) -> None:
 def _interface_towards(endpoint: str) -> str | None:
     """Return the network interface towards HOST:PORT; None if it is not found, as with IPv6.
 
-    By default, gloo uses the address of the host name, which is often that of the loopback.
+    By default, gloo uses the address of the host name, which is often the loopback address.
     """
     import fcntl  # not part of Python on Windows
 
@@ -220,7 +221,7 @@ def _interface_towards(endpoint: str) -> str | None:
 
 
 def _signals_to_handle() -> list[str]:
-    """Return the signals to forward; those that are ignored, as under nohup, stay ignored."""
+    """Return the signals to forward; signals that are ignored, as under nohup, stay ignored."""
     numbers = map(signal.Signals, StopRequests.EXIT_CODES)
     return [number.name for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 

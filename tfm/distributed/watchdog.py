@@ -70,10 +70,10 @@ class Watchdog:
     Open it in the main thread of each process, and call `heartbeat` regularly: everything between
     two calls has to fit in the timeout, such as compiling, the first use of a GPU, or saving.
 
-    A thread posts the status of this process in `store`, that of the process group (None for a
-    single process). Rank 0 reads the status of all and decides; the others read that of rank 0.
-    Another thread watches, because requests to a store that is down have no time limit. `fail`
-    ends this process.
+    A thread posts the status of this process in `store`, the store of the process group (None for a
+    single process). Rank 0 reads the status of all processes and decides; the others read rank 0's
+    status. Another thread watches, because requests to a store that is down have no time limit.
+    `fail` ends this process.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Watchdog:
         self._heartbeat = self._clock, phase, waits
 
     def _exchange(self) -> None:
-        """Post the status of this process, and read those of others, at each interval."""
+        """Post the status of this process, and read the status of others, at each interval."""
         while not self._leaving.wait(self._interval):
             with contextlib.suppress(RuntimeError):  # `_watch` notices a store that is lost
                 self._post()

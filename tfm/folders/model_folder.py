@@ -54,14 +54,14 @@ class ModelFolder:
     Its other files are read and verified when they are asked for.
 
     Args:
-        path: The folder itself; `open` also takes that of a run.
+        path: The folder itself; `open` also takes a run folder.
 
     Attributes:
         path: The folder.
         info: The description of the model.
 
     Raises:
-        CheckpointError: The folder holds no model, or one of another format.
+        CheckpointError: The folder holds no model, or a model of another format.
         DamagedCheckpointError: A file has changed since it was written.
     """
 
@@ -125,8 +125,8 @@ class ModelFolder:
         """The subword models, which read text as the training text of the model was read.
 
         Raises:
-            CheckpointError: They are not those that the model was trained with.
-            DataError: They are missing or damaged.
+            CheckpointError: The subword models are not the ones that the model was trained with.
+            DataError: The subword models are missing or damaged.
         """
         from tfm.data.subword import Vocabulary  # here, because it loads SentencePiece
 
@@ -162,7 +162,8 @@ class ModelFolder:
         """Build a model with the weights of the folder.
 
         Args:
-            config: Its settings, of which the dropout may differ; those in the folder if None.
+            config: The settings of the model, by default from the folder; only dropout may differ
+                from the folder's.
 
         Raises:
             CheckpointError: The weights are damaged, or do not fit the settings.
@@ -189,7 +190,7 @@ class ModelFolder:
         The tensors are views of the memory-mapped file: copy them to keep them.
 
         Raises:
-            CheckpointError: They are missing or damaged.
+            CheckpointError: The weights are missing or damaged.
         """
         file = self.file(WEIGHTS)
         try:
@@ -202,7 +203,7 @@ class ModelFolder:
         """Return the training state of a checkpoint, whose tensors are copied from the file.
 
         Raises:
-            CheckpointError: It is missing or damaged.
+            CheckpointError: The training state is missing or damaged.
         """
         from tfm.folders.tensor_file import read_state
 
@@ -245,7 +246,7 @@ class ModelFolder:
         """Return the path of a file, after verifying its checksum.
 
         Raises:
-            CheckpointError: It is missing or damaged.
+            CheckpointError: The file is missing or damaged.
         """
         file = self.path / name
         if Path(name).name != name:

@@ -1,4 +1,4 @@
-"""What is known about a model besides its weights; reading it does not import torch."""
+"""The description of a model in its folder; reading it does not import torch."""
 
 import math
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ class ModelInfo:
     def quality(self, metric: str) -> float | None:
         """Return its validation score or negated loss; None if it was not measured.
 
-        The metric is "loss" or "score", or that of a further validation set: "NAME:loss".
+        The metric is "loss" or "score", or belongs to a further validation set: "NAME:loss".
         """
         prefix, colon, kind = metric.rpartition(":")
         name, sign = (SCORES[self.task], 1) if kind == "score" else ("loss", -1)

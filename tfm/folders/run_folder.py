@@ -16,7 +16,7 @@ DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run, which may not have a checkpoint yet."""
+    """Return whether a folder is a run folder, which may not have a checkpoint yet."""
     has_settings = (folder / DATA).is_file() and (folder / SETTINGS).is_file()
     return has_settings or (folder / METRICS).is_file() or bool(checkpoints(folder))
 

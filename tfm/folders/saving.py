@@ -49,7 +49,7 @@ def save_checkpoint(
     the tensors and plain values needed to resume training.
 
     Raises:
-        OSError: It cannot be written; an existing folder is unchanged.
+        OSError: The checkpoint cannot be written; an existing folder is unchanged.
     """
     with atomic_directory(path, own=own_files(path)) as folder:
         digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
@@ -86,7 +86,7 @@ class Saver:
 
     @property
     def problem(self) -> str | None:
-        """Since when and why nothing is saved, for the progress bar; None without a failure."""
+        """Since which step nothing is saved, and why; None if the last save succeeded."""
         if self._reason is None:
             return None
         since = "yet" if self.saved_step is None else f"since step {self.saved_step:,}"

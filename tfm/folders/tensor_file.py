@@ -63,7 +63,7 @@ def read_state(path: Path) -> Any:
     Views would occupy the space of a removed file on the disk.
 
     Raises:
-        SafetensorError: It is not a safetensors file.
+        SafetensorError: The file is not a safetensors file.
         KeyError, TypeError, ValueError, RecursionError: It has no valid outline of a state.
     """
     with safe_open(path, "pt") as file:

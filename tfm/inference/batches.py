@@ -69,8 +69,8 @@ class SentenceBatch:
 class SentenceEncoder:
     """Encodes segments of text as batches of token ids, within the limits of engine and search.
 
-    What is given of segments is a prefix, or if it `is_scored`, the whole target.
-    Of several sources in an unknown script, or without a tag, only the first is reported.
+    A segment's `given` is a prefix, or if it `is_scored`, the whole target. Of several sources in
+    an unknown script, or without a tag, only the first is reported.
 
     Raises:
         UsageError: The tag of the config is not in the vocabulary.
@@ -207,7 +207,7 @@ class SentenceEncoder:
 
         The longest sentences come first, so the first batch needs the most memory. Each of several
         workers gets the same number of batches, cut so that none waits long for another at the
-        end. `indices` selects the sentences; `lengths` are those of all sentences of the chunk,
+        end. `indices` selects the sentences; `lengths` belong to all sentences of the chunk,
         without EOS; `max_sentences` limits a batch.
         """
         order = sorted(indices, key=lambda index: -lengths[index])

@@ -25,7 +25,7 @@ def _prepare(unit: Segment, steps: Sequence[Step]) -> _Prepared:
     states = []
     for step in steps:
         pairs = [step.before(each) for each in segments]
-        segments = [segment for found, _ in pairs for segment in found]
+        segments = [segment for divided, _ in pairs for segment in divided]
         states.append([state for _, state in pairs])
     return _Prepared(unit, segments, states)
 
@@ -49,12 +49,12 @@ class Part:
         end = next(index for index, each in enumerate(numbers) if number in each)
         return Part(self._steps, self._prepared[:end])
 
-    def finish(self, found: list[list[Output]]) -> list[list[Output]]:
-        """Return the outputs of the units after all steps, given those of the segments."""
+    def finish(self, outputs: list[list[Output]]) -> list[list[Output]]:
+        """Return the outputs of the units after all steps, given the outputs of the segments."""
         for index in reversed(range(len(self._steps))):
             states = [state for each in self._prepared for state in each.states[index]]
-            found = self._steps[index].after(states, found)
-        return found
+            outputs = self._steps[index].after(states, outputs)
+        return outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ class Chain:
         encode = joined_at_exit(encoder.encode) if has_workers else encoder.encode
         parts = self._parts(chunks, steps, num_done)
         batched = _batched(encode, parts, valid_first=valid_first)
-        for part, found in run_batches(self.engine, batched, config):
-            hypotheses = (found.get(segment.number, []) for segment in part.segments)
+        for part, by_number in run_batches(self.engine, batched, config):
+            hypotheses = (by_number.get(segment.number, []) for segment in part.segments)
             outputs = list(map(self._outputs, part.segments, hypotheses))
             yield part.units, part.finish(outputs)
 
@@ -113,7 +113,7 @@ class Chain:
     ) -> list[list[Output]]:
         """Return the translations of each line, which is numbered from 1 on, best first."""
         segments = [Segment(number, line) for number, line in enumerate(lines, start=1)]
-        return [outputs for _, found in self.run([segments], config, steps) for outputs in found]
+        return [n_best for _, outputs in self.run([segments], config, steps) for n_best in outputs]
 
     def _parts(
         self, chunks: Iterable[Sequence[Segment]], steps: Sequence[Step], num_done: int
@@ -142,20 +142,20 @@ class Chain:
             return [Output("", score=0.0, log_prob=0.0)]
         target = self.vocabulary.target
         if hypotheses[0].token_log_probs is None:
-            texts = self.vocabulary.outputs([found.tokens for found in hypotheses])
+            texts = self.vocabulary.outputs([hypothesis.tokens for hypothesis in hypotheses])
         else:
             texts = [self.vocabulary.normalization.output(segment.given or "")]
         return [
             Output(
                 text,
-                found.score,
-                found.log_prob,
-                pieces=tuple(target.pieces([*found.tokens, EOS])),
-                piece_log_probs=found.token_log_probs,
-                proven=found.proven,
-                vocabulary=found.vocabulary,
+                hypothesis.score,
+                hypothesis.log_prob,
+                pieces=tuple(target.pieces([*hypothesis.tokens, EOS])),
+                piece_log_probs=hypothesis.token_log_probs,
+                proven=hypothesis.proven,
+                vocabulary=hypothesis.vocabulary,
             )
-            for text, found in zip(texts, hypotheses, strict=True)
+            for text, hypothesis in zip(texts, hypotheses, strict=True)
         ]
 
 
@@ -180,7 +180,7 @@ def _batched(
 def by_length(
     lines: Sequence[str], indices: Iterable[int], *, size: int
 ) -> Iterator[list[Segment]]:
-    """Yield chunks of lines, the longest first, so that those of a chunk have similar lengths.
+    """Yield chunks of lines, the longest first, so that the lines of a chunk have similar lengths.
 
     They are numbered from 1 on in the order of all lines, of which `indices` selects some.
     """

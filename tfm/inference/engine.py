@@ -137,8 +137,8 @@ class Engine:
     ) -> "Engine":
         """Load models as `load` does, and set up the threads of this process for them.
 
-        `index` is that of this worker process, and of its GPU; `notify` receives messages for the
-        user.
+        `index` is the number of this worker process, and of its GPU, from 0; `notify` receives
+        messages for the user.
         """
         threads = ComputeThreads(inference.threads, num_processes=num_processes)
         engine = cls.load(folders, inference, threads=threads, local_rank=index, notify=notify)
@@ -204,7 +204,7 @@ class Engine:
 
     @cached_property
     def _spellings(self) -> Spellings | None:
-        """The spellings of prefixes; None without a vocabulary."""
+        """The token sequences that spell a prefix's last word; None without a vocabulary."""
         return self._vocabulary and Spellings(self._vocabulary().target.surfaces())
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:

@@ -70,7 +70,7 @@ class PairScorer:
         def score(pairs: Sequence[BytesPair]) -> list[float]:
             texts = (tuple(side.decode() for side in pair) for pair in pairs)
             waiting.append([Segment(next(numbers), *sides) for sides in texts])
-            _, found = next(scored)
-            return [each.log_prob / len(each.pieces) for [each] in found]
+            _, outputs = next(scored)
+            return [each.log_prob / len(each.pieces) for [each] in outputs]
 
         return score

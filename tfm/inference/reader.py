@@ -59,7 +59,7 @@ class LineReader:
         self._opened.close()
 
     def num_waiting(self) -> int:
-        """Return the number of lines of the text that have arrived, up to those of a block."""
+        """Return the number of lines of the text that have arrived, at most a block."""
         return self._columns[0].num_waiting()
 
     def __iter__(self) -> Iterator[list[Segment]]:

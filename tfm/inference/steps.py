@@ -1,4 +1,4 @@
-"""What a chain is made of: segments of text, the steps around their search, and outputs."""
+"""The parts of a chain: segments of text, the steps around their search, and outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True)
 class Segment:
-    """A unit of search: a line of a text, or what a step makes of one.
+    """A unit of search: a line of a text, or a part that a step has made of it.
 
     Attributes:
         number: Its number, for messages and the random seeds of sampling.
         source: Plain text.
         given: A forced prefix, or the target to score; None without either.
-        unit: What is numbered, for messages.
+        unit: The noun for messages about `number`, such as "line".
     """
 
     number: int
@@ -59,31 +59,31 @@ class Output:
 
 
 class Step(ABC):
-    """What is done before a search, in the order of the text, and after it.
+    """Work around a search: `before` prepares each unit of text, `after` completes outputs.
 
     `before` runs ahead of the search, perhaps in another thread.
 
     Attributes:
-        settings: What decides its output besides the settings of the search.
+        settings: Settings that its output depends on, besides the settings of the search.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def load(self) -> Self:
-        """Return the step with what `after` needs in memory; called before units are read."""
+        """Load models that `after` needs, and return the step; called before units are read."""
         return self
 
     def before(self, unit: Segment) -> tuple[Sequence[Segment], Any]:
-        """Return the segments that a unit becomes, and what `after` needs; by default the unit."""
+        """Return the segments to search, and the state for `after`; by default, the unit itself."""
         return [unit], unit
 
     @abstractmethod
-    def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
+    def after(self, states: Sequence[Any], outputs: list[list[Output]]) -> list[list[Output]]:
         """Return the outputs of units, best first.
 
         Args:
-            states: What `before` returned for each unit.
-            found: The outputs of each of their segments, best first.
+            states: The state that `before` returned for each unit.
+            outputs: The outputs of each of their segments, best first.
         """
 
     def summary(self, since: str) -> str | None:

@@ -42,7 +42,7 @@ Bracket = tuple[str, int, int]
 
 @dataclass(kw_only=True)
 class BracketCounts:
-    """EVALB's counts over some sentences, and the metrics that follow from them."""
+    """EVALB's counts over sentences, and the metrics that are computed from them."""
 
     sentences: int = 0  # including errors and skipped
     errors: int = 0  # sentences whose words differ from those of the gold tree
@@ -68,7 +68,7 @@ class BracketCounts:
 
     @property
     def recall(self) -> float:
-        """Percentage of the gold brackets that were found."""
+        """Percentage of the gold brackets that the parser produced."""
         return _percent(self.matched, self.gold)
 
     @property
@@ -99,7 +99,7 @@ class BracketCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BracketScore:
-    """Counts of all sentences, and of those of at most 40 words, as EVALB prints them."""
+    """Counts of all sentences, and of sentences of at most 40 words, as EVALB prints them."""
 
     all: BracketCounts = field(default_factory=BracketCounts)
     short: BracketCounts = field(default_factory=BracketCounts)

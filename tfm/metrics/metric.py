@@ -22,7 +22,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricScore:
-    """A reproducible score."""
+    """The score of a metric, with the signature that makes it reproducible."""
 
     name: MetricName
     label: str  # to print: "BLEU", "chrF2", "chrF2++", "TER", …

@@ -24,7 +24,7 @@ def corpus_scores(
 
     Unicode is composed (NFC) in all of them, so that both forms of a letter are equal. There may be
     several lists of references. With a baseline (other translations of the same segments), the
-    difference to it is tested. The language is that of the translations, which chooses the
+    difference to it is tested. `language` is the language of the translations, which chooses the
     tokenizer of BLEU and of "paper-bleu". Duplicate metrics are computed once.
 
     Raises:

@@ -265,7 +265,7 @@ class InputProjection(nn.Linear):
 
 
 class Heads(nn.Module):
-    """Attention in h heads, between the projections of the input and that of the output (§3.2.2).
+    """Attention in h heads, between the projections of input and output (§3.2.2).
 
     Args:
         num_heads: h.
@@ -353,7 +353,7 @@ class Heads(nn.Module):
         """Attend to cached keys and join the heads; the n queries of a group share their keys.
 
         Args:
-            query: [G, h, n, d_k]; its dtype may differ from that of keys and values.
+            query: [G, h, n, d_k]; its dtype may differ from the dtype of keys and values.
             key: [G, h, d_k, C].
             value: [G, h, C, d_v].
             bias: [G, n or 1, C] added to scores: -inf where a key is hidden.
@@ -400,7 +400,7 @@ class Heads(nn.Module):
 class MultiHeadAttention(nn.Module):
     """Attention in several heads, each with its own projections (§3.2.2).
 
-    `causal` and `window` are those of `AttentionMask`.
+    `causal` and `window` are documented at `AttentionMask`.
     """
 
     additive_weight: nn.Parameter | None
@@ -429,7 +429,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """Attend from tokens […, d_model] to those of their sentence: self-attention."""
+        """Attend from tokens […, d_model] to all tokens of their sentence: self-attention."""
         attended = self.heads([self.input(x)], layout, layout, self.additive_weight)
         out: Tensor = self.output(attended)
         return out

@@ -59,7 +59,7 @@ def build_model(
     """Create a model that shares weights […], by parameter; none are drawn at random.
 
     Raises:
-        ValueError: The weights are not those of such a model.
+        ValueError: The weights do not belong to such a model.
     """
     # Building a thousand layers to compare their shapes would take half a minute.
     if config.num_encoder_layers + config.num_decoder_layers > len(weights):

@@ -37,13 +37,13 @@ class DecodingState(Protocol):
         """Replace the hypotheses by a selection of them.
 
         Args:
-            rows: [B', K'] indices among the B·K present hypotheses; those of one row belong to one
-                sentence, and sentences keep their order.
+            rows: [B', K'] indices among the B·K present hypotheses. The K' indices of a row belong
+                to one sentence, and sentences keep their order.
         """
 
 
 class LayerCache(Protocol):
-    """What a decoder layer needs of a cache: `DecoderCache`, or that of an exported step."""
+    """The part of a cache that a decoder layer uses: of `DecoderCache`, or of an exported step."""
 
     def attend_to_past(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
         """Add a position [R, d_model] to a layer, and attend to all up to it: [R, d_model]."""

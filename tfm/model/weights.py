@@ -28,8 +28,8 @@ def record_attention(
 ) -> AttentionWeights:
     """Run a model once in evaluation mode with the true target, and return its attention weights.
 
-    The arguments are those of the model's `forward`. Row t of the weights belongs to the prediction
-    of the token after target_input[:, t]. Ignore rows at the source's padding.
+    Takes the arguments of the model's `forward`. Row t of the weights belongs to the prediction of
+    the token after target_input[:, t]. Ignore rows at the source's padding.
     """
     model = evaluation_copy(model)
     with torch.no_grad():

@@ -46,13 +46,13 @@ def search(
     start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints, open_ends)
     match config.search:
         case "beam" if config.num_groups > 1:
-            found = diverse_beam_search(start, config)
+            hypotheses = diverse_beam_search(start, config)
         case "beam":
-            found = beam_search(start, config)
+            hypotheses = beam_search(start, config)
         case "sample":
-            found = sample(start, config, line_numbers or range(1, len(lengths) + 1))
+            hypotheses = sample(start, config, line_numbers or range(1, len(lengths) + 1))
         case "exact":
-            found = []
+            hypotheses = []
             for row, best in enumerate(beam_search(start, config)):
                 one, size = slice(row, row + 1), int(lengths[row])
                 prefix = None if prefixes is None else prefixes[one]
@@ -60,6 +60,6 @@ def search(
                 alone = ActiveHypotheses(
                     model, source[one, :size], lengths[one], config, prefix, constraints, end
                 )
-                found.append(exact_search(alone, best, config).hypotheses)
-    check_finite(all(found))
-    return found
+                hypotheses.append(exact_search(alone, best, config).hypotheses)
+    check_finite(all(hypotheses))
+    return hypotheses

@@ -23,7 +23,7 @@ from tfm.search.spelling import OpenEnd, SpellingStep, next_step
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A finished output."""
+    """A finished output of a search, or a given target that was scored."""
 
     tokens: tuple[int, ...]  # token ids, without BOS and EOS
     log_prob: float  # log P(tokens, EOS | source), in nats
@@ -50,11 +50,11 @@ def length_penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
-def keep_best(best: list[Hypothesis], found: Hypothesis, n_best: int) -> None:
+def keep_best(best: list[Hypothesis], hypothesis: Hypothesis, n_best: int) -> None:
     """Insert a hypothesis into the list of the n best, best first, if it is new and among them."""
-    if all(found.tokens != known.tokens for known in best):
-        best.append(found)
-        best.sort(key=lambda hypothesis: -hypothesis.score)
+    if all(hypothesis.tokens != other.tokens for other in best):
+        best.append(hypothesis)
+        best.sort(key=lambda each: -each.score)
         del best[n_best:]
 
 
@@ -283,15 +283,15 @@ class ActiveHypotheses:
     def min_log_probs(self, scores: Sequence[float]) -> Array:
         """Return the [B] log probabilities above which outputs can beat [B] scores.
 
-        Log probabilities only fall. The greatest divisor is that of the maximum length or, if the
-        length penalty's exponent is negative, that of the next length.
+        Log probabilities only fall. The greatest divisor belongs to the maximum length or, if the
+        length penalty's exponent is negative, to the next length.
         """
         lengths = self._max_lengths if self._penalties_grow else self.length + 1
         bounds: Array = np.array(scores) * self._penalties[lengths]
         return bounds
 
     def advance(self, chosen: Continuations, is_active: Array) -> None:
-        """Replace the hypotheses by their continuations [B, K'], where [B, K'] is True."""
+        """Replace the hypotheses by their continuations, where `is_active` [B, K'] is True."""
         log_probs, parents, tokens = chosen
         num_sentences, num_hypotheses, length = self.tokens.shape
         log_probs = np.where(is_active, log_probs, np.float32(-math.inf))
@@ -313,7 +313,7 @@ class ActiveHypotheses:
 
     @property
     def _may_rule_out(self) -> bool:
-        """Whether a token may be ruled out next, besides those that are never produced."""
+        """Whether tokens may be ruled out next, besides the tokens that are never produced."""
         return self._constraints is not None or self.length <= self._min_length
 
     def _ruled_out(self, selected: Array, vocab_size: int) -> tuple[Array, Array]:

@@ -123,7 +123,7 @@ def _merge_groups(groups: Sequence[Sequence[Hypothesis]], n_best: int) -> list[H
     for rank in range(max(map(len, groups))):
         candidates: list[Hypothesis] = []
         for hypothesis in (group[rank] for group in groups if rank < len(group)):
-            if all(hypothesis.tokens != known.tokens for known in best):
+            if all(hypothesis.tokens != other.tokens for other in best):
                 keep_best(candidates, hypothesis, n_best - len(best))
         best += candidates
     return sorted(best, key=lambda hypothesis: -hypothesis.score)

@@ -27,10 +27,11 @@ _MAX_DECOMPOSED_BYTES = 16  # of a character and its marks, in UTF-8
 
 
 class Constraints:
-    """What the tokens of a hypothesis rule out next; EOS always remains possible.
+    """Rules for the tokens that may not follow a hypothesis; EOS always remains possible.
 
     Args:
-        no_repeat_ngram: Number of tokens of which no n-gram may occur twice; None for any.
+        no_repeat_ngram: Length of n-grams that may not occur twice in an output, in tokens; None
+            allows all.
         banned: Text that no output may contain.
 
     Attributes:
@@ -43,7 +44,7 @@ class Constraints:
         self.never: tuple[int, ...] = () if banned is None else banned.always
 
     def ruled_out(self, tokens: Array) -> tuple[Array, Array]:
-        """Return what may not follow hypotheses [R, t]: N of their rows [N], and a token for each.
+        """Return indices [N] of the hypotheses [R, t], and for each a token that may not follow.
 
         The hypotheses are without BOS. The tokens `never` are left out, and pairs may recur.
         """
@@ -102,7 +103,7 @@ def read_phrases(path: Path) -> list[str]:
 
 @functools.lru_cache(maxsize=2)
 def _banned_text(path: Path, stamp: int, vocabulary: Callable[[], Vocabulary]) -> "BannedText":
-    """Return the text of a file that was last changed at a time; this takes a while."""
+    """Read banned text, which takes a while; `stamp`, the file's last change, is for the cache."""
     return BannedText(read_phrases(path), vocabulary())
 
 
@@ -159,7 +160,7 @@ class BannedText:
         self.always = tuple(self._containing())
 
     def completing(self, tokens: Sequence[int]) -> set[int]:
-        """Return the tokens that would complete a phrase after those of a hypothesis."""
+        """Return the tokens that would complete a phrase after the tokens of a hypothesis."""
         raw_tail = b"".join(self._raw_surfaces[token] for token in tokens)
         tail = self._compared(raw_tail)
         found = self._following(tail)
@@ -174,12 +175,12 @@ class BannedText:
         return found
 
     def _compared(self, surface: bytes) -> bytes:
-        """Return a text, of which the first and last character may be incomplete, to compare it."""
+        """Return text as it is compared; its first and last character may be incomplete."""
         text = self._normalization.comparable(surface.decode(errors="surrogateescape"))
         return text.encode(errors="surrogateescape")
 
     def _following(self, tail: bytes) -> set[int]:
-        """Return the tokens of which the beginning completes a phrase after a text."""
+        """Return the tokens whose beginning completes a phrase after a text."""
         found: set[int] = set()
         for size in self._sizes:
             if size > len(tail):
@@ -190,7 +191,7 @@ class BannedText:
         return found
 
     def _completing(self, start: bytes, is_in_word: bool) -> frozenset[int]:
-        """Return the tokens that complete a phrase of which the start is there.
+        """Return the tokens that complete a phrase after its start.
 
         `is_in_word` says whether the start is preceded by a character of a word.
         """

@@ -45,14 +45,15 @@ def search_shortlist(
 ) -> list[list[Hypothesis]]:
     """Search for outputs of sources [B, S] of [B] lengths, of pieces in a shortlist.
 
-    Other arguments, the result and errors are those of `search`. Forced tokens may be any pieces.
+    Other arguments, the result and errors are documented at `search`. Forced tokens may be any
+    pieces.
     """
     open_ends = open_ends or [()] * len(prefixes)
     if config.search == "exact" and len(lengths) > 1:  # which searches each sentence by itself
         return [
-            found
+            hypotheses
             for row in range(len(lengths))
-            for found in search_shortlist(
+            for hypotheses in search_shortlist(
                 models,
                 shortlist,
                 source[row : row + 1, : int(lengths[row])],
@@ -75,7 +76,7 @@ def search_shortlist(
     restricted = [ShortlistedModel(model, on_device, excluded) for model in models]
     short_ids = np.full(vocab_size, _ABSENT)
     short_ids[pieces] = np.where(pieces == PAD, PAD, np.arange(len(pieces)))
-    found = search(
+    nbest_lists = search(
         restricted[0] if len(restricted) == 1 else Ensemble(restricted),
         source,
         lengths,
@@ -85,7 +86,7 @@ def search_shortlist(
         constraints=constraints and ShortlistConstraints(constraints, pieces, short_ids),
         open_ends=[renumbered(end, short_ids) for end in open_ends],
     )
-    return [[_with_ids(each, pieces) for each in n_best] for n_best in found]
+    return [[_with_ids(each, pieces) for each in n_best] for n_best in nbest_lists]
 
 
 class ShortlistConstraints(Constraints):
@@ -110,7 +111,7 @@ class ShortlistConstraints(Constraints):
 
 
 class ShortlistedModel(SearchableModel):
-    """A model with a vocabulary of V' pieces; ids of special tokens are those of the model.
+    """A model with a vocabulary of V' pieces; special tokens keep the ids of the model.
 
     Args:
         model: A model in evaluation mode.
@@ -173,7 +174,7 @@ def _vocabulary(
     return np.pad(pieces, (0, num_spare), constant_values=PAD), allowed
 
 
-def _with_ids(found: Hypothesis, pieces: Array) -> Hypothesis:
-    """Replace the tokens of a batch's vocabulary by those of the model's."""
-    tokens = tuple(pieces[list(found.tokens)].tolist())
-    return replace(found, tokens=tokens, vocabulary="shortlist")
+def _with_ids(hypothesis: Hypothesis, pieces: Array) -> Hypothesis:
+    """Replace token ids of a batch's vocabulary by the model's token ids."""
+    tokens = tuple(pieces[list(hypothesis.tokens)].tolist())
+    return replace(hypothesis, tokens=tokens, vocabulary="shortlist")

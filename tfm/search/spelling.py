@@ -62,7 +62,7 @@ class Spellings:
     """The tokens that spell any text.
 
     Args:
-        surfaces: What each token adds to the text, in UTF-8; nothing if it is special.
+        surfaces: The text of each token, in UTF-8; empty for special tokens.
     """
 
     def __init__(self, surfaces: Sequence[bytes]) -> None:

@@ -63,7 +63,7 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
     The model is written to `out_dir`, by default "averaged" in the run folder. In place of an older
     average, it keeps the files that others put there, such as a shortlist. Calibrating it takes
     as long as translating the validation text; until then, the folder has the model without.
-    Errors are those of the command.
+    Raises the errors of the command.
     """
     is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
     # In its usual place, a damaged average is replaced as well.

@@ -40,7 +40,7 @@ def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> 
 
     Parts of the text that have not changed, or that `binarize_share` has encoded, are not encoded
     again. Memory use does not depend on the size of the text; the output not on the number of
-    threads. Result and errors are those of the command.
+    threads. Returns the result and raises the errors of the command.
     """
     with lock_dataset(data_dir):
         return update_token_ids(Manifest.load(data_dir), config, force=force)
@@ -51,7 +51,7 @@ def binarize_share(
 ) -> None:
     """Encode one share of the parts of the training text, for a later call of `binarize`.
 
-    Each share may be encoded by another machine at the same time. Errors are those of the command.
+    Each share may be encoded by another machine at the same time. Raises the errors of the command.
     """
     with lock_share(data_dir, share):
         manifest = Manifest.load(data_dir)
@@ -246,7 +246,7 @@ def _changed(
 
 
 def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
-    """Return the numbers of pairs and tokens of a split from those of its parts.
+    """Return the numbers of pairs and tokens of a split, given the numbers of its parts.
 
     `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
     `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.

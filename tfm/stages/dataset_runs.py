@@ -31,7 +31,7 @@ def check_runs(data_dir: Path, changes: Sequence[str], *, force: bool) -> None:
 
 
 def runs_on(data_dir: Path) -> list[Path]:
-    """Return the runs that could be resumed on a dataset: in runs/, and those that it records."""
+    """Return the runs that could be resumed on a dataset, from runs/ and from its own record."""
     recorded = recorded_runs(data_dir)
     found = [run for run in sorted(RUNS_ROOT.glob("*")) if _is_run_on(data_dir, run)]
     known = {str(run.absolute()): run for run in found}

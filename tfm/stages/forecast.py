@@ -82,9 +82,10 @@ def estimate_run(
     num_processes: int,
     num_local: int,
 ) -> Estimate:
-    """Estimate time and disk of a new run from a short measurement of the device, if it is here.
+    """Estimate time and disk space of a new run; measure the device if this machine has it.
 
-    Processes on a CPU, of which each machine has `num_local`, cannot be faster than its cores.
+    Without the device, the time is NaN. The `num_local` processes on the CPU of each machine share
+    its cores.
     """
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
     sample = batcher.sample()
@@ -160,9 +161,9 @@ class Forecast:
 def forecast(
     data_dir: Path, run: RunConfig, *, num_processes: int = 1, num_local: int = 1
 ) -> Forecast:
-    """Compute the cost of a run on a number of processes, of which each machine has `num_local`.
+    """Compute the cost of a run in `num_processes`, with `num_local` of them on each machine.
 
-    The GPUs may be those of another machine: then only what does not depend on them is known.
+    The GPUs may belong to another machine: then the estimate of time is NaN.
 
     Raises:
         DataError: The dataset cannot be used.

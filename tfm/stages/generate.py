@@ -17,7 +17,7 @@ from tfm.inference.engine import Engine
 from tfm.inference.reader import LineReader, count_lines
 from tfm.inference.steps import Output, Step
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
-from tfm.reporting import Progress, format_figure, say
+from tfm.reporting import Progress, format_number, say
 from tfm.stages.generate_plan import Generation
 from tfm.stages.partial_output import PartialOutput
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
@@ -37,7 +37,7 @@ def generate(
     num_processes: int | None = None,
     output: PartialOutput | None = None,
 ) -> Iterator[tuple[str, list[Output]]]:
-    """Translate a text, parse it, or score the targets of a plan; print what is known in the end.
+    """Translate or parse a text, or score the targets of a plan; then print a summary.
 
     The output does not depend on the number of worker processes, each of which has its own GPU if
     the device is cuda; by default, a long text is divided among the cores of a CPU. What is
@@ -77,7 +77,7 @@ def generate(
                 output.commit(units)
             bar.update(len(units))
     if scores_given and num_lines:
-        shown = format_figure(perplexity(-log_prob / num_pieces), decimals=3)
+        shown = format_number(perplexity(-log_prob / num_pieces), decimals=3)
         say(
             f"generate: {num_lines:,} targets of {num_pieces:,} tokens, EOS included{since}: "
             f"log probability {log_prob:,.1f}, perplexity {shown} per token"
@@ -138,8 +138,8 @@ def _start_engine(
 ) -> Engine | Workers:
     """Load models, and choose between this process and others, which are not started yet.
 
-    By default, there is a process for each thread of a CPU if the text is long, as far as it is
-    known: of a pipe, the lines that have arrived when the models are loaded.
+    By default, there is a process for each thread of a CPU if the text is long. For a pipe, only
+    the lines count that have arrived when the models are loaded.
     """
     if num_processes is not None and num_processes > 1:
         paths = [model.path for model in models]

@@ -1,4 +1,4 @@
-"""What tfm generate reads, with which models, and where it writes; checked before it starts."""
+"""The plan of tfm generate: input, models and output, checked before it starts."""
 
 import io
 import os
@@ -73,8 +73,8 @@ def plan_generation(
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
 
-    Arguments and errors are those of the command; `targets` has translations to score, and
-    `runs_dir` is the folder of all runs.
+    Takes the arguments and raises the errors of the command; `targets` has translations to score,
+    and `runs_dir` is the folder of all runs.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -167,7 +167,7 @@ def output_settings(
     """Return what decides the output besides the text, so that only the same output is continued.
 
     These are the contents of files, the arithmetic that this machine chooses, and the settings of
-    steps. `form` is that of the output lines. Settings that only divide the work are left out.
+    steps. `form` is the form of the output lines. Settings that only divide the work are left out.
 
     Raises:
         UsageError: This machine does not support the settings.

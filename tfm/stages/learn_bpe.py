@@ -102,7 +102,7 @@ def _changes(before: Table | None, after: Table) -> list[str]:
 def _learn_models(
     texts: list[list[Path]], config: SubwordConfig, version: int
 ) -> list[subword.SubwordModel]:
-    """Learn a joint model, or those of source and target, from the parts of both sides."""
+    """Learn a joint model, or models of source and target, from the parts of both sides."""
     source, target = texts
     more = f" and {len(source) - 1} more parts" if source[1:] else ""
     say(f"learn-bpe: learning from {source[0]} and {target[0]}{more}")

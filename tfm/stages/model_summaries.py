@@ -31,7 +31,7 @@ _EXPORTED_FILES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """What is known about a model from its folder.
+    """A summary of a model, read from its folder.
 
     Attributes:
         model: The folder.
@@ -112,7 +112,7 @@ def summarize_model(folder: Path) -> ModelSummary:
 
 
 def describe_export(folder: Path, model_dir: Path, kind: str) -> None:
-    """Write what is known about a model, and the names of all files, into an export of it."""
+    """Write a summary of a model, and the names of all files, into an export of it."""
     record = asdict(summarize_model(model_dir))
     del record["model"], record["num_bytes"], record["problem"]
     files = sorted(path.name for path in folder.iterdir())

@@ -30,7 +30,7 @@ _RECORD_SECONDS = 1.0  # between two records
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """What FILE.partial contains.
+    """The content of FILE.partial.
 
     Attributes:
         format: Version of this format.

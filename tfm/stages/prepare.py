@@ -51,10 +51,10 @@ def prepare(
     earlier steps read may be deleted, and a killed call is resumed by the next one.
 
     `overrides` are {"cleaning" | "subword" | "binarize": {name: value}}; they replace settings of
-    the recipe. A call without a `share` joins those of earlier calls, which different machines may
-    clean at the same time. `force` replaces another dataset in the folder, which stays as it was
-    until all text of the new one is complete. Other arguments and the errors are those of the
-    command.
+    the recipe. A call without a `share` joins the shares of earlier calls, which different machines
+    may clean at the same time. `force` replaces another dataset in the folder, which stays as it
+    was until all text of the new one is complete. Other arguments and the errors are documented at
+    the command.
     """
     settings = {
         section: {**recipe.settings(section), **overrides.get(section, {})}
@@ -124,9 +124,9 @@ def append_text(
 ) -> PrepareResult:
     """Add the training text of a recipe to a dataset, in further parts of it.
 
-    It is cleaned by the rules of the dataset, apart from those of the recipe and of `overrides`,
-    and pairs that the dataset has are dropped. The subword model stays, and only the new text is
-    encoded. Arguments and errors are those of `prepare`.
+    It is cleaned by the rules of the dataset, unless the recipe or `overrides` change them, and
+    pairs that the dataset has are dropped. The subword model stays, and only the new text is
+    encoded. Takes the arguments and raises the errors of `prepare`.
     """
     with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
@@ -212,7 +212,7 @@ def _check_appended(
 
 
 def _check_encoded(manifest: Manifest, config: BinarizeConfig) -> None:
-    """Raise UsageError unless the token ids of a dataset are those of its settings."""
+    """Raise UsageError unless the token ids of a dataset were made with its settings."""
     data_dir = manifest.data_dir
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     if changes := encoding_changes(manifest, vocabulary, config):

@@ -142,7 +142,7 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
 
 
 def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:
-    """Return two settings of a run, of which the others may be those of another version.
+    """Return two settings of a run, whose other settings may be from another version of tfm.
 
     Raises:
         UsageError: One of them is wrong, or the file is not TOML.

@@ -57,7 +57,7 @@ def score(
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
     there with the first reference, or else its suffix. A baseline is tested for a significant
-    difference. Errors are those of the command.
+    difference. Raises the errors of the command.
     """
     check_metrics(metrics or ())
     if references:
@@ -104,7 +104,7 @@ def score(
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:
-    """Drop the byte order marks of trees, but warn of those of text, which sacreBLEU scores."""
+    """Drop byte order marks of trees; warn of byte order marks of text, which sacreBLEU scores."""
     for name, lines in texts.items():
         if not lines[0].startswith(BYTE_ORDER_MARK):
             continue
@@ -143,7 +143,7 @@ def _is_same(one: Text, other: Text) -> bool:
 def read_lines(path: Text, name: str = "") -> list[str]:
     """Read a text file whose lines end with LF or CR LF; a byte order mark is text.
 
-    Lines of a list may have their ends, as those of `readlines`; its `name` is for messages.
+    Lines of a list may have line ends, as from `readlines`; its `name` is for messages.
 
     Raises:
         DataError: The file is missing, empty or not UTF-8, or the list empty.
@@ -220,7 +220,7 @@ def _check_spaces(name: str, text: str) -> None:
 def _language_of(reference: Text, runs_dir: Path) -> str:
     """Return the language in which `tfm generate` wrote for a reference, or else its suffix.
 
-    The last suffix that is a language counts: that of test.zh_Hans.txt is zh_Hans. Lists have none.
+    The last suffix that is a language counts, such as zh_Hans in test.zh_Hans.txt. Lists have none.
     """
     if not isinstance(reference, Path):
         return ""

@@ -61,7 +61,7 @@ def train(
     Every process of `world` calls it, and all of them train one model together; without a world,
     this is the only process. Signals are recorded in `stop`, by default without a notice.
 
-    Errors are those of the command; if other processes are gone, it is LostPeersError.
+    Raises the errors of the command, and LostPeersError if other processes are gone.
     """
     world = world or World()
     check_effects(run, num_processes=world.size)

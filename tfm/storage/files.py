@@ -41,7 +41,7 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
         is_folder: Whether to write a folder.
 
     Raises:
-        UsageError: It leads to something that must not be replaced, or nowhere.
+        UsageError: The path leads to something that must not be replaced, or nowhere.
     """
     target = _end_of_links(path)
     try:
@@ -83,7 +83,7 @@ def _is_open_as(descriptor: int, status: os.stat_result) -> bool:
 
 
 def _end_of_links(path: Path) -> Path:
-    """Return where links lead, but not those of open files, which need not have a name."""
+    """Follow links, except for links to open files, which need not have a name."""
     for _ in range(_MAX_LINKS):
         if not path.is_symlink() or _is_open_file(path):
             break
@@ -100,7 +100,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that replaces `path` only if the block ends without an error.
 
     Raises:
-        UsageError: The path is not that of a file to create or replace, as `output_target` says.
+        UsageError: A file at the path may not be created or replaced, as for `output_target`.
     """
     target = output_target(path)
     partial = _prepare(target)
@@ -130,7 +130,7 @@ def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Itera
     another name, where `intact_directory` finds it.
 
     Raises:
-        UsageError: As that of `output_target`.
+        UsageError: As for `output_target`.
     """
     target = output_target(path, is_folder=True)
     partial = _prepare(target)
@@ -267,7 +267,7 @@ def read_record(path: Path, kind: type[T], *, format_: int, advice: str) -> T:
     """Read a dataclass from a JSON object that `write_json` wrote, with its "format".
 
     Raises:
-        DataError: It is damaged or of another format; the message ends with the advice.
+        DataError: The file is damaged or of another format; the message ends with the advice.
     """
     record = read_json(path)
     if (written := record.pop("format", None)) != format_:

@@ -1,6 +1,6 @@
 """Checks of the paths that a user gives, so that all commands and Python functions refuse alike.
 
-A wrong path is found before anything is loaded or computed: they are marks of parameters.
+The checks are annotations of parameters, so that a wrong path is reported before any work starts.
 """
 
 import os
@@ -51,7 +51,7 @@ def kind_of(folder: Path) -> str | None:
 
 
 def where_instead(path: Path, *kinds: str) -> str | None:
-    """Return what to do about a path that is no folder of some kinds; None if nothing is known."""
+    """Return what to do about a path that is no folder of some kinds; None without advice."""
     for around in (*path.parents[:_MAX_LEVELS], *path.absolute().parents[:_MAX_LEVELS]):
         if (kind := kind_of(around)) in kinds:
             return f"name {around}, the {kind} around it"
@@ -92,7 +92,7 @@ def existing_folder(paths: PathsT) -> PathsT:
 
 
 def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, force: bool) -> None:
-    """Raise UsageError unless a folder can be written: a new one, or one of this kind by force.
+    """Raise UsageError unless a folder is new, or by force replaces a folder of this kind.
 
     `own` are the names that an earlier call wrote there, None if it is not of this kind. A folder
     with others is not replaced.

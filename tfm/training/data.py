@@ -207,7 +207,7 @@ def check_start(start: ModelFolder, data: TrainingData) -> None:
 def _check_binarized(
     manifest: Manifest, index: DatasetIndex, vocabulary: Vocabulary, splits: Sequence[str] = SPLITS
 ) -> None:
-    """Raise DataError unless the token ids are those of the text, with the subword model.
+    """Raise DataError unless the token ids encode the text with the subword model.
 
     Text that was deleted after it was binarized is not compared.
     """

@@ -18,7 +18,7 @@ _STEPS_TO_BUILD_BUCKETS = 3
 
 
 class Gradients:
-    """The gradients of a single process; subclasses sum those of several processes.
+    """The gradients of a single process; subclasses sum gradients over several processes.
 
     Attributes:
         loss: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over

@@ -25,7 +25,7 @@ from tfm.folders.tensor_file import record_from
 from tfm.inference.steps import Step
 from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, memory_problem, model_cost
-from tfm.reporting import Progress, format_figure, say
+from tfm.reporting import Progress, format_number, say
 from tfm.training.data import TrainingData, ValidationSplit, num_first_parts
 from tfm.training.progress import (
     ControlFlags,
@@ -35,7 +35,7 @@ from tfm.training.progress import (
     StepReport,
     mean_nll,
     no_heartbeat,
-    shown_figures,
+    progress_statistics,
 )
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
 from tfm.training.trainer import StepBatch, Trainer
@@ -46,7 +46,7 @@ _MAX_REASON = 100  # characters
 
 @dataclass
 class RunState:
-    """The state of a run besides its trainer's, saved in every checkpoint."""
+    """The progress of a run, besides the state of its trainer; saved in every checkpoint."""
 
     best: Measured | None = None  # quality at the best validation so far
     validations_since_best: int = 0
@@ -183,7 +183,7 @@ class TrainingRun:
         if loss is None or loss < math.log(vocab_size):
             return None
         return (
-            f"its loss of {format_figure(loss, decimals=2)} nats per token is not below "
+            f"its loss of {format_number(loss, decimals=2)} nats per token is not below "
             f"{math.log(vocab_size):.2f}, that of a guess among all {vocab_size:,} pieces"
         )
 
@@ -315,12 +315,12 @@ class TrainingRun:
 
     def _read_report(self, step: PendingStep) -> None:
         number = step.position.step
-        self.heartbeat(f"step {number:,}, its figures", waits=not self.group.is_alone)
+        self.heartbeat(f"step {number:,}, its results", waits=not self.group.is_alone)
         report, window = step.report(), self._record.window
         window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
         problem = [self._saver.problem] if self._saver.problem else []
-        self._bar.update(1, figures=problem + shown_figures(window))
+        self._bar.update(1, statistics=problem + progress_statistics(window))
         if report.skipped:
             self._count_skip(report, step)
         else:

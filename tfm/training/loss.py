@@ -94,7 +94,7 @@ class BatchLoss(nn.Module):
 def join_bias(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return [N, d_model + 8] states that end in ones, and [V, d_model + 8] a weight with the bias.
 
-    Their product is that of [N, d_model] and [V, d_model], plus the bias [V].
+    Their product is the product of [N, d_model] and [V, d_model], plus the bias [V].
     """
     columns = (bias / _BIAS_COLUMNS)[:, None].expand(-1, _BIAS_COLUMNS)
     return F.pad(hidden_states, (0, _BIAS_COLUMNS), value=1.0), torch.cat([weight, columns], dim=1)

@@ -14,8 +14,8 @@ from tfm.folders.run_folder import METRICS
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
 
-FIGURES = ("train", "validation")  # the kinds of lines with figures
-_NO_FIGURES = ("kind", "signature", "text_pairs", "text_losses")
+MEASURED = ("train", "validation")  # the kinds of records with measured values
+_NOT_MEASURED = ("kind", "signature", "text_pairs", "text_losses")
 _MAX_NUMBER = 1e300
 
 Record = dict[str, Any]
@@ -131,7 +131,7 @@ def read_lines(run_dir: Path) -> list[bytes]:
 def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
     """Yield the records of all lines that are complete.
 
-    Figures of training and validation that are not finite numbers are None.
+    Values of training and validation that are not finite numbers become None.
     """
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
@@ -140,7 +140,7 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
             )
             step = record.get("step") if isinstance(record, dict) else None
             if type(step) is int and step >= 0:
-                yield _with_current_names(_with_figures(record))
+                yield _with_current_names(_with_numbers(record))
 
 
 def _number(text: str) -> int | float | None:
@@ -151,12 +151,12 @@ def _number(text: str) -> int | float | None:
     return int(text) if text.lstrip("-").isdecimal() else value
 
 
-def _with_figures(record: Record) -> Record:
-    """Return a record of which all figures are numbers or None."""
-    if record.get("kind") not in FIGURES:
+def _with_numbers(record: Record) -> Record:
+    """Return a record in which all measured values are numbers or None."""
+    if record.get("kind") not in MEASURED:
         return record
     return {
-        name: value if name in _NO_FIGURES or type(value) in (int, float) else None
+        name: value if name in _NOT_MEASURED or type(value) in (int, float) else None
         for name, value in record.items()
     }
 
@@ -173,9 +173,9 @@ def _with_current_names(record: Record) -> Record:
 
 
 def _is_before(line: bytes, step: int, train_step: int) -> bool:
-    """Return whether a line is of one of the steps.
+    """Return whether a line belongs to a step up to `step`, or to `train_step` if of training.
 
-    A line that a crash has cut short is not, nor that of the end of a run, which now continues.
+    A line that a crash has cut short does not count, nor does the end of a run that now continues.
     """
     try:
         record = json.loads(line)
@@ -200,8 +200,8 @@ class EventFile:
     """Writes the records of a run to an event file in its folder.
 
     It begins with all lines of metrics.jsonl and replaces the event files of earlier processes: the
-    curves of a resumed run continue at its step. Their wall time is that of training, without the
-    time between two processes.
+    curves of a resumed run continue at its step. Their wall time is the time of training, without
+    the time between two processes.
 
     If the file cannot be written, as on a full disk, it ends there until the run resumes.
     """
@@ -228,7 +228,7 @@ class EventFile:
             return
         try:
             for record in records:
-                if record.get("kind") in FIGURES:
+                if record.get("kind") in MEASURED:
                     self._write(record)
             self._writer.flush()
         except OSError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tfm.config.schema import Measured
 from tfm.data.dataset import Rows
-from tfm.reporting import format_figure
+from tfm.reporting import format_number
 from tfm.training.loss import perplexity
 
 
@@ -99,9 +99,9 @@ class PendingStep:
         position: The run's position after the step.
         clock: With a mark at the beginning of the step, and before it one where the wait for its
             batch began, if that is known; the end of the step is marked here.
-        figures: Loss, negative log-likelihood, norm of the gradient, whether the update was
+        results: Loss, negative log-likelihood, norm of the gradient, whether the update was
             skipped, and loss scale: scalars on the device.
-        known: The other fields of its report.
+        other_fields: The other fields of its report.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class PendingStep:
         pairs: Rows,
         position: Position,
         clock: DeviceClock,
-        figures: Sequence[Tensor],
-        known: Mapping[str, Any],
+        results: Sequence[Tensor],
+        other_fields: Mapping[str, Any],
     ) -> None:
         self.pairs = pairs
         self.position = replace(position)
         self._clock = clock
-        self._known = known
-        self._figures = copy_to_host(torch.stack([each.double() for each in figures]))
+        self._other_fields = other_fields
+        self._results = copy_to_host(torch.stack([each.double() for each in results]))
         clock.mark()
 
     def report(self) -> StepReport:
         """Wait until the step is done, and return its report."""
         *waiting, computing = self._clock.seconds()
-        loss, nll, norm, skipped, scale = self._figures.tolist()
+        loss, nll, norm, skipped, scale = self._results.tolist()
         return StepReport(
             loss=loss,
             nll=nll,
@@ -134,7 +134,7 @@ class PendingStep:
             waiting_seconds=sum(waiting),
             step=self.position.step,
             epoch=self.position.epoch,
-            **self._known,
+            **self._other_fields,
         )
 
 
@@ -143,18 +143,18 @@ def copy_to_host(x: Tensor) -> Tensor:
     return x.to("cpu", non_blocking=True)
 
 
-def shown_figures(reports: Sequence[StepReport]) -> list[str]:
-    """Return the figures beside the progress bar, the most important first.
+def progress_statistics(reports: Sequence[StepReport]) -> list[str]:
+    """Return the statistics beside the progress bar, the most important first.
 
     Everywhere, the loss that users see is the cross-entropy without label smoothing, the logarithm
     of the perplexity. Means leave out skipped steps.
     """
     newest, nll = reports[-1], mean_nll(reports)
     return [
-        f"loss {format_figure(nll, decimals=3)}",
+        f"loss {format_number(nll, decimals=3)}",
         f"{_rate(reports, 'num_tokens'):,.0f} tok/s",
         f"epoch {newest.epoch}",
-        f"ppl {format_figure(perplexity(nll), decimals=2)}",
+        f"ppl {format_number(perplexity(nll), decimals=2)}",
         f"lr {newest.learning_rate:.1e}",
         f"data wait {_waiting_share(reports):.0%}",
     ]

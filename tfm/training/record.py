@@ -67,8 +67,8 @@ class RunRecord:
     def skipped(self, report: StepReport, step: PendingStep) -> None:
         """Write and print that a step was skipped, and why."""
         record = {"kind": "skipped", "step": report.step, "epoch": report.epoch}
-        figures = {"smoothed_loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
-        self._write(record | figures | {"pairs": step.pairs.tolist()})
+        values = {"smoothed_loss": str(report.loss), "gradient_norm": str(report.gradient_norm)}
+        self._write(record | values | {"pairs": step.pairs.tolist()})
         overflow = "fp16 overflow, halving the loss scale"
         reason = overflow if report.overflowed else describe_skip(report)
         say(f"train: step {report.step:,} was skipped: {reason}")
@@ -119,7 +119,7 @@ class RunRecord:
 
 
 def all_metrics(validations: Mapping[str, Validation]) -> dict[str, float]:
-    """Return the metrics of all sets, those of a set with a name as "NAME:loss"."""
+    """Return the metrics of all validation sets; for a set with a name as "NAME:loss"."""
     return {
         f"{name}:{metric}" if name else metric: value
         for name, validation in validations.items()

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from tfm.plotting import Axes, Figure, drawing, ticker
-from tfm.reporting import format_duration, format_figure
+from tfm.reporting import format_duration, format_number
 from tfm.storage.files import write_text
 from tfm.training.metrics_log import Record, read_metrics
 
@@ -132,7 +132,7 @@ def write_report(run_dir: Path) -> None:
     """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
 
     Equal files of the same age give identical reports. Truncated lines are ignored. A run of which
-    no metrics could be written, as on a full disk, has a report without figures.
+    no metrics could be written, as on a full disk, has a report without metrics.
     """
     path = run_dir / "metrics.jsonl"
     training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)
@@ -149,7 +149,7 @@ def write_report(run_dir: Path) -> None:
         charts=_grid(_render_charts(_MAIN_CHARTS, records, latest["step"])),
         texts=_fold("Training texts", _render_texts(texts, training, validation)),
         others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, records, latest["step"]))),
-        figures=_fold("Newest metrics", _render_figures(training, validation)),
+        newest=_fold("Newest metrics", _render_newest(training, validation)),
         settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
     )
     write_text(run_dir / "report.html", content)
@@ -182,7 +182,7 @@ def write_comparison(
         charts=_grid(main),
         texts="",
         others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, training, last_step))),
-        figures="",
+        newest="",
         settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
     )
     write_text(path, content)
@@ -268,7 +268,7 @@ def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -
 def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
     """Draw lines, with dots if there are few points, and a ring around the best value.
 
-    A curve without points takes a color, too: that of a run or set is the same in all charts.
+    A curve without points takes a color, too: then a run or set has the same color in all charts.
     """
     for number, (label, points) in enumerate(curves.items()):
         if not points:
@@ -355,11 +355,11 @@ def _at_step(point: tuple[int, float]) -> str:
     return f"{value:.4g} at step {step:,}"
 
 
-def _render_figures(training: Sequence[Record], validation: Sequence[Record]) -> str:
+def _render_newest(training: Sequence[Record], validation: Sequence[Record]) -> str:
     """Return the newest metrics as HTML."""
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
-    format_perplexity = partial(format_figure, decimals=2)
+    format_perplexity = partial(format_number, decimals=2)
     flop, flop_per_second = (ticker.EngFormatter(unit, places=1) for unit in ("FLOP", "FLOP/s"))
     return _render_list(
         ("Target tokens", newest.get("tokens"), "{:,}".format),
@@ -401,11 +401,11 @@ def _render_texts(
     return table + _grid([_render_chart(_TEXTS, losses, last_step)])
 
 
-def _render_list(*figures: tuple[str, Any, Callable[[Any], str]]) -> str:
-    """Return titles and formatted values as HTML, without those that are None."""
+def _render_list(*entries: tuple[str, Any, Callable[[Any], str]]) -> str:
+    """Return titles and formatted values as HTML, without values that are None."""
     rows = [
         f"<div><dt>{title}</dt><dd>{html.escape(render(value)).replace('|', '|<wbr>')}</dd></div>"
-        for title, value, render in figures
+        for title, value, render in entries
         if value is not None
     ]
     return "<dl>\n{}\n</dl>".format("\n".join(rows)) if rows else ""

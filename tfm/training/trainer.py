@@ -245,8 +245,8 @@ class Trainer:
             pairs=self.batcher.pairs(batch.rows),
             position=self.position,
             clock=clock,
-            figures=[loss, nll, norm, skipped, scale],
-            known={
+            results=[loss, nll, norm, skipped, scale],
+            other_fields={
                 "num_tokens": num_tokens,
                 "flops": flops,
                 "learning_rate": rate,
@@ -283,7 +283,7 @@ class Trainer:
         return group.sum(sums), flags
 
     def _forward_backward(self, batch: StepBatch, number: int, weight: float | Tensor) -> Tensor:
-        """Add the gradient of a microbatch's weighted loss to that of the batch.
+        """Add the gradient of a microbatch's weighted loss to the batch's gradient.
 
         Return [2] sums of loss and negative log-likelihood.
         """

@@ -20,7 +20,7 @@ from tfm.inference.steps import Step
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model, evaluation_copy
-from tfm.reporting import format_figure
+from tfm.reporting import format_number
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
@@ -39,8 +39,8 @@ class Validation:
     text_losses: list[float] = field(default_factory=list)  # of samples of the training texts
 
     def __str__(self) -> str:
-        loss = format_figure(self.metrics["loss"], decimals=3)
-        shown = f"loss {loss} (perplexity {format_figure(self.metrics['perplexity'], decimals=2)})"
+        loss = format_number(self.metrics["loss"], decimals=3)
+        shown = f"loss {loss} (perplexity {format_number(self.metrics['perplexity'], decimals=2)})"
         if self.score is not None:
             shown += f" · {self.score.label} {self.score.value:.2f}"
         return shown

@@ -1,1 +1,1 @@
-"""tfm attend: a page and figures of attention weights."""
+"""tfm attend: attention weights as an HTML page or as image files."""

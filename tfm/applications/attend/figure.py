@@ -146,7 +146,7 @@ def _draw(
 
 
 def _add_header(picture: Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
-    """Write title, texts and an explanation above the maps, in lines as long as the maps."""
+    """Write title, texts and an explanation above the maps, wrapped to the width of the maps."""
     title, query_name, key_name = LABELS[maps.kind]
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to; {SYMBOLS}"
     width, height = picture.get_size_inches()

@@ -35,10 +35,10 @@ def write_page(
     layer: int,
     heads: Sequence[int],
 ) -> None:
-    """Write a page on which the kind of attention, layer and heads can be chosen.
+    """Write an HTML file on which readers choose the kind of attention, the layer and the heads.
 
-    It starts with `kind`, `layer` and `heads`, counted from 1, and shows `note`, a line about the
-    origin of the weights. `languages` are the codes of source and target.
+    It opens with `kind`, `layer` and `heads`, counted from 1. Below the maps' sentences is `note`,
+    a line about the origin of the weights. `languages` are the codes of source and target.
     """
     data = {
         "source": {"text": source, "language": languages[0]},

@@ -59,7 +59,7 @@ class Finding:
     def of(
         cls, check: str, what: str, *, is_well: bool, remedy: str, level: Level = "warning"
     ) -> "Finding":
-        """Return a finding; level and remedy are for one that is not well."""
+        """Return a finding that is "ok" if all is well, or else has this level and remedy."""
         return cls(check, what) if is_well else cls(check, what, level, remedy)
 
 
@@ -84,14 +84,14 @@ def diagnose() -> Findings:
 
 
 def check_python() -> Findings:
-    """Name Python and the system."""
+    """Report the versions of Python and the system; only Linux x86_64 is tested."""
     system = f"{platform.system()} {platform.machine()}"
     note = "" if system == "Linux x86_64" else ", which is untested"
     yield Finding("python", f"{platform.python_version()} on {system}{note}")
 
 
 def check_packages() -> Findings:
-    """Compare the packages that tfm and each extra need with those that are installed."""
+    """Compare the installed packages with the requirements of tfm and its extras."""
     by_extra: dict[str, list[Requirement]] = {}
     with suppress(metadata.PackageNotFoundError):
         for each in map(Requirement, metadata.requires(DISTRIBUTION) or []):
@@ -135,7 +135,7 @@ def _is_new(requirement: Requirement) -> bool:
 
 
 def check_cpu() -> Findings:
-    """Name the CPU, its cores and what is fast on it."""
+    """Report the CPU, the cores for this process, and the fast instruction sets."""
     this, cores = cpu.this_cpu(), cpu.num_cores()
     units = {
         "AVX-512": this.has_avx512,
@@ -195,7 +195,7 @@ def check_disks() -> Findings:
 
 
 def check_files() -> Findings:
-    """Write, lock, rename and delete where runs are saved."""
+    """Test writing, locking, renaming and deleting in the folder of runs."""
     folder = existing_parent(RUNS_ROOT)
     try:
         with (

@@ -44,7 +44,7 @@ def compute() -> Iterator[Finding]:
 
 
 def check_gpu() -> Finding:
-    """Name the GPUs that torch sees."""
+    """Report the GPUs that torch sees."""
     if torch.cuda.is_available():
         names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
         return Finding("gpu", ", ".join(names))
@@ -57,7 +57,7 @@ def check_gpu() -> Finding:
 
 
 def check_threads() -> Finding:
-    """Compare the threads of torch with the cores."""
+    """Warn if torch has more threads than this process has cores."""
     threads, cores = torch.get_num_threads(), num_cores()
     variable = os.environ.get("OMP_NUM_THREADS")
     what = f"{threads} for {cores} cores" + (
@@ -68,7 +68,7 @@ def check_threads() -> Finding:
 
 
 def check_choices() -> Iterator[Finding]:
-    """Name what `auto` chooses, and the warnings of that."""
+    """Report the device and precision that `auto` chooses, and the warnings of that choice."""
     warnings: list[str] = []
     chosen = [
         f"{command} on {verified_compute('auto', 'auto', trains=trains, notify=warnings.append)}"

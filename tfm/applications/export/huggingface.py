@@ -47,7 +47,7 @@ def new_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Return the tokenizer of a joint BPE vocabulary, which also cleans text as tfm does.
 
     Raises:
-        UsageError: It would encode or decode some text differently.
+        UsageError: The tokenizer would encode or decode some text differently.
     """
     model = vocabulary.source
     pieces = model.pieces(range(len(model)))
@@ -82,7 +82,7 @@ def new_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(text_pieces: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield all pairs of pieces that form a piece, those that form the best piece first."""
+    """Yield all pairs of pieces that form a piece, in the order of the formed pieces' scores."""
     known = set(text_pieces)
     for piece in text_pieces:
         for cut in range(1, len(piece)):

@@ -26,10 +26,10 @@ _MAX_FILE_BYTES = 1 << 31  # of protobuf
 
 
 def write_onnx(folder: Path, model: Model, search: SearchConfig, vocabulary: Vocabulary) -> None:
-    """Write the encoder, the decoder step and the subword models.
+    """Write the encoder, the decoder step and the subword models into a folder.
 
     Raises:
-        UsageError: They cannot express the model.
+        UsageError: The model has a part that the export does not support.
     """
     model = _supported(model)
     if model.max_positions is None:  # the table must not grow in a traced model
@@ -92,7 +92,7 @@ def _write(
     outputs: list[str],
     varying: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Trace a module on inputs of any shape, of which some dimensions vary, and write it."""
+    """Trace a module on example inputs, whose given dimensions may vary, and write it."""
     dim = torch.export.Dim
     shapes = {
         name: [dim.DYNAMIC if i in varying[name] else dim.STATIC for i in range(tensor.dim())]
@@ -134,7 +134,7 @@ class _Encoder(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys [N, B, h, S, d_k] and values [N, B, h, S, d_v] for N decoder layers."""
+        """Encode ids [B, S] to N layers' keys [N, B, h, S, d_k] and values [N, B, h, S, d_v]."""
         encoded = self.model.encode(source, Padded(source.size(1), lengths))
         memory = [
             layer.cross_attention.keys_values(encoded) for layer in self.model.decoder.layers()

@@ -36,7 +36,7 @@ class Program(Protocol):
     name: str
 
     def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
-        """Translate lines that are not empty to at most a number of tokens, without EOS."""
+        """Translate lines that are not empty to at most `limit` tokens, EOS not counted."""
 
     def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
         """Return the log probabilities of the tokens and the EOS of each target, in nats."""

@@ -94,7 +94,7 @@ class _Weights:
         return self._by_name[name].detach()
 
     def fill_stack(self, spec: Any, stack: str, embedding_spec: Any, embedding: str) -> None:
-        """Fill in the encoder or the decoder; CTranslate2 scales embeddings by √d_model itself."""
+        """Copy the encoder or decoder and its embedding, which CTranslate2 scales by √d_model."""
         embedding_spec.weight = self[f"{embedding}.weight"]
         if self._config.learned_positions is not None:
             positions = self[f"{embedding}.positions"]

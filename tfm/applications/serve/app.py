@@ -1,4 +1,4 @@
-"""The LibreTranslate protocol over HTTP, with errors as one sentence, a page, and figures."""
+"""The LibreTranslate protocol over HTTP, with a page and Prometheus metrics."""
 
 import asyncio
 import base64
@@ -103,7 +103,7 @@ class RequestMetrics:
         await self._app(scope, receive, count)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of all figures."""
+        """Yield the lines of all metrics, in the text format of Prometheus."""
         counts = {
             f'{{path="{path}",status="{status}"}}': count
             for (path, status), count in sorted(self._counts.items())
@@ -121,7 +121,7 @@ class RequestMetrics:
 
 
 def metric(name: str, meaning: str, samples: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of a counter, whose name ends with _total, or a gauge; samples by labels."""
+    """Yield the lines of a metric: a counter if its name ends with _total, or else a gauge."""
     yield f"# HELP {name} {meaning}"
     yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
     for labels, value in samples.items():
@@ -253,8 +253,8 @@ class Service:
             among: The languages to return; all that the identifier knows if None.
         """
         ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
-        known = [*chain(*self._routes)]
-        codes = among or [languages.closest(code, known) or code for code in ranked]
+        served = [*chain(*self._routes)]
+        codes = among or [languages.closest(code, served) or code for code in ranked]
         shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in codes}
         return [
             {"confidence": round(100 * share, 1), "language": code}
@@ -316,13 +316,13 @@ class Service:
             f'{{source="{model.info.source}",target="{model.info.target}"}}': model.queue
             for model in (route.model for route in self._routes.values())
         }
-        figures: Sequence[tuple[str, str, Callable[[TranslationQueue], int]]] = (
+        metrics: Sequence[tuple[str, str, Callable[[TranslationQueue], int]]] = (
             ("tfm_waiting_requests", "Requests that wait or are translated.", len),
             ("tfm_batches_total", "Translated batches.", attrgetter("num_batches")),
             ("tfm_lines_total", "Translated sentences.", attrgetter("num_lines")),
         )
         lines = [*self._requests.lines()]
-        for name, meaning, value in figures:
+        for name, meaning, value in metrics:
             lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
 

@@ -72,7 +72,7 @@ async def read_fields(request: Request, config: ServeConfig) -> Fields:
     """Return the fields of a JSON object or a form.
 
     Raises:
-        HTTPException: It is too large, arrives too slowly, or is neither of them.
+        HTTPException: The body is too large, arrives too slowly, or is neither JSON nor a form.
         ClientDisconnect: The client has closed the connection.
     """
     body = await _read_body(request, config)
@@ -143,7 +143,7 @@ def text_of(fields: Fields, config: ServeConfig) -> str:
     """Return the only text of a request.
 
     Raises:
-        HTTPException: It is missing, no text, or too long.
+        HTTPException: The field `q` is missing, is not one text, or is too long.
     """
     texts, is_list = _texts(fields.get("q"), config.max_characters)
     if is_list:
@@ -180,10 +180,10 @@ def _as_list(text: str) -> Any:
     return found if is_list else text
 
 
-def _code(fields: Fields, name: str, known: Iterable[str]) -> str:
+def _code(fields: Fields, name: str, supported: Iterable[str]) -> str:
     code = fields.get(name)
     if not isinstance(code, str) or not code:
-        codes = ", ".join(dict.fromkeys(known))
+        codes = ", ".join(dict.fromkeys(supported))
         raise HTTPException(400, f"{name} is missing: send the code of a language: {codes}")
     if len(code) > _MAX_CODE or not code.isascii() or not code.isprintable():
         raise HTTPException(400, f"{name} is not the code of a language, such as en")

@@ -30,17 +30,17 @@ Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
 
 @dataclass(eq=False)
 class _Job:
-    """The lines of a request, of which the first `num_taken` are translated or being translated."""
+    """The lines of a request; the first `num_taken` are translated or in the current batch."""
 
     lines: Sequence[str]
     config: SearchConfig
     answer: "asyncio.Future[list[list[Output]]]"
-    found: list[list[Output]] = field(default_factory=list)
+    outputs: list[list[Output]] = field(default_factory=list)
     num_taken: int = 0
 
     @property
     def has_more(self) -> bool:
-        """Whether there are lines to take, and somebody who waits for them."""
+        """Whether lines are left to translate, and the client still waits."""
         return self.num_taken < len(self.lines) and not self.answer.done()
 
     def num_characters(self) -> int:
@@ -85,7 +85,7 @@ class TranslationQueue:
         return len(self._jobs)
 
     async def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
-        """Translate the lines of a request; cancelling it drops those that are left.
+        """Translate the lines of a request; cancelling drops the lines that are left.
 
         Raises:
             HTTPException: Too many requests wait.
@@ -110,7 +110,7 @@ class TranslationQueue:
             await self._translate_batch(parts)
 
     def _next_batch(self) -> list[tuple[_Job, Sequence[str]]]:
-        """Take lines of the jobs that have the settings of the one that waited longest."""
+        """Take lines for a batch, of the job that waited longest and others with its settings."""
         waiting = [job for job in self._jobs if job.has_more]
         chosen: list[_Job] = []
         num_free = self._batch_characters
@@ -136,7 +136,7 @@ class TranslationQueue:
         config = parts[0][0].config
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._thread, self._translate, lines, config)
+            translated = await loop.run_in_executor(self._thread, self._translate, lines, config)
         except Exception as error:  # raised again for the request that caused it
             if len(parts) > 1:
                 for each in parts:
@@ -146,11 +146,11 @@ class TranslationQueue:
             return
         self.num_batches += 1
         self.num_lines += len(lines)
-        outputs = iter(found)
+        remaining = iter(translated)
         for job, part in parts:
-            job.found += [next(outputs) for _ in part]
-            if len(job.found) == len(job.lines) and not job.answer.done():
-                job.answer.set_result(job.found)
+            job.outputs += [next(remaining) for _ in part]
+            if len(job.outputs) == len(job.lines) and not job.answer.done():
+                job.answer.set_result(job.outputs)
 
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
@@ -161,7 +161,7 @@ class ServedModel:
 
     Raises:
         CheckpointError: The folder has no valid model.
-        UsageError: It is a parser, or does not support the settings.
+        UsageError: The model is a parser, or does not support the settings.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Route:
-    """How a text is translated from one language to another."""
+    """A direction of translation, with the model and the settings of its search."""
 
     model: ServedModel
     source: str
@@ -260,8 +260,8 @@ class Route:
         """
         parts = list(map(self._part, texts))
         lines = [segment.source for part in parts for segment in part.segments]
-        found = iter(await self.search_lines(lines, n_best=n_best))
-        finished = [part.finish(list(islice(found, len(part.segments)))) for part in parts]
+        outputs = iter(await self.search_lines(lines, n_best=n_best))
+        finished = [part.finish(list(islice(outputs, len(part.segments)))) for part in parts]
         return [translations for [translations] in finished]
 
     async def search_lines(self, lines: Sequence[str], *, n_best: int) -> list[list[Output]]:

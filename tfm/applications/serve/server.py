@@ -28,7 +28,7 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C; then answer the requests that have arrived.
 
-    `search` are settings that replace those of the models. Errors are those of the command.
+    `search` replaces settings of the models' searches. Raises the errors of the command.
     """
     key_digest = _read_key(config)
     if "ban" in search:

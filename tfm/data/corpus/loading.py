@@ -1,4 +1,4 @@
-"""Recipes: those that come with tfm, TOML files, and those for text files or trees of the user."""
+"""Recipes that come with tfm, from TOML files, or for the user's own text files or trees."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -128,7 +128,7 @@ def _valid_cleaning(table: TomlTable) -> Table:
 def _settings_problems(
     kind: type[Settings], settings: Table, table: TomlTable, keys: tuple[str, ...]
 ) -> list[str]:
-    """Return the mistakes in settings that are a table under some keys."""
+    """Return the problems of settings from the table under some keys of a recipe."""
     places = {key: table.place(*keys, key) for key in settings}
     return settings_and_problems(kind, settings, places)[1]
 
@@ -141,7 +141,7 @@ def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoTe
 
 
 def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | MonoText:
-    """Return a text with its paths, which are relative to the folder, as paths from here."""
+    """Return an entry whose paths, relative to the folder, are joined to the folder."""
     if isinstance(entry, MonoText):
         is_path = entry.text is not None and not is_url(entry.text)
         return replace(entry, text=str(folder / entry.side)) if is_path else entry

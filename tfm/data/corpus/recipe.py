@@ -90,7 +90,7 @@ class OpusArchive(Archive):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """What every text may have besides its files.
+    """The options that every text may have besides its files.
 
     Attributes:
         tag: Tag such as <bt> or <2fr> that is put before each source sentence.
@@ -131,8 +131,8 @@ class TextOptions:
 class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
-    If both are the same file, it has two columns, source and target, separated by a tab. A name
-    that ends in .sgm or .xml is that of SGML. Files may be compressed.
+    If both are the same file, it has two columns, source and target, separated by a tab. A file
+    whose name ends in .sgm or .xml is SGML. Files may be compressed.
 
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
@@ -166,7 +166,7 @@ class OpusText(TextOptions):
 
     Attributes:
         opus: Name and version of the corpus, such as "Europarl/v8".
-        languages: OPUS's codes of source and target language; by default those of the recipe.
+        languages: OPUS's codes of source and target language; by default the recipe's.
         sha256: Checksum of the zip archive in hexadecimal.
         lines: Expected number of lines.
     """
@@ -295,7 +295,7 @@ Text = TextFiles | TreeFile | GeneratedText
 
 
 def text_name(text: Text) -> str:
-    """Return a name for a text: that of its source file, or of its generator."""
+    """Return a name for a text: the name of its source file or of its generator."""
     return text.generator if isinstance(text, GeneratedText) else PurePosixPath(text.sides[0]).name
 
 
@@ -373,7 +373,7 @@ class Recipe:
         return [Path(side) for side in self._loose_sides() if not is_url(side)]
 
     def num_bytes(self) -> int:
-        """Return the size of the text in bytes, as far as it is known before it is downloaded."""
+        """Return the size of the text in bytes; archives of unknown size count as 0."""
         size = self.text_size or sum(file.size or 0 for file in self.archives)
         return size + sum(path.stat().st_size for path in self.local_paths())
 

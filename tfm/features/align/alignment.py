@@ -30,7 +30,7 @@ _BATCH_POSITIONS = 1 << 18  # pairs of source and target positions in a batch, p
 
 
 class Side(NamedTuple):
-    """One sentence of a pair."""
+    """The pieces of one side of a sentence pair, and the words that they belong to."""
 
     ids: list[int]  # its pieces, without EOS
     words: list[int]  # the number of the word to which each piece belongs
@@ -44,8 +44,8 @@ class Aligner:
         model: The model, which reads the source and predicts the target.
         vocabulary: Its vocabulary.
         compute: Where to compute.
-        heads: The attention heads whose weights are averaged, as numbers among those of all layers
-            in order.
+        heads: The attention heads whose weights are averaged, numbered from 0 across all layers, in
+            order.
         reverse: An aligner by a model from target to source.
     """
 
@@ -65,26 +65,26 @@ class Aligner:
         Raises:
             CheckpointError: The weights are not finite: the model has diverged.
         """
-        found = self.links(sources, targets)
+        direct = self.links(sources, targets)
         if self.reverse is None:
-            return [tuple(sorted(links)) for links in found]
+            return [tuple(sorted(links)) for links in direct]
         swapped = self.reverse.links(targets, sources)
         opposite = [{(source, target) for target, source in links} for links in swapped]
-        return [tuple(sorted(grow_diagonal(*each))) for each in zip(found, opposite, strict=True)]
+        return [tuple(sorted(grow_diagonal(*each))) for each in zip(direct, opposite, strict=True)]
 
     def links(self, sources: Sequence[str], targets: Sequence[str]) -> list[set[tuple[int, int]]]:
         """Return the links of `align` by this model alone."""
         pairs = self.encode(sources, targets)
-        found: list[set[tuple[int, int]]] = [set() for _ in pairs]
+        links: list[set[tuple[int, int]]] = [set() for _ in pairs]
         for index, weights in self.attention(pairs):
             source, target = pairs[index]
             linked = weights[self.heads].mean(dim=0).argmax(dim=-1).tolist()
-            found[index] = {
+            links[index] = {
                 (source.words[at], word)
                 for at, word in zip(linked, target.words, strict=True)
                 if at < len(source.words)
             }
-        return found
+        return links
 
     def encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[Side, Side]]:
         """Return the pieces of sentence pairs and the words that they belong to."""
@@ -118,8 +118,8 @@ class Aligner:
             check_finite(bool(weights.isfinite().all()))
             for row, index in enumerate(batch):
                 source, target = pairs[index]
-                each = weights[:, row, :, : len(target.ids), : len(source.ids) + 1]
-                yield index, each.flatten(0, 1)
+                of_pair = weights[:, row, :, : len(target.ids), : len(source.ids) + 1]
+                yield index, of_pair.flatten(0, 1)
 
     def _batch_attention(self, pairs: Sequence[tuple[Side, Side]]) -> Tensor:
         """Return the weights [L, B, h, T, S + 1] of padded pairs."""
@@ -140,20 +140,20 @@ def grow_diagonal(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> set
     It starts from their intersection, and adds links of their union that are next to a link, also
     diagonally, and align a word that has no link yet.
     """
-    union, found = one | other, one & other
-    sources, targets = {source for source, _ in found}, {target for _, target in found}
-    waiting = deque(sorted(found))
+    union, links = one | other, one & other
+    sources, targets = {source for source, _ in links}, {target for _, target in links}
+    waiting = deque(sorted(links))
     while waiting:
         source, target = waiting.popleft()
         for row, column in product((-1, 0, 1), repeat=2):
             link = (source + row, target + column)
             is_new = link[0] not in sources or link[1] not in targets
             if is_new and link in union:
-                found.add(link)
+                links.add(link)
                 sources.add(link[0])
                 targets.add(link[1])
                 waiting.append(link)
-    return found
+    return links
 
 
 Integers = npt.NDArray[np.int64]
@@ -168,7 +168,7 @@ def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
     (2019, §4.1), or of the only layer.
 
     Raises:
-        CheckpointError: The folder has no valid model, or one that has diverged.
+        CheckpointError: The folder has no valid model, or its model has diverged.
     """
     compute = choose_compute(device, "fp32")
     model = folder.model().to(compute.device).eval()
@@ -189,10 +189,10 @@ def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
 
 
 def choose_heads(aligner: Aligner, pairs: Sequence[tuple[Side, Side]]) -> list[int]:
-    """Choose the heads whose mean weights make target pieces most predictable from their links.
+    """Choose the attention heads whose links make target pieces most predictable.
 
-    Heads are ranked by `predictability`; of the means of the first 1, 2, … heads, the one with the
-    greatest predictability is chosen.
+    Heads are ranked by `predictability`. The first n are chosen; this n maximizes the
+    predictability by the mean of their weights. Numbers of heads start at 0, across all layers.
     """
     ranked = np.argsort(-np.array(_predictabilities(aligner, pairs)), kind="stable").tolist()
     size = int(np.argmax(_predictabilities(aligner, pairs, ranked))) + 1
@@ -225,17 +225,17 @@ def predictability(source_ids: Integers, target_ids: Integers, half: Integers) -
     Args:
         source_ids: [N] the source piece of each link.
         target_ids: [N] its target piece.
-        half: [N] 0 or 1, the half of the text from which it is.
+        half: [N] 0 or 1, the half of the text that the link is from.
     """
     pairs = np.unique(np.stack([source_ids, target_ids]), axis=1, return_inverse=True)[1].ravel()
     vocab_size = int(target_ids.max()) + 1
     total = 0.0
-    for known in (half == 0, half == 1):
+    for in_half in (half == 0, half == 1):
         in_pairs, in_sources, in_targets = (
-            np.bincount(ids[known], minlength=int(ids.max()) + 1)[ids[~known]]
+            np.bincount(ids[in_half], minlength=int(ids.max()) + 1)[ids[~in_half]]
             for ids in (pairs, source_ids, target_ids)
         )
-        frequency = (in_targets + 1) / (known.sum() + vocab_size)
+        frequency = (in_targets + 1) / (in_half.sum() + vocab_size)
         total += float(np.log((in_pairs + frequency) / (in_sources + 1)).sum())
     return total / len(target_ids)
 

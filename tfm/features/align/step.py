@@ -16,11 +16,11 @@ from tfm.inference.steps import Output, Segment, Step
 
 
 class Align(Step):
-    """Adds their word alignments to outputs.
+    """Adds the word alignment of source and output to each output.
 
     Args:
-        folders: The model to align with, and perhaps one for the reverse direction.
-        device: Where to compute.
+        folders: The model to align with, and optionally a model for the reverse direction.
+        device: The device to compute on.
     """
 
     def __init__(self, folders: Sequence[ModelFolder], device: InferenceDevice) -> None:
@@ -59,13 +59,13 @@ class Align(Step):
         return self
 
     @override
-    def after(self, states: Sequence[Segment], found: list[list[Output]]) -> list[list[Output]]:
+    def after(self, states: Sequence[Segment], outputs: list[list[Output]]) -> list[list[Output]]:
         pairs = [
             (unit.source, each.text)
-            for unit, outputs in zip(states, found, strict=True)
-            for each in outputs
+            for unit, n_best in zip(states, outputs, strict=True)
+            for each in n_best
         ]
         alignments = iter(self._aligner.align(*zip(*pairs, strict=True)))
         return [
-            [replace(each, alignment=next(alignments)) for each in outputs] for outputs in found
+            [replace(each, alignment=next(alignments)) for each in n_best] for n_best in outputs
         ]

@@ -28,8 +28,8 @@ class AttentionMaps:
     def by_words(self) -> "AttentionMaps":
         """Return the weights between words instead of pieces.
 
-        They are summed over the pieces of a key, and averaged over those of a query. Text without
-        spaces keeps its pieces.
+        They are summed over the pieces of a key, and averaged over the pieces of a query. Text
+        without spaces keeps its pieces.
         """
         queries, keys = _word_starts(self.queries), _word_starts(self.keys)
         weights = np.add.reduceat(self.weights, keys, axis=-1)
@@ -51,7 +51,7 @@ class AttentionMaps:
 def attention_maps(
     model: Model, vocabulary: Vocabulary, source_ids: Sequence[int], target_ids: Sequence[int]
 ) -> dict[AttentionKind, AttentionMaps]:
-    """Return the weights of each kind of attention that the model has, on the model's device.
+    """Compute, on the model's device, the weights of each kind of attention that the model has.
 
     Args:
         model: The model.

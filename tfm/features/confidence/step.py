@@ -43,10 +43,12 @@ class Confidence(Step):
     calibration: Calibration
 
     @override
-    def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
-        return [[self._added(each) if each.pieces else each for each in n_best] for n_best in found]
+    def after(self, states: Sequence[Any], outputs: list[list[Output]]) -> list[list[Output]]:
+        return [
+            [self._added(each) if each.pieces else each for each in n_best] for n_best in outputs
+        ]
 
     def _added(self, output: Output) -> Output:
         log_prob = output.log_prob / len(output.pieces)
-        found = np.interp(log_prob, self.calibration.log_probs, self.calibration.qualities)
-        return replace(output, confidence=float(found))
+        quality = np.interp(log_prob, self.calibration.log_probs, self.calibration.qualities)
+        return replace(output, confidence=float(quality))

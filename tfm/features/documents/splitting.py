@@ -63,14 +63,14 @@ def split(text: str, language: str) -> list[Piece]:
 
     Args:
         text: Any text, of any number of paragraphs.
-        language: Its language code, for abbreviations; those of English for unknown languages.
+        language: Its language code, which selects the abbreviations; English for unknown languages.
     """
     lines = text.splitlines(keepends=True)
     return [piece for line in lines for piece in _split_line(line, language)]
 
 
 def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:
-    """Return a text with translated sentences; the arguments are those of `translated_pieces`."""
+    """Return a text with translated sentences; takes the arguments of `translated_pieces`."""
     return "".join(translated_pieces(pieces, translations, source=source, target=target))
 
 

@@ -15,8 +15,8 @@ class Sentences(Step):
     """Splits paragraphs into sentences, and joins their translations with the white space.
 
     The sentences of a text are numbered from 1 on. The n-th best output of a paragraph has the n-th
-    best translation of each sentence, or the last one of those that have fewer; its `parts` are the
-    sentences and what is kept between them, which has no pieces.
+    best translation of each sentence, or the last one if a sentence has fewer. Its `parts` are the
+    sentences, and the text that is kept between them, which has no pieces.
 
     Args:
         source: Language code of the paragraphs.
@@ -39,32 +39,32 @@ class Sentences(Step):
 
     @override
     def after(
-        self, states: Sequence[Sequence[Piece]], found: list[list[Output]]
+        self, states: Sequence[Sequence[Piece]], outputs: list[list[Output]]
     ) -> list[list[Output]]:
-        remaining = iter(found)
-        outputs = []
+        remaining = iter(outputs)
+        paragraphs = []
         for pieces in states:
             sentences = list(islice(remaining, sum(piece.is_sentence for piece in pieces)))
             ranked: dict[str, Output] = {}
             for rank in range(max(map(len, sentences), default=1)):
                 output = self._join(pieces, [each[: rank + 1][-1] for each in sentences])
                 ranked.setdefault(output.text, output)
-            outputs.append(list(ranked.values()))
-        return outputs
+            paragraphs.append(list(ranked.values()))
+        return paragraphs
 
-    def _join(self, pieces: Sequence[Piece], found: Sequence[Output]) -> Output:
+    def _join(self, pieces: Sequence[Piece], sentences: Sequence[Output]) -> Output:
         """Return a paragraph with its translated sentences; probabilities are multiplied."""
         texts = translated_pieces(
-            pieces, [each.text for each in found], source=self._source, target=self._target
+            pieces, [each.text for each in sentences], source=self._source, target=self._target
         )
-        remaining = iter(found)
+        remaining = iter(sentences)
         kept = Output("", score=0.0, log_prob=0.0)
         outputs = [next(remaining) if piece.is_sentence else kept for piece in pieces]
         return Output(
             "".join(texts),
-            score=sum(each.score for each in found),
-            log_prob=sum(each.log_prob for each in found),
-            pieces=tuple(chain(*(each.pieces for each in found))),
+            score=sum(each.score for each in sentences),
+            log_prob=sum(each.log_prob for each in sentences),
+            pieces=tuple(chain(*(each.pieces for each in sentences))),
             parts=tuple(
                 (piece.text, replace(each, text=text))
                 for piece, each, text in zip(pieces, outputs, texts, strict=True)

@@ -1,7 +1,7 @@
 """Minimum Bayes risk decoding: the candidate that is most similar to all candidates.
 
-The scores equal those of sacreBLEU's `sentence_score`, which would extract the n-grams of a pair of
-candidates for each score. Here, those of a candidate are extracted once.
+The scores equal sacreBLEU's `sentence_score`, which would extract the n-grams of both candidates
+for each score. Here, the n-grams of a candidate are extracted once.
 """
 
 import math
@@ -36,7 +36,7 @@ def pairwise_utilities(
 
 
 def _pairwise_chrf(texts: Sequence[str]) -> Matrix:
-    """Compute chrF2 as Popović (2015), with sacreBLEU's defaults."""
+    """Return chrF2 (Popović 2015) [N, N] of texts, with sacreBLEU's defaults."""
     from sacrebleu.metrics.chrf import CHRF  # here, because loading it takes time
     from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
@@ -57,17 +57,17 @@ def _pairwise_chrf(texts: Sequence[str]) -> Matrix:
 
 
 def _pairwise_bleu(texts: Sequence[str], tokenizer: BleuTokenizer) -> Matrix:
-    """Compute sentence BLEU with the exponential smoothing that is sacreBLEU's default."""
+    """Return sentence BLEU [N, N] of texts, with sacreBLEU's default, exponential smoothing."""
     from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
     from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
     tokenize = BLEU(tokenize=tokenizer).tokenizer
     max_order = MAX_NGRAM_ORDER
-    found = [extract_all_word_ngrams(tokenize(text), 1, max_order) for text in texts]
-    lengths = [length for _, length in found]
+    counted = [extract_all_word_ngrams(tokenize(text), 1, max_order) for text in texts]
+    lengths = [length for _, length in counted]
     matches = [
         _common_counts(
-            [{n: c for n, c in counts.items() if len(n) == order} for counts, _ in found]
+            [{n: c for n, c in counts.items() if len(n) == order} for counts, _ in counted]
         )
         for order in range(1, max_order + 1)
     ]
@@ -113,11 +113,11 @@ def _common_counts(counted: Sequence[Counts]) -> Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class MinimumBayesRisk(Step):
-    """Keeps the most useful of the candidates that a search has found.
+    """Keeps only the candidate of a search with the greatest expected utility.
 
     Attributes:
-        utility: The measure of their similarity.
-        are_samples: Whether they are samples.
+        utility: The measure of similarity between candidates.
+        are_samples: Whether the candidates are samples.
         tokenizer: The tokenizer of BLEU.
     """
 
@@ -126,11 +126,11 @@ class MinimumBayesRisk(Step):
     tokenizer: BleuTokenizer = "13a"
 
     @override
-    def after(self, states: Sequence[Any], found: list[list[Output]]) -> list[list[Output]]:
-        return [[self.most_useful(candidates)] for candidates in found]
+    def after(self, states: Sequence[Any], outputs: list[list[Output]]) -> list[list[Output]]:
+        return [[self.most_useful(candidates)] for candidates in outputs]
 
     def most_useful(self, candidates: Sequence[Output]) -> Output:
-        """Return the candidate with the greatest expected utility, the first one of several.
+        """Return the first candidate with the greatest expected utility.
 
         The candidates are also the references of the expectation: samples count equally (Eikema &
         Aziz 2020, §4.3), translations of a beam by their probabilities (Kumar & Byrne 2004, §2.3).

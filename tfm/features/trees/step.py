@@ -21,8 +21,8 @@ class Trees(Step):
         self._num_repairs = 0
 
     @override
-    def after(self, states: Sequence[Segment], found: list[list[Output]]) -> list[list[Output]]:
-        pairs = zip(states, found, strict=True)
+    def after(self, states: Sequence[Segment], outputs: list[list[Output]]) -> list[list[Output]]:
+        pairs = zip(states, outputs, strict=True)
         return [[self._restored(tree, unit.source) for tree in trees] for unit, trees in pairs]
 
     @override
