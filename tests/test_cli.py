@@ -150,7 +150,7 @@ def test_help_shows_every_default(run):
 
 def test_help_says_whose_defaults_it_shows(run):
     out = " ".join(run("train", "--help")[1].split())
-    assert f"Defaults are those of --arch {RunConfig().arch}" in out
+    assert f"The defaults shown here are those of --arch {RunConfig().arch}" in out
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])

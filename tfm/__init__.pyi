@@ -109,39 +109,39 @@ def prepare(
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
-        append: Add the training text to the dataset in OUT; its vocabulary stays.
+        append: Add the training text to the dataset in OUT, which keeps its vocabulary.
         part: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
         normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
         drop_empty: Drop pairs with an empty side.
         max_characters: Drop pairs with a side of more than N characters; 0 keeps all.
-        max_length_ratio: Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.
+        max_length_ratio: Drop pairs with a side over X times as long as the other (characters + 10); 0 keeps all.
         drop_duplicates: Keep only the first of identical pairs.
         drop_copies: Drop pairs whose two sides are the same text.
         drop_mojibake: Drop pairs with text decoded from the wrong encoding, such as fÃ¼r instead of für.
         drop_other_script: Drop pairs with a side that is mostly not in the script of its language.
-        drop_unequal_numbers: Drop pairs whose sides differ in their numbers, as far as these are in digits.
-        drop_other_language: Drop pairs with a side that py3langid, an extra, identifies as another language.
+        drop_unequal_numbers: Drop pairs whose sides have different numbers; only numbers in digits count.
+        drop_other_language: Drop pairs with a side in another language, as py3langid (extra: langid) identifies it.
         min_identified_characters: Do not identify the language of sides of fewer than N characters, which is unreliable.
-        max_length_deviations: Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.
-        max_punctuation_deviations: Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.
+        max_length_deviations: Drop pairs whose length ratio is over X deviations from the text's mean; 0 keeps all.
+        max_punctuation_deviations: Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.
         part_pairs: Write the training text in parts of at most N pairs, which later steps read in turn.
         score_model: Model or run folder that scores pairs for min_score; relative to the current folder.
-        min_score: Drop pairs with a mean log probability per target token below N, such as -5, in nats.
+        min_score: Drop pairs with a mean log probability per target token below X, such as -5, in nats.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
         model_type: Subword algorithm.
         separate: Learn one vocabulary per language instead of a joint one.
         target_words: Make each target word one piece, as for symbols of trees; needs --separate.
         character_coverage: Fraction of the text's characters that the vocabulary covers.
-        subwords: Folder or file of a subword model to use; given twice: of source and target.
+        subwords: Folder or file of an existing subword model; give it twice for source and target.
         byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
-        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe.
+        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's.
         sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
         threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
         max_length: Drop training pairs with a side of more than N subword tokens.
-        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability p.
+        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability X.
         bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
         upper_copies: Share of the training pairs to add a copy of in capitals.
         title_copies: Share of the training pairs to add a copy of in title case.
@@ -185,15 +185,15 @@ def learn_bpe(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
         model_type: Subword algorithm.
         separate: Learn one vocabulary per language instead of a joint one.
         target_words: Make each target word one piece, as for symbols of trees; needs --separate.
         character_coverage: Fraction of the text's characters that the vocabulary covers.
-        subwords: Folder or file of a subword model to use; given twice: of source and target.
+        subwords: Folder or file of an existing subword model; give it twice for source and target.
         byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
-        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe.
+        symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's.
         sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
         threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
 
@@ -233,9 +233,9 @@ def binarize(
     Args:
         data: Dataset folder (default: the newest in data/).
         part: Encode only share I of N of the parts of the training text; for several machines.
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         max_length: Drop training pairs with a side of more than N subword tokens.
-        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability p.
+        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability X.
         bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
         upper_copies: Share of the training pairs to add a copy of in capitals.
         title_copies: Share of the training pairs to add a copy of in title case.
@@ -334,8 +334,8 @@ def train(
     """Train a model, or resume from the last checkpoint of the run folder.
 
     Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
-    new run takes the preset that suits the number of pairs and the device. Defaults are those of
-    --arch base; presets and --from differ.
+    new run takes the preset that suits the number of pairs and the device. The defaults
+    shown here are those of --arch base; other presets and --from have others.
 
     Examples::
 
@@ -347,7 +347,7 @@ def train(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        run: Run folder (default: runs/DATA-ARCH); keeps its settings.
+        run: Run folder (default: runs/DATA-ARCH); an existing run is resumed.
         arch: Preset (default: by size of DATA and device).
         from_model: Model or run folder to start from, to adapt it to DATA.
         config: TOML file of settings; flags take precedence over it.
@@ -373,7 +373,7 @@ def train(
         input_feeding: For --arch rnn: feed the attention output into the next step (Luong et al. 2015, §3.3).
         learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
         warmup_steps: Number of linear warmup steps.
-        lr_schedule: Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.
+        lr_schedule: Learning rate after warmup; linear and cosine fall to 0 at a fixed max_steps.
         algorithm: Adam (§5.3), or AdamW, which decays weights.
         weight_decay: AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.
         adam_beta1: Adam's β1.
@@ -385,20 +385,20 @@ def train(
         freeze: With --from: keep a part unchanged; embeddings include the output matrix; repeatable.
         batch_tokens: Target tokens per step, summed over all devices and their microbatches.
         bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
-        max_tokens: Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.
+        max_tokens: Maximum source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.
         num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
         max_steps: Stop after N steps.
         max_epochs: Stop after N epochs.
-        max_minutes: Stop after N minutes of wall time, validation included.
+        max_minutes: Stop after X minutes of wall time, validation included.
         patience: Stop after N validations in a row without improvement in best_metric.
         seed: Random seed of initial weights, data order and dropout.
-        checkpoint_minutes: Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.
+        checkpoint_minutes: Validate and save a checkpoint every X minutes; replaces a preset's checkpoint_steps.
         checkpoint_steps: Validate and save every N steps, instead of every N minutes.
         keep_last: Number of newest checkpoints to keep.
         keep_best: Number of best checkpoints to keep besides the newest.
         best_metric: Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.
         also_valid: Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.
-        average_last: Average at most N of the newest checkpoints, of the last fifth of the steps.
+        average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
         validation_beam: Beam size for the validation score; 0 computes no score.
         log_steps: Write a line to metrics.jsonl every N steps.
@@ -407,17 +407,17 @@ def train(
         background_saving: Write checkpoints in the background, from a copy in memory.
         verify_data: Verify all training data before the first step, also beyond 10 million pairs.
         max_skipped_steps: Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.
-        stall_minutes: Abort if any process makes no progress for N minutes.
+        stall_minutes: Abort if any process makes no progress for X minutes.
         shard: Shard weights and optimizer state over processes (FSDP), for models too large for one.
-        kernels: Layers: auto for those that are fast on the device, or torch's own (plain).
-        compile: On a GPU with --kernels auto, compile the layers: slow first steps, faster others.
+        kernels: Implementation of layers: the fastest for the device (auto), or torch's own (plain).
+        compile: On a GPU with --kernels auto, compile the layers: slow first steps, faster later steps.
         device: Device to compute on; auto is a GPU if there is one.
         precision: Matrix product precision; auto: bf16 if the device has it, fp16 on old GPUs, else fp32.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
 
     Raises:
-        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from those of
-            the run to resume.
+        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from the
+            settings of the run to resume.
         DataError: There is no dataset, or it cannot be used.
         CheckpointError: The checkpoints are damaged, or the last one could not be saved.
         TrainingError: Training has diverged, or there is not enough memory.
@@ -446,8 +446,8 @@ def average(
     Args:
         run: Run folder (default: the newest in runs/).
         out: Folder of the averaged model (default: RUN/averaged).
-        last: Average the N newest checkpoints, whatever their steps (default: see average_last).
-        best: Average the N best checkpoints by best_metric of the run.
+        last: Average the N newest checkpoints, whatever their steps (default: the run's average_last).
+        best: Average the N best checkpoints by the run's best_metric.
         calibrate: Translate the validation text to calibrate the confidence of `tfm generate --json`.
 
     Raises:
@@ -548,8 +548,9 @@ def runs(
 
     Run folders that are named are also drawn: their curves and different settings in one page.
 
-    A run is running if a process on this machine holds its lock. That of another machine counts as
-    running while its metrics are young: at most --stall-minutes, or three times between two lines.
+    A run is running if a process on this machine holds its lock. A run on another machine counts as
+    running if its newest metrics are at most --stall-minutes old, or three times the interval
+    between the last two lines.
 
     Examples::
 
@@ -570,7 +571,8 @@ def models(
 ) -> list[ModelSummary]:
     """List the models on the disk: the best checkpoints of runs, averaged and exported models.
 
-    BLEU is that of validation, or F1 of a parser. "~" is the best of the checkpoints of an average.
+    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints,
+    of which the best score is shown.
 
     Examples::
 
@@ -644,7 +646,7 @@ def generate(
         split: Translate this split of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
         processes: Divide the work and the cores among N processes on the CPU.
-        prefix: File with the beginning of each translation, perhaps within a word; may be empty.
+        prefix: File with the beginning of each translation, a line each; it may end within a word.
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
@@ -652,12 +654,12 @@ def generate(
         document: Split paragraphs into sentences; keep white space.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align: a model of the reverse direction, to combine both alignments.
-        search: Beam search, random sampling, or exact search, which proves that it found the best.
+        search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
-        max_extra_length: Longest translation: the number of source tokens plus N.
-        min_length: Fewest tokens in the translation of a non-empty line; 0 allows empty ones.
-        no_repeat_ngram: No translation has the same N tokens in a row twice; any number if unset.
+        max_extra_length: Maximum length of a translation: N more tokens than the source.
+        min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
+        no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
         mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.
@@ -665,25 +667,25 @@ def generate(
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
         temperature: Sampling: divide logits by this; below 1 is less random.
         top_k: Sampling: draw from the N most probable tokens; from all if unset.
-        top_p: Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.
+        top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
         seed: Random seed of sampling.
         node_limit: Exact search: give up a sentence after extending N prefixes.
         shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
-        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
 
     Returns:
-        The lines that the command prints, with their ends, as soon as they are found. None if they
+        The lines that the command prints, with their ends, as soon as they are ready. None if they
         go to `output`, which is complete when the function returns.
 
     Raises:
         UsageError: Arguments are wrong, contradict each other or have no effect, or the output
-            would overwrite a file that is read, or one of a dataset, model or run.
+            would overwrite a file that is read, or that belongs to a dataset, model or run.
         CheckpointError: There is no such model, or it is damaged.
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.
@@ -706,7 +708,7 @@ def score(
     bootstrap_samples: int | None = ...,
     bootstrap_seed: int | None = ...,
 ) -> ScoreResult:
-    """Score translations; each score has a signature of the settings behind it.
+    """Score translations; each score has a signature of its settings.
 
     Examples::
 
@@ -718,7 +720,7 @@ def score(
         reference: Reference file; repeatable (default: the reference of the last tfm generate).
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         paper: Also compute BLEU as in the paper, and explain the difference to sacreBLEU.
-        language: Target language, for BLEU's tokenizer and --paper (default: that of the last tfm
+        language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
         lowercase: Ignore case; TER always ignores it.
@@ -767,7 +769,7 @@ def attend(
         layer: Draw only this layer, counted from 1.
         head: Draw only this head, counted from 1.
         beam: Beam size of the translation.
-        device: Device to compute on; mps: an Apple GPU, never tried.
+        device: Device to compute on; mps: an Apple GPU, untested.
 
     Raises:
         UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no
@@ -807,8 +809,8 @@ def serve(
 ) -> None:
     """Translate over HTTP (pip install "tfm-mt[serve]").
 
-    The protocol is that of LibreTranslate, so its clients work. Requests that arrive together are
-    translated together. SIGTERM stops the server after it has answered all of them.
+    The protocol is LibreTranslate's, so its clients work. Requests that arrive together are
+    translated together. SIGTERM stops the server after it has answered all requests.
 
     Examples::
 
@@ -816,29 +818,29 @@ def serve(
         tfm serve runs/multi30k-en-de-small runs/multi30k-de-en-small --port 8080
 
     Args:
-        models: Model or run folders (default: the newest run), one for each pair of languages.
+        models: Model or run folders (default: the newest run), one per direction of translation.
         host: Address to listen on; by default, only programs of this machine reach it.
         port: Port to listen on; 0 takes any free port.
         api_key_file: File of the key that requests must have as api_key.
-        max_characters: Most characters of all texts of a request.
+        max_characters: Maximum number of characters in all texts of a request.
         max_body_bytes: Largest body of a request.
-        max_requests: Most requests that wait for a model or are translated; further ones are refused.
-        max_connections: Most open connections; requests on further ones are refused.
-        answer_seconds: Longest time to translate a request, waiting included.
-        receive_seconds: Longest time for a body to arrive, and between two requests of a connection.
-        batch_characters: Most characters of all requests that are translated together.
+        max_requests: Maximum number of requests that wait or are translated; further requests are refused.
+        max_connections: Maximum number of open connections; requests on further connections are refused.
+        answer_seconds: Maximum time in seconds to answer a request, waiting included.
+        receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
+        batch_characters: Maximum number of characters in a batch of requests that are translated together.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
-        max_extra_length: Longest translation: the number of source tokens plus N.
-        min_length: Fewest tokens in the translation of a non-empty line; 0 allows empty ones.
-        no_repeat_ngram: No translation has the same N tokens in a row twice; any number if unset.
+        max_extra_length: Maximum length of a translation: N more tokens than the source.
+        min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
+        no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
         ban: File of words and phrases, one per line, that no translation contains.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
         shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
-        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.

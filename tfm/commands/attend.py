@@ -60,7 +60,7 @@ def attend(
         layer: Draw only this layer, counted from 1.
         head: Draw only this head, counted from 1.
         beam: Beam size of the translation.
-        device: Device to compute on; mps: an Apple GPU, never tried.
+        device: Device to compute on; mps: an Apple GPU, untested.
 
     Raises:
         UsageError: A sentence is empty or too long, a file name is not a picture's, or there is no

@@ -19,7 +19,7 @@ def binarize(
     Args:
         data: Dataset folder (default: the newest in data/).
         part: Encode only share I of N of the parts of the training text; for several machines.
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [binarize].
 
     Returns:

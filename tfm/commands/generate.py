@@ -81,7 +81,7 @@ def generate(
         split: Translate this split of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
         processes: Divide the work and the cores among N processes on the CPU.
-        prefix: File with the beginning of each translation, perhaps within a word; may be empty.
+        prefix: File with the beginning of each translation, a line each; it may end within a word.
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
@@ -89,12 +89,12 @@ def generate(
         **settings: Settings of [steps], [search] and [inference].
 
     Returns:
-        The lines that the command prints, with their ends, as soon as they are found. None if they
+        The lines that the command prints, with their ends, as soon as they are ready. None if they
         go to `output`, which is complete when the function returns.
 
     Raises:
         UsageError: Arguments are wrong, contradict each other or have no effect, or the output
-            would overwrite a file that is read, or one of a dataset, model or run.
+            would overwrite a file that is read, or that belongs to a dataset, model or run.
         CheckpointError: There is no such model, or it is damaged.
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.

@@ -17,7 +17,7 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [subword].
 
     Returns:

@@ -19,7 +19,8 @@ Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]
 def models(folders: Folders = ()) -> "list[ModelSummary]":
     """List the models on the disk: the best checkpoints of runs, averaged and exported models.
 
-    BLEU is that of validation, or F1 of a parser. "~" is the best of the checkpoints of an average.
+    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints,
+    of which the best score is shown.
 
     Examples::
 

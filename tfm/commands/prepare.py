@@ -72,10 +72,10 @@ def prepare(
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
-        append: Add the training text to the dataset in OUT; its vocabulary stays.
+        append: Add the training text to the dataset in OUT, which keeps its vocabulary.
         part: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo this step even if its inputs did not change, or runs need its older output.
+        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
     Raises:

@@ -22,8 +22,9 @@ def runs(
 
     Run folders that are named are also drawn: their curves and different settings in one page.
 
-    A run is running if a process on this machine holds its lock. That of another machine counts as
-    running while its metrics are young: at most --stall-minutes, or three times between two lines.
+    A run is running if a process on this machine holds its lock. A run on another machine counts as
+    running if its newest metrics are at most --stall-minutes old, or three times the interval
+    between the last two lines.
 
     Examples::
 

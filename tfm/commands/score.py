@@ -46,7 +46,7 @@ def score(
     baseline: Annotated[Text | None, Flag(kind=Path | None)] = None,
     **settings: Any,
 ) -> "ScoreResult":
-    """Score translations; each score has a signature of the settings behind it.
+    """Score translations; each score has a signature of its settings.
 
     Examples::
 
@@ -58,7 +58,7 @@ def score(
         reference: Reference file; repeatable (default: the reference of the last tfm generate).
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         paper: Also compute BLEU as in the paper, and explain the difference to sacreBLEU.
-        language: Target language, for BLEU's tokenizer and --paper (default: that of the last tfm
+        language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
         **settings: Settings of [score].

@@ -17,8 +17,8 @@ _WITHOUT = ("n_best", "tag", "search", "mbr", "temperature", "top_k", "top_p", "
 def serve(models: Models = (), **settings: Any) -> None:
     """Translate over HTTP (pip install "tfm-mt[serve]").
 
-    The protocol is that of LibreTranslate, so its clients work. Requests that arrive together are
-    translated together. SIGTERM stops the server after it has answered all of them.
+    The protocol is LibreTranslate's, so its clients work. Requests that arrive together are
+    translated together. SIGTERM stops the server after it has answered all requests.
 
     Examples::
 
@@ -26,7 +26,7 @@ def serve(models: Models = (), **settings: Any) -> None:
         tfm serve runs/multi30k-en-de-small runs/multi30k-de-en-small --port 8080
 
     Args:
-        models: Model or run folders (default: the newest run), one for each pair of languages.
+        models: Model or run folders (default: the newest run), one per direction of translation.
         **settings: Settings of [serve], and of [search] and [inference] but for what requests
             decide.
 

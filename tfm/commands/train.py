@@ -41,8 +41,8 @@ def train(
     """Train a model, or resume from the last checkpoint of the run folder.
 
     Without --config and --arch, an existing --run resumes with its own settings and dataset, and a
-    new run takes the preset that suits the number of pairs and the device. Defaults are those of
-    --arch base; presets and --from differ.
+    new run takes the preset that suits the number of pairs and the device. The defaults
+    shown here are those of --arch base; other presets and --from have others.
 
     Examples::
 
@@ -54,15 +54,15 @@ def train(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        run: Run folder (default: runs/DATA-ARCH); keeps its settings.
+        run: Run folder (default: runs/DATA-ARCH); an existing run is resumed.
         arch: Preset (default: by size of DATA and device).
         from_model: Model or run folder to start from, to adapt it to DATA.
         config: TOML file of settings; flags take precedence over it.
         **settings: Settings of [model], [optimizer], [batching] and [training].
 
     Raises:
-        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from those of
-            the run to resume.
+        UsageError: Arguments are wrong, do not fit the dataset or device, or differ from the
+            settings of the run to resume.
         DataError: There is no dataset, or it cannot be used.
         CheckpointError: The checkpoints are damaged, or the last one could not be saved.
         TrainingError: Training has diverged, or there is not enough memory.

@@ -59,8 +59,8 @@ class Translator:
         Args:
             path: A model or run folder.
             *more_paths: Further members of the ensemble.
-            **settings: Settings of [inference]: device, precision, kernels, threads. The number of
-                threads is that of torch in this process, and stays as it is if unset.
+            **settings: Settings of [inference]: device, precision, kernels, threads. The number
+                of threads holds for all of torch in this process; if unset, it is not changed.
 
         Raises:
             CheckpointError: A folder has no valid model, or models differ in task, languages or
@@ -93,7 +93,7 @@ class Translator:
     def translate(
         self, lines: str | Iterable[str], config: SearchConfig | None = None, **settings: Any
     ) -> str | list[str]:
-        """Translate sentences, whose white space is normalized as that of the training text was.
+        """Translate sentences; white space is normalized as in the training text.
 
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.

@@ -51,9 +51,7 @@ class SearchConfig(Settings, section="search"):
     )
 
     search: Literal["beam", "sample", "exact"] = setting(
-        "beam",
-        "Beam search, random sampling, or exact search, which proves that it found the best.",
-        common=True,
+        "beam", "Beam search, random sampling, or exact search, provably the best.", common=True
     )
     beam_size: int = count(
         4,
@@ -69,16 +67,16 @@ class SearchConfig(Settings, section="search"):
         common=True,
     )
     max_extra_length: int = count(
-        50, "Longest translation: the number of source tokens plus N.", most=MAX_LENGTH
+        50, "Maximum length of a translation: N more tokens than the source.", most=MAX_LENGTH
     )
     min_length: int = setting(
         1,
-        "Fewest tokens in the translation of a non-empty line; 0 allows empty ones.",
+        "Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.",
         limits=(0, MAX_LENGTH),
     )
     no_repeat_ngram: int | None = count(
         None,
-        "No translation has the same N tokens in a row twice; any number if unset.",
+        "Do not repeat a sequence of N tokens within a translation; no limit if unset.",
         most=MAX_LENGTH,
     )
     ban: str | None = setting(
@@ -107,7 +105,7 @@ class SearchConfig(Settings, section="search"):
     )
     top_p: float | None = setting(
         None,
-        "Sampling: draw from the fewest tokens whose probabilities sum to p; from all if unset.",
+        "Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.",
         limits=(0, 1),
     )
     seed: int = setting(1, "Random seed of sampling.", limits=(0, MAX_SEED))
@@ -197,7 +195,7 @@ class InferenceConfig(Settings, section="inference"):
 
     device: InferenceDevice = setting(
         "auto",
-        "Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, never tried.",
+        "Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.",
     )
     precision: InferencePrecision = setting(
         "auto",
@@ -215,9 +213,10 @@ class AverageConfig(Settings, section="average"):
     """Which checkpoints to average (§6.1), and what to do with the average."""
 
     last: int | None = count(
-        None, "Average the N newest checkpoints, whatever their steps (default: see average_last)."
+        None,
+        "Average the N newest checkpoints, whatever their steps (default: the run's average_last).",
     )
-    best: int | None = count(None, "Average the N best checkpoints by best_metric of the run.")
+    best: int | None = count(None, "Average the N best checkpoints by the run's best_metric.")
     calibrate: bool = setting(
         False, "Translate the validation text to calibrate the confidence of `tfm generate --json`."
     )

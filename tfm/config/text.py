@@ -50,7 +50,7 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     max_length_ratio: float = setting(
         4.0,
-        "Drop pairs with a side over N times as long as the other (characters + 10); 0 keeps all.",
+        "Drop pairs with a side over X times as long as the other (characters + 10); 0 keeps all.",
         limits=(0, MAX_COUNT),
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")
@@ -62,10 +62,11 @@ class CleaningConfig(Settings, section="cleaning"):
         False, "Drop pairs with a side that is mostly not in the script of its language."
     )
     drop_unequal_numbers: bool = setting(
-        False, "Drop pairs whose sides differ in their numbers, as far as these are in digits."
+        False, "Drop pairs whose sides have different numbers; only numbers in digits count."
     )
     drop_other_language: bool = setting(
-        False, "Drop pairs with a side that py3langid, an extra, identifies as another language."
+        False,
+        "Drop pairs with a side in another language, as py3langid (extra: langid) identifies it.",
     )
     min_identified_characters: int = setting(
         40,
@@ -74,12 +75,12 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     max_length_deviations: float = setting(
         0.0,
-        "Drop pairs whose length ratio is over N deviations from the text's mean; 0 keeps all.",
+        "Drop pairs whose length ratio is over X deviations from the text's mean; 0 keeps all.",
         limits=(0, 1000),
     )
     max_punctuation_deviations: float = setting(
         0.0,
-        "Drop pairs whose punctuation ratio is over N deviations from its mean; 0 keeps all.",
+        "Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.",
         limits=(0, 1000),
     )
     part_pairs: int = setting(
@@ -92,7 +93,7 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     min_score: float | None = setting(
         None,
-        "Drop pairs with a mean log probability per target token below N, such as -5, in nats.",
+        "Drop pairs with a mean log probability per target token below X, such as -5, in nats.",
         limits=(-1000, 0),
     )
 
@@ -131,7 +132,7 @@ class SubwordConfig(Settings, section="subword"):
     )
     subwords: tuple[str, ...] = setting(
         (),
-        "Folder or file of a subword model to use; given twice: of source and target.",
+        "Folder or file of an existing subword model; give it twice for source and target.",
         common=True,
         metavar="PATH",
     )
@@ -139,7 +140,7 @@ class SubwordConfig(Settings, section="subword"):
         True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
     symbols: str | None = setting(
-        None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides those of the recipe."
+        None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's."
     )
     sample_sentences: int = setting(
         5_000_000,
@@ -192,7 +193,7 @@ class BinarizeConfig(Settings, section="binarize"):
     )
     bpe_dropout: float = setting(
         0.0,
-        "Store variants of the training pairs that each leave out BPE merges with probability p.",
+        "Store variants of the training pairs that each leave out BPE merges with probability X.",
         limits=(0, 0.9),
     )
     bpe_variants: int = count(

@@ -55,7 +55,7 @@ class OptimizerConfig(Settings, section="optimizer"):
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
     lr_schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = setting(
         "inverse-sqrt",
-        "Learning rate after warmup; linear and cosine fall to 0 at max_steps, then fixed.",
+        "Learning rate after warmup; linear and cosine fall to 0 at a fixed max_steps.",
     )
     algorithm: Literal["adam", "adamw"] = setting(
         "adam", "Adam (§5.3), or AdamW, which decays weights.", flag="--optimizer"
@@ -113,7 +113,8 @@ class BatchingConfig(Settings, section="batching"):
         "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
     )
     max_tokens: int | None = count(
-        None, "Most source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs."
+        None,
+        "Maximum source or target tokens per microbatch; if unset, 8,192 on CPUs, more on GPUs.",
     )
     num_dropout_shards: int = count(
         1, "Draw the dropout masks of a run on N processes, to reproduce it on fewer.", most=65_536
@@ -128,7 +129,7 @@ class TrainingConfig(Settings, section="training"):
     max_epochs: int | None = count(None, "Stop after N epochs.")
     max_minutes: float | None = setting(
         None,
-        "Stop after N minutes of wall time, validation included.",
+        "Stop after X minutes of wall time, validation included.",
         limits=(0.01, MAX_MINUTES),
         common=True,
     )
@@ -143,7 +144,7 @@ class TrainingConfig(Settings, section="training"):
     )
     checkpoint_minutes: float = setting(
         10.0,
-        "Validate and save a checkpoint every N minutes; replaces checkpoint_steps of a preset.",
+        "Validate and save a checkpoint every X minutes; replaces a preset's checkpoint_steps.",
         limits=(0.01, MAX_MINUTES),
     )
     checkpoint_steps: int | None = count(
@@ -164,7 +165,7 @@ class TrainingConfig(Settings, section="training"):
         metavar="NAME=DATA",
     )
     average_last: int = count(
-        5, "Average at most N of the newest checkpoints, of the last fifth of the steps."
+        5, "Average at most N of the newest checkpoints, all from the last fifth of the steps."
     )
     average: bool = setting(
         True,
@@ -191,17 +192,19 @@ class TrainingConfig(Settings, section="training"):
         "Stop after N skipped steps in a row; a loss or gradient that is not finite skips a step.",
     )
     stall_minutes: float = setting(
-        10.0, "Abort if any process makes no progress for N minutes.", limits=(0.01, MAX_MINUTES)
+        10.0, "Abort if any process makes no progress for X minutes.", limits=(0.01, MAX_MINUTES)
     )
     shard: bool = setting(
         False,
         "Shard weights and optimizer state over processes (FSDP), for models too large for one.",
     )
     kernels: Kernels = setting(
-        "auto", "Layers: auto for those that are fast on the device, or torch's own (plain)."
+        "auto",
+        "Implementation of layers: the fastest for the device (auto), or torch's own (plain).",
     )
     compile: bool = setting(
-        True, "On a GPU with --kernels auto, compile the layers: slow first steps, faster others."
+        True,
+        "On a GPU with --kernels auto, compile the layers: slow first steps, faster later steps.",
     )
     device: DeviceName = setting("auto", "Device to compute on; auto is a GPU if there is one.")
     precision: Precision = setting(

@@ -183,8 +183,8 @@ def _updated(run_dir: Path) -> float:
 def _is_running(run_dir: Path, metrics: Metrics, age: float, stall_seconds: float) -> bool:
     """Return whether a run's process is alive, as far as this machine can know.
 
-    That of another machine counts as alive while the newest line is young: at most the time after
-    which a run gives up a stalled process, or three times that between its last two lines.
+    A process on another machine counts as alive while the age of the newest line is at most the
+    run's `stall_minutes`, or three times the interval between its last two lines.
     """
     is_held = is_locked(run_dir)
     if is_held is not None:

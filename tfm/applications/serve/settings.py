@@ -22,27 +22,34 @@ class ServeConfig(Settings, section="serve"):
         None, "File of the key that requests must have as api_key.", common=True
     )
     max_characters: int = count(
-        20_000, "Most characters of all texts of a request.", most=100_000_000, common=True
+        20_000,
+        "Maximum number of characters in all texts of a request.",
+        most=100_000_000,
+        common=True,
     )
     max_body_bytes: int = setting(
         1_000_000, "Largest body of a request.", limits=(1_000, 1_000_000_000)
     )
     max_requests: int = count(
         100,
-        "Most requests that wait for a model or are translated; further ones are refused.",
+        "Maximum number of requests that wait or are translated; further requests are refused.",
         most=100_000,
     )
     max_connections: int = count(
-        500, "Most open connections; requests on further ones are refused.", most=100_000
+        500,
+        "Maximum number of open connections; requests on further connections are refused.",
+        most=100_000,
     )
     answer_seconds: int = count(
-        60, "Longest time to translate a request, waiting included.", most=86_400
+        60, "Maximum time in seconds to answer a request, waiting included.", most=86_400
     )
     receive_seconds: int = count(
         10,
-        "Longest time for a body to arrive, and between two requests of a connection.",
+        "Maximum time in seconds for a body to arrive, and between two requests of a connection.",
         most=3600,
     )
     batch_characters: int = count(
-        2_000, "Most characters of all requests that are translated together.", most=100_000_000
+        2_000,
+        "Maximum number of characters in a batch of requests that are translated together.",
+        most=100_000_000,
     )
