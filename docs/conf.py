@@ -51,8 +51,13 @@ def _list_contents(app: Any, page: str, template: str, context: dict[str, Any], 
         context["body"] = context["body"].replace("</h1>", f"</h1>{contents}", 1)
 
 
+def _link_lab_book(app: Any, path: Any, page: str, content: list[str]) -> None:
+    content[0] = content[0].replace("(benchmarks/README.md", "(docs/contributing/lab-book.md")
+
+
 def setup(app: Any) -> None:
-    """Highlight shell commands, and fit tables and contents to narrow screens."""
+    """Highlight shell commands, link the lab book, fit tables and contents to narrow screens."""
     app.add_lexer("sh", _ShellLexer)
+    app.connect("include-read", _link_lab_book)
     app.connect("doctree-read", _stack_tables)
     app.connect("html-page-context", _list_contents)
