@@ -340,6 +340,56 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert found == [{"before": True, "after": False}] * 2
 
 
+_OTHER_WEIGHTS = """
+import os, torch
+from tfm.training.trainer import Trainer
+original = Trainer.step
+def step(trainer, *arguments, **options):
+    if trainer.position.step == 5 and os.environ["RANK"] == "1":
+        with torch.no_grad():
+            trainer.model.output_weight[7, 3] += 1e-3
+    return original(trainer, *arguments, **options)
+Trainer.step = step
+"""
+
+
+def test_a_rank_with_other_weights_ends_the_run_at_the_next_checkpoint(
+    run_processes, scored_run, tmp_path
+):
+    run_dir = tmp_path / "run"
+    codes, errors = run_processes(run_dir, scored_run(), before=_OTHER_WEIGHTS)
+    assert codes == [1, 1]
+    for error in errors:
+        assert "Traceback" not in error
+        assert re.match(
+            r"tfm: step 8: rank 1 differs from the other ranks, first in .*weight, .* last good "
+            r"checkpoint: .*step-00000004; run the same command again",
+            error.splitlines()[-1],
+        )
+    assert [path.name for path in checkpoints(run_dir)] == ["step-00000004"]
+    codes, errors = run_processes(run_dir, scored_run())
+    assert codes == [0, 0], errors
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_rank_that_has_counted_other_updates_is_named(
+    data_dir, tiny_run, run_script, tmp_path, shard
+):
+    script = """
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    trainer.step(next(trainer.batches()))
+    before = trainer.difference_between_ranks()
+    trainer._optimizer.num_updates += world.rank
+    output(before=before, after=trainer.difference_between_ranks())
+"""
+    config = tmp_path / "run.toml"
+    config.write_text(run_toml(tiny_run(training={"shard": shard})))
+    expected = "rank 1 differs from the other ranks, first in its number of updates"
+    found = run_script(TRAINER + script, data_dir, config)
+    assert found == [{"before": None, "after": expected}] * 2
+
+
 _HUGE_UPDATES = """
 from tfm.training import trainer
 trainer.learning_rate = lambda *_: 1e30

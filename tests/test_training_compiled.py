@@ -156,7 +156,7 @@ def test_a_function_in_ddp_is_compiled_as_a_whole():
         def forward(self, x):
             return self.part(x, self.inner, self.outer)
 
-    model = DistributedDataParallel(Layers(), static_graph=True)
+    model = DistributedDataParallel(Layers())
     counters.clear()
     model(torch.ones(1, 4)).sum().backward()
     assert counters["aot_autograd"]["total"] == 1

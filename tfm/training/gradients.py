@@ -13,8 +13,8 @@ from typing_extensions import override
 from tfm.data.batching import Batch
 from tfm.distributed.group import Group
 
-# DDP rebuilds its gradient buckets during its first steps.
-_STEPS_TO_BUILD_BUCKETS = 3
+# DDP orders its gradient buckets after the first step, when the second one starts.
+_STEPS_TO_BUILD_BUCKETS = 2
 
 
 class Gradients:
@@ -60,9 +60,9 @@ class ReplicatedGradients(Gradients):
     def __init__(self, module: nn.Module, group: Group, example: Batch) -> None:
         self._group = group
         with group.detect_lost_peers():
-            self._ddp = DistributedDataParallel(
-                module, static_graph=True, gradient_as_bucket_view=True
-            )
+            # Not static_graph: it gains nothing here, and with no_sync it fails, or does not sum
+            # gradients, unless steps without no_sync come first.
+            self._ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
         # Position tables differ in size: they grow with the sentences that a rank has seen.
         # torch 2.13 deprecates the argument of the constructor.
         self._ddp.broadcast_buffers = False
@@ -126,7 +126,7 @@ class ShardedGradients(Gradients):
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
     """Return the norm of all gradients together, sharded or not: a scalar on the device."""
     norm: Any = nn.utils.get_total_norm(list(gradients))
-    return cast("Tensor", norm.full_tensor() if _is_sharded(norm) else norm)
+    return cast("Tensor", norm.full_tensor() if is_sharded(norm) else norm)
 
 
 def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
@@ -135,7 +135,7 @@ def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
     It is on the CPU, because the device may have no room for it; without `keep`, its shape is [0].
     """
     tensor = tensor.detach()
-    if not _is_sharded(tensor):
+    if not is_sharded(tensor):
         return cast("Tensor", tensor)
     full: Tensor = tensor.full_tensor()
     return full.cpu() if keep else full.new_empty(0)
@@ -144,18 +144,19 @@ def full_tensor(tensor: Any, *, keep: bool = True) -> Tensor:
 def local_part(tensor: Any) -> Tensor:
     """Return the part of a tensor, of any shape, that this process holds: all if not sharded."""
     tensor = tensor.detach()
-    return cast("Tensor", tensor.to_local() if _is_sharded(tensor) else tensor)
+    return cast("Tensor", tensor.to_local() if is_sharded(tensor) else tensor)
 
 
 def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     """Return a full tensor, of any shape, on a parameter's device and sharded like it."""
     tensor = tensor.to(parameter.device)
-    if not _is_sharded(parameter):
+    if not is_sharded(parameter):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
 
 
-def _is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
+    """Return whether each process holds only a part of a tensor."""
     return hasattr(tensor, "full_tensor")  # a DTensor; importing its class takes long

@@ -17,7 +17,7 @@ from tfm.config.schema import Measured
 from tfm.data.background import run_in_thread
 from tfm.device.compute import Compute, ComputeThreads, measure_fp32_flops
 from tfm.distributed.group import Group
-from tfm.distributed.interruption import StopRequests
+from tfm.distributed.interruption import RESUME, StopRequests
 from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
 from tfm.folders.model_folder import STATE, ModelFolder
 from tfm.folders.saving import Saver, last_good_checkpoint
@@ -363,6 +363,17 @@ class TrainingRun:
         """Raise TrainingError because training has diverged, after what is underway is saved."""
         self._write_window(position)
         self._record.write_end("diverged", step=position.step)
+        good = self._last_good_checkpoint(before=position.step - self._state.skipped_in_a_row)
+        raise TrainingError(
+            f"step {position.step:,}: {problem}; last good checkpoint: {good}. Train in "
+            f"another --run with a lower --learning-rate or with --clip-norm{more_advice}"
+        )
+
+    def _last_good_checkpoint(self, *, before: int) -> str:
+        """Return the path of the newest good checkpoint, after what is underway is saved.
+
+        Only rank 0 saves, and knows what is saved; all ranks must call this together.
+        """
         is_first = self.group.world.is_first
         self.heartbeat("saving", waits=not is_first)
         good, unsaved = None, ""
@@ -370,13 +381,21 @@ class TrainingRun:
             self._saver.finish()
         except CheckpointError as error:
             unsaved = f"; {error}"
-        if is_first:  # only rank 0 saves, and knows what is saved
-            last_update = position.step - self._state.skipped_in_a_row
-            good = last_good_checkpoint(self.run_dir, before=last_update)
-        last, unsaved = self.group.gather([str(good or "none"), unsaved])[0]
+        if is_first:
+            good = last_good_checkpoint(self.run_dir, before=before)
+        return str(self.group.gather(f"{good or 'none'}{unsaved}")[0])
+
+    def _check_ranks(self) -> None:
+        """Raise TrainingError if the weights of some ranks differ from those of the others."""
+        difference = self.trainer.difference_between_ranks()
+        if difference is None:
+            return
+        step = self.trainer.position.step
+        good = self._last_good_checkpoint(before=step)
         raise TrainingError(
-            f"step {position.step:,}: {problem}; last good checkpoint: {last}{unsaved}. Train in "
-            f"another --run with a lower --learning-rate or with --clip-norm{more_advice}"
+            f"step {step:,}: {difference}, so this step was not saved; last good checkpoint: "
+            f"{good}; {RESUME}. If this recurs, a device computes wrong results, or this version "
+            "of torch does not sum gradients"
         )
 
     def _validate_and_save(self) -> None:
@@ -445,6 +464,7 @@ class TrainingRun:
     def _save(self, metrics: dict[str, float]) -> None:
         self._read_reports()
         self.heartbeat("checking the weights", waits=True)
+        self._check_ranks()
         if not self.trainer.has_finite_weights():
             self._fail(self.trainer.position, "the weights are not finite")
         self.heartbeat("saving", waits=True)

@@ -24,9 +24,11 @@ from tfm.training.gradients import (
     build_gradients,
     full_tensor,
     gradient_norm,
+    is_sharded,
     local_part,
     shard_like,
 )
+from tfm.training.lockstep import bit_sums, find_difference
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
 from tfm.training.progress import (
@@ -330,6 +332,27 @@ class Trainer:
         weights = map(local_part, self.model.parameters())
         is_finite = torch.stack([weight.isfinite().all() for weight in weights]).all()
         return not self._group.largest([int(not is_finite)])[0]
+
+    def difference_between_ranks(self) -> str | None:
+        """Return which ranks differ from the others and in what; None if all are in lockstep.
+
+        All processes must call it together. With `shard`, each weight exists once, so that only
+        the position and the number of updates can be compared.
+        """
+        if self._group.is_alone:
+            return None
+        whole = {name: each for name, each in self.model.named_parameters() if not is_sharded(each)}
+        found = {
+            "its position in the data": str(self.position),
+            "its number of updates": int(self._optimizer.num_updates),
+            **dict(zip(whole, bit_sums(whole.values()), strict=True)),
+        }
+        difference = find_difference(self._group.gather(found))
+        if difference is None:
+            return None
+        ranks, name = difference
+        which = f"rank {ranks[0]} differs" if len(ranks) == 1 else f"ranks {ranks} differ"
+        return f"{which} from the other ranks, first in {name}"
 
     def weights(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return the fp32 weights for validation and translation by name, each once.
