@@ -24,7 +24,7 @@ import tfm
 from tfm import config, errors
 from tfm.applications.doctor.checks import Finding
 from tfm.applications.serve.settings import ServeConfig
-from tfm.cli.help import help_row
+from tfm.cli.app import help_row
 from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult

@@ -18,8 +18,7 @@ from tfm.folders.run_folder import checkpoints, record_dataset
 from tfm.inference import engine
 from tfm.inference.workers import Workers
 from tfm.stages import generate as stage
-from tfm.stages.generate import generate
-from tfm.stages.generate_plan import plan_generation
+from tfm.stages.generate import generate, plan_generation
 from tfm.steps import steps_around
 
 CPU = InferenceConfig(device="cpu", precision="fp32")

@@ -9,8 +9,7 @@ from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.inference.pair_scores import PairScorer
-from tfm.stages.generate import generate
-from tfm.stages.generate_plan import plan_generation
+from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 
 PAIRS = [*generate_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]

@@ -17,8 +17,7 @@ from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.average import average
-from tfm.stages.generate import generate
-from tfm.stages.generate_plan import plan_generation
+from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train

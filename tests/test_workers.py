@@ -24,10 +24,10 @@ from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference.batches import SentenceBatch, SentenceEncoder
-from tfm.inference.chain import Chain
+from tfm.inference.chain import Chain, run_batches
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Segment
-from tfm.inference.workers import LostProcessError, Workers, _Worker, run_batches
+from tfm.inference.workers import LostProcessError, Workers, _Worker
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
 

@@ -656,7 +656,7 @@ def generate(
         align_reverse: With --align: a model of the reverse direction, to combine both alignments.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
-        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
@@ -830,7 +830,7 @@ def serve(
         receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
-        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by plain log probability.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.

@@ -12,11 +12,11 @@ from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.batches import BatchLimits, SentenceBatch
-from tfm.inference.chain import Chain
+from tfm.inference.chain import BatchEngine, Chain
 from tfm.inference.engine import Engine
 from tfm.inference.reader import LineReader
 from tfm.inference.steps import Segment
-from tfm.inference.workers import BatchEngine, Workers
+from tfm.inference.workers import Workers
 from tfm.search.active import Hypothesis
 
 

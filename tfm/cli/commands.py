@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tfm.cli.app import Command
 from tfm.cli.flags import Call, add_command
-from tfm.cli.help import Command
 from tfm.cli.train import run_training
 from tfm.commands.attend import attend
 from tfm.commands.average import average

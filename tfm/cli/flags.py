@@ -10,8 +10,7 @@ from typing import Any
 
 import typer
 
-from tfm.cli.app import app
-from tfm.cli.help import HELP_ALL, Command
+from tfm.cli.app import HELP_ALL, Command, app
 from tfm.commands.declaration import (
     Declaration,
     Parameter,

@@ -10,8 +10,7 @@ from typing import NoReturn
 import typer
 
 import tfm.cli.commands  # noqa: F401 - it adds the commands
-from tfm.cli.app import app
-from tfm.cli.unknown_names import explain_mistake
+from tfm.cli.app import app, explain_mistake
 from tfm.distributed.interruption import report_failure, stop_with_launcher
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError, explain_os_error
 from tfm.reporting import best_effort, printable

@@ -6,6 +6,7 @@ the value and returns it. A tuple of any length is a repeatable flag, and in Pyt
 
 import functools
 import inspect
+import os
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from tfm.config import Settings, by_section
-from tfm.config.arguments import argument, one_or_several
+from tfm.config.schema import convert
+from tfm.errors import UsageError
 from tfm.storage.paths import existing_file, existing_folder, new_folder
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 TextPairs = tuple[tuple[Path, Path], ...]  # source and target file of each text
+Line = Annotated[str, re.compile(".*", re.DOTALL), "text"]  # of any length
 
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SECTION = re.compile(r"\n\n(Args|Returns|Yields|Raises|Note):\n")
@@ -235,3 +238,25 @@ def declaration_of(function: Callable[..., Any]) -> Declaration:
 def is_repeatable(hint: Any) -> bool:
     """Return whether a type is a tuple of any length."""
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is ...
+
+
+def argument(name: str, value: Any, hint: Any) -> Any:
+    """Return the value of an argument as the type of its hint, as `convert` does.
+
+    Raises:
+        UsageError: The value is of another type.
+    """
+    # Numbers and arrays of NumPy and torch become those of Python.
+    value = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        return convert(value, hint, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def one_or_several(value: Any) -> list[Any]:
+    """Return an iterable as a list, one path or text as a list of it, and None as an empty list."""
+    if value is None:
+        return []
+    is_one = isinstance(value, str | bytes | os.PathLike | Mapping)
+    return [value] if is_one or not isinstance(value, Iterable) else list(value)

@@ -24,7 +24,7 @@ from tfm.storage.paths import (
 
 if TYPE_CHECKING:
     from tfm.inference.steps import Output
-    from tfm.stages.generate_plan import Generation
+    from tfm.stages.generate import Generation
     from tfm.stages.partial_output import PartialOutput
 
 
@@ -111,9 +111,9 @@ def generate(
         if is_made:
             raise UsageError(mistake)
     inference, num_processes = _where_to_compute(gpus, processes, settings["inference"])
-    from tfm.stages import generate_plan
+    from tfm.stages import generate as stage
 
-    plan = generate_plan.plan_generation(
+    plan = stage.plan_generation(
         models,
         input_path=input,
         split=split,
@@ -130,8 +130,8 @@ def generate(
             "--align cannot go with --tag: write the tag at the beginning of each line instead"
         )
     if steps_config.document:
-        generate_plan.check_document(plan, config, steps_config, as_json=json)
-    generate_plan.check_search(plan, config)
+        stage.check_document(plan, config, steps_config, as_json=json)
+    stage.check_search(plan, config)
     form = "lines per token" if per_token else "json" if json else "text"
     steps = steps_around(
         config,
@@ -146,7 +146,7 @@ def generate(
     if output is None:
         return _lines(plan, config, form, work)
     full_form = f"numbered {form}" if config.num_outputs > 1 else form
-    decisive = generate_plan.output_settings(plan, config, inference, steps, form=full_form)
+    decisive = stage.output_settings(plan, config, inference, steps, form=full_form)
     with _continued(output, decisive) as partial:
         partial.stream.writelines(_lines(plan, config, form, work, partial))
     if score_target is None and plan.source.reference is not None and config.num_outputs == 1:
@@ -158,13 +158,14 @@ def _where_to_compute(
     gpus: str | None, processes: int | None, settings: Table
 ) -> tuple[InferenceConfig, int | None]:
     """Return device and arithmetic, and the number of processes, None to choose it."""
+    inference = settings_from(InferenceConfig, settings)
+    if gpus is None and processes is None:
+        return inference, None
     from tfm.distributed.placement import Placement
 
-    inference = settings_from(InferenceConfig, settings)
     placement = Placement.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=placement.device or inference.device)
-    is_given = gpus is not None or processes is not None
-    return inference, placement.num_local_processes() if is_given else None
+    return inference, placement.num_local_processes()
 
 
 def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:

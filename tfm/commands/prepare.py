@@ -5,9 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import Flag, Hidden, NewFolder, Share, TextPairs, command
+from tfm.commands.declaration import (
+    Flag,
+    Hidden,
+    NewFolder,
+    Share,
+    TextPairs,
+    argument,
+    command,
+    one_or_several,
+)
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
-from tfm.config.arguments import argument, one_or_several
 from tfm.errors import UsageError
 from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from tfm.commands.declaration import Flag, command
+from tfm.commands.declaration import Flag, Line, argument, command, one_or_several
 from tfm.config import ScoreConfig, settings_from
-from tfm.config.arguments import Line, argument, one_or_several
 from tfm.config.schema import shown
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName

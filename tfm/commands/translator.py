@@ -5,18 +5,17 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
 
+from tfm.commands.declaration import Line, argument
 from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
-from tfm.config.arguments import Line, argument
 from tfm.config.schema import shown
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import set_num_threads
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
-from tfm.inference.chain import Chain
+from tfm.inference.chain import BatchEngine, Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
-from tfm.inference.workers import BatchEngine
 from tfm.steps import StepsConfig, steps_around
 from tfm.storage.paths import existing_file
 

@@ -62,7 +62,7 @@ class SearchConfig(Settings, section="search"):
     )
     length_penalty: float = setting(
         0.6,
-        "Exponent α of the GNMT length penalty; 0 ranks by plain log probability.",
+        "Exponent α of the GNMT length penalty; 0 ranks by log probability.",
         limits=(-5, 10),
         common=True,
     )

@@ -1,17 +1,25 @@
 """The chain from text to text: steps around the search of an engine."""
 
+import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tfm.config import SearchConfig
 from tfm.data.background import joined_at_exit
 from tfm.data.subword import EOS, Vocabulary
-from tfm.inference.batches import LineError, SentenceBatch, SentenceEncoder
+from tfm.inference.batches import BatchLimits, LineError, SentenceBatch, SentenceEncoder
 from tfm.inference.steps import Output, Segment, Step
-from tfm.inference.workers import BatchEngine, run_batches
 from tfm.reporting import say
 from tfm.search.active import Hypothesis
+
+_NUM_AHEAD = 2  # chunks that are read ahead, and batches that wait, per worker
+
+PartT = TypeVar("PartT")  # of a text
+Found = list[list[Hypothesis]]
 
 
 class _Prepared(NamedTuple):
@@ -55,6 +63,17 @@ class Part:
             states = [state for each in self._prepared for state in each.states[index]]
             outputs = self._steps[index].after(states, outputs)
         return outputs
+
+
+class BatchEngine(Protocol):
+    """Computes batches of sentences: an `Engine` in this process, or `Workers` in others."""
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Limits on batches."""
+
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
+        """Return the `n_best` hypotheses of each sentence, best first, or its scored target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +194,62 @@ def _batched(
                 yield from _batched(encode, [valid], valid_first=True)
             raise
         yield part, batches
+
+
+def run_batches(
+    engine: BatchEngine,
+    batched: Iterable[tuple[PartT, Sequence[SentenceBatch]]],
+    config: SearchConfig,
+) -> Iterator[tuple[PartT, dict[int, list[Hypothesis]]]]:
+    """Compute the batches of parts of a text.
+
+    With several workers, a thread reads ahead, and batches are computed at the same time. An error
+    in reading is raised after the results of the parts before it.
+
+    Yields:
+        Each part, in order, with the hypotheses of its sentences by their numbers.
+    """
+    num_workers = engine.limits.num_workers
+    if num_workers == 1:
+        for part, batches in batched:
+            yield part, _by_number(batches, [engine.run(each, config) for each in batches])
+        return
+    underway: queue.Queue[
+        tuple[PartT, Sequence[SentenceBatch], list[Future[Found]]] | BaseException | None
+    ] = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
+    waiting = threading.Semaphore(_NUM_AHEAD * num_workers)
+    threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
+
+    def submit(batch: SentenceBatch) -> Future[Found]:
+        waiting.acquire()
+        future = threads.submit(engine.run, batch, config)
+        future.add_done_callback(lambda _: waiting.release())
+        return future
+
+    def read() -> None:
+        try:
+            for part, batches in batched:
+                underway.put((part, batches, list(map(submit, batches))))
+            underway.put(None)
+        except BaseException as error:  # raised again in the consumer's thread
+            underway.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while (item := underway.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            part, batches, futures = item
+            yield part, _by_number(batches, [future.result() for future in futures])
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _by_number(
+    batches: Sequence[SentenceBatch], results: Iterable[Found]
+) -> dict[int, list[Hypothesis]]:
+    numbers = itertools.chain(*(batch.line_numbers for batch in batches))
+    return dict(zip(numbers, itertools.chain(*results), strict=True))
 
 
 def by_length(

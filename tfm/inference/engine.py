@@ -193,7 +193,9 @@ class Engine:
         settings: Mapping[str, Any] = {
             "line_numbers": batch.line_numbers,
             "prefixes": prefixes,
-            "constraints": constraints_of(config, self._vocabulary),
+            "constraints": constraints_of(config, self._vocabulary)
+            if config.is_constrained
+            else None,
             "open_ends": open_ends,
         }
         if not config.shortlist:

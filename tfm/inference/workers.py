@@ -13,14 +13,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from itertools import chain
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
@@ -30,14 +29,11 @@ from tfm.inference.engine import Engine
 from tfm.reporting import say
 from tfm.search.active import Hypothesis
 
-# Chunks that are read ahead, and batches that wait, per worker.
-_NUM_AHEAD = 2
 _EXIT_SECONDS = 10.0
 # With fewer lines, starting processes takes longer than they save.
 MIN_LINES_TO_FORK = 100
 
 ResultT = TypeVar("ResultT")
-PartT = TypeVar("PartT")  # of a text
 Found = list[list[Hypothesis]]
 # What a function returns in a worker process, and the messages for the user since the last one.
 WithMessages = tuple[ResultT, list[str]]
@@ -120,73 +116,6 @@ class Workers:
                 self._printed.add(message)
                 say(message)
         return output
-
-
-class BatchEngine(Protocol):
-    """Computes batches of sentences: an `Engine` in this process, or `Workers` in others."""
-
-    @property
-    def limits(self) -> BatchLimits:
-        """Limits on batches."""
-
-    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
-        """Return the `n_best` hypotheses of each sentence, best first, or its scored target."""
-
-
-def run_batches(
-    engine: BatchEngine,
-    batched: Iterable[tuple[PartT, Sequence[SentenceBatch]]],
-    config: SearchConfig,
-) -> Iterator[tuple[PartT, dict[int, list[Hypothesis]]]]:
-    """Compute the batches of parts of a text.
-
-    With several workers, a thread reads ahead, and batches are computed at the same time. An error
-    in reading is raised after the results of the parts before it.
-
-    Yields:
-        Each part, in order, with the hypotheses of its sentences by their numbers.
-    """
-    num_workers = engine.limits.num_workers
-    if num_workers == 1:
-        for part, batches in batched:
-            yield part, _by_number(batches, [engine.run(each, config) for each in batches])
-        return
-    underway: queue.Queue[
-        tuple[PartT, Sequence[SentenceBatch], list[Future[Found]]] | BaseException | None
-    ] = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
-    waiting = threading.Semaphore(_NUM_AHEAD * num_workers)
-    threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
-
-    def submit(batch: SentenceBatch) -> Future[Found]:
-        waiting.acquire()
-        future = threads.submit(engine.run, batch, config)
-        future.add_done_callback(lambda _: waiting.release())
-        return future
-
-    def read() -> None:
-        try:
-            for part, batches in batched:
-                underway.put((part, batches, list(map(submit, batches))))
-            underway.put(None)
-        except BaseException as error:  # raised again in the consumer's thread
-            underway.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        while (item := underway.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            part, batches, futures = item
-            yield part, _by_number(batches, [future.result() for future in futures])
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _by_number(
-    batches: Sequence[SentenceBatch], results: Iterable[Found]
-) -> dict[int, list[Hypothesis]]:
-    numbers = chain(*(batch.line_numbers for batch in batches))
-    return dict(zip(numbers, chain(*results), strict=True))
 
 
 def can_fork(engine: Engine) -> bool:

@@ -61,14 +61,12 @@ class Constraints:
 
 def constraints_of(
     config: SearchConfig, vocabulary: Callable[[], Vocabulary] | None
-) -> Constraints | None:
-    """Return the constraints of a search, if it has some; only banned text needs a vocabulary.
+) -> Constraints:
+    """Return the constraints of a constrained search; only banned text needs a vocabulary.
 
     Raises:
         DataError: The file of banned text is missing, or not usable.
     """
-    if not config.is_constrained:
-        return None
     banned = None
     if config.ban is not None:
         if vocabulary is None:
