@@ -1,0 +1,377 @@
+"""Measure what the tests notice: change the package in one place at a time, and run its tests.
+
+    python benchmarks/mutants.py HEAD --out build/mutants    # draw 200 mutants, and run them
+    python benchmarks/mutants.py HEAD --again build/mutants/mutants.json --out build/after
+
+A mutant flips a comparison, changes an operator, a constant by one or a default, removes a `not`,
+negates a condition, returns None, or leaves out a statement. They are drawn by a seed, spread by
+lines over the modules of the commit. Each runs in a copy of the commit, until the first failure,
+with the tests that are named after its module, or else the smallest of those that import it. A
+test that kills a mutant must pass without it.
+
+--again runs the mutants of an earlier run whose module has the same text in this commit. The file
+that killed a mutant before runs first; all that import the module, and those of --also, run before
+it counts as survived. The table goes to OUT/mutants.md and OUT/mutants.json, after each mutant.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+}
+SEQUENCES = (ast.JoinedStr, ast.List, ast.Tuple)  # their operators have another meaning
+PARTS = {"applications", "features"}
+TESTED_ELSEWHERE = {
+    "tfm/cli/commands.py": ["tests/test_cli.py"],
+    "tfm/cli/help.py": ["tests/test_cli.py"],
+    "tfm/data/text_writer.py": ["tests/test_prepare.py", "tests/test_prepare_parts.py"],
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a file, from the bytes [start:end] to others, and what became of it."""
+
+    path: str
+    line: int
+    kind: str
+    start: int
+    end: int
+    before: str
+    after: str
+    source: str  # of the whole file, to know if it is still the same
+    fate: str = ""
+    killer: str = ""
+
+    def applied(self) -> str:
+        """Return the source with the change."""
+        source = self.source.encode()
+        return (source[: self.start] + self.after.encode() + source[self.end :]).decode()
+
+
+def flipped(node: ast.AST) -> ast.AST | None:
+    """Return a copy of an expression with its first operator changed, if it has one to change."""
+    match node:
+        case ast.Compare(ops=[first, *rest]) if type(first) in COMPARED:
+            return ast.Compare(node.left, [COMPARED[type(first)](), *rest], node.comparators)
+        case ast.BoolOp(op=ast.And()):
+            return ast.BoolOp(ast.Or(), node.values)
+        case ast.BoolOp():
+            return ast.BoolOp(ast.And(), node.values)
+        case ast.BinOp(op=op) if type(op) in COMPUTED:
+            sides = (node.left, node.right)
+            if not any(isinstance(side, SEQUENCES) or is_text(side) for side in sides):
+                return ast.BinOp(node.left, COMPUTED[type(op)](), node.right)
+    return None
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether an expression is a literal text."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def changed_default(node: ast.expr) -> ast.expr | None:
+    """Return another default of a parameter."""
+    match getattr(node, "value", ...):
+        case bool() as value:
+            return ast.Constant(not value)
+        case int() | float() as value:
+            return ast.Constant(value + 1)
+        case None:
+            return ast.Constant(0)
+    return None
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    """Generate the changes of a node: kind, what is replaced, new code."""
+    if new := flipped(node):
+        yield "operator", node, f"({ast.unparse(new)})"
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            yield "constant", node, str(value + 1)
+        case ast.UnaryOp(op=ast.Not()):
+            yield "not removed", node, f"({ast.unparse(node.operand)})"
+        case ast.If() | ast.While() | ast.IfExp():
+            yield "condition negated", node.test, f"(not ({ast.unparse(node.test)}))"
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+            yield "returns None", value, "None"
+        case ast.arguments():
+            for default in filter(None, [*node.defaults, *node.kw_defaults]):
+                if other := changed_default(default):
+                    yield "default", default, ast.unparse(other)
+        case _ if can_be_left_out(node):
+            yield "statement left out", node, "pass"
+
+
+def can_be_left_out(node: ast.AST) -> bool:
+    """Whether a statement is no definition that later ones would miss at once."""
+    match node:
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            return True
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
+            return True
+    return False
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk the code that runs: no annotations, no imports for types."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list"}:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if isinstance(child, ast.AST) and not is_typing:
+                yield from walk(child)
+
+
+def mutants_of(path: str, source: str) -> list[Mutant]:
+    """List all mutants of a module, by line."""
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = []
+    for node in walk(ast.parse(source)):
+        for kind, target, after in changes(node):
+            assert isinstance(target, ast.expr | ast.stmt)
+            assert target.end_lineno is not None
+            assert target.end_col_offset is not None
+            start = starts[target.lineno - 1] + target.col_offset
+            end = starts[target.end_lineno - 1] + target.end_col_offset
+            before = source.encode()[start:end].decode()
+            found.append(Mutant(path, target.lineno, kind, start, end, before, after, source))
+    return sorted(found, key=lambda mutant: mutant.line)
+
+
+def draw(root: Path, count: int, seed: int) -> list[Mutant]:
+    """Draw mutants, at even distances over the lines of all modules."""
+    generator = random.Random(seed)
+    by_line: list[list[Mutant]] = []
+    for path in sorted(root.glob("tfm/**/*.py")):
+        source = path.read_text(encoding="utf-8")
+        found = mutants_of(path.relative_to(root).as_posix(), source)
+        lines: list[list[Mutant]] = [[] for _ in range(source.count("\n"))]
+        for mutant in found:
+            lines[mutant.line - 1].append(mutant)
+        # A line without mutants stands for the next one that has some, in the same file.
+        following = found[-1:]
+        for line in reversed(lines):
+            line[:] = following = line or following
+        by_line += lines
+    step = len(by_line) / count
+    drawn = [by_line[int((number + generator.random()) * step)] for number in range(count)]
+    chosen = {generator.choice(line) for line in drawn if line}
+    return sorted(chosen, key=lambda mutant: (mutant.path, mutant.start, mutant.kind))
+
+
+def named_tests(root: Path, path: str) -> list[str]:
+    """Return the test files named after a module, or all of a feature or an application without."""
+    module = Path(path)
+    folder = (
+        root / "tests" / Path(*module.parts[1:3]) if module.parts[1] in PARTS else root / "tests"
+    )
+    files = sorted(folder.rglob("test_*.py"))
+    mirrored = re.compile(rf"test_{module.stem}(_.*)?")
+    found = [file for file in files if mirrored.fullmatch(file.stem)]
+    exact = [file for file in found if file.stem == f"test_{module.stem}"]
+    chosen = exact + [file for file in found if file not in exact]
+    if not chosen and module.parts[1] in PARTS:
+        chosen = files
+    return [file.relative_to(root).as_posix() for file in chosen] or TESTED_ELSEWHERE.get(path, [])
+
+
+def importing_tests(root: Path, path: str) -> list[str]:
+    """Return the test files that import a module, small ones first."""
+    package, _, name = path.removesuffix(".py").replace("/", ".").rpartition(".")
+    pattern = re.compile(rf"{package}\.{name}\b|from {package} import .*\b{name}\b")
+    files = root.glob("tests/**/test_*.py")
+    found = [file for file in files if pattern.search(file.read_text(encoding="utf-8"))]
+    found.sort(key=lambda file: file.stat().st_size)
+    return [file.relative_to(root).as_posix() for file in found]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A copy of a commit in which tests run."""
+
+    root: Path
+    limit: int
+
+    def run(self, tests: Iterable[str]) -> str:
+        """Run tests until one fails; return its name, or an empty text."""
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        process = subprocess.Popen(
+            ["nice", "-n", "15", *command],
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=self.limit)
+        except subprocess.TimeoutExpired:
+            return f"longer than {self.limit} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if process.returncode in {0, 5}:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::\w+)*)", output, re.MULTILINE)
+        return failed[1] if failed else " ".join(output.strip().splitlines()[-1:])
+
+    @cache  # noqa: B019  # a process has one of these
+    def passes(self, test: str) -> bool:
+        """Whether a test passes without a mutant."""
+        return "::" not in test or not self.run([test])
+
+    def fate(self, mutant: Mutant, groups: list[list[str]]) -> Mutant:
+        """Run groups of tests with a mutant, until one kills it."""
+        path = self.root / mutant.path
+        if not any(groups):
+            return replace(mutant, fate="no mirrored test", killer="")
+        for tests in filter(None, groups):
+            path.write_text(mutant.applied(), encoding="utf-8")
+            try:
+                killer = self.run(tests)
+            finally:
+                path.write_text(mutant.source, encoding="utf-8")
+            if killer:
+                fate = "killed" if self.passes(killer) else "killed by a test that fails anyway"
+                return replace(mutant, fate=fate, killer=killer)
+        return replace(mutant, fate="survived", killer="")
+
+
+def test_groups(root: Path, mutant: Mutant, *, is_again: bool) -> list[list[str]]:
+    """Return the tests of a mutant; of one that was killed before, first its killer's."""
+    named, importing = named_tests(root, mutant.path), importing_tests(root, mutant.path)
+    if not is_again:
+        return [named or importing[:6]]
+    killer = [mutant.killer.partition("::")[0]] if mutant.killer.startswith("tests/") else []
+    first = [file for file in killer if (root / file).exists()]
+    rest = [file for file in dict.fromkeys([*named, *importing]) if file not in first]
+    return [first, rest]
+
+
+def write_table(out: Path, mutants: list[Mutant]) -> None:
+    """Write the mutants that have run as JSON and as Markdown."""
+    (out / "mutants.json").write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1))
+    fates = ", ".join(f"{count} {fate}" for fate, count in Counter(m.fate for m in mutants).items())
+    rows = [
+        f"{len(mutants)} mutants: {fates}",
+        "",
+        "| place | change | fate | by |",
+        "|---|---|---|---|",
+    ]
+    for mutant in mutants:
+        before, after = (
+            " ".join(text.split())[:60].replace("|", "\\|")
+            for text in (mutant.before, mutant.after)
+        )
+        rows.append(
+            f"| {mutant.path}:{mutant.line} | `{before}` → `{after}` "
+            f"| {mutant.fate} | {mutant.killer} |"
+        )
+    (out / "mutants.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def copy_commit(commit: str, folder: Path) -> None:
+    """Write the files of a commit into a folder."""
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+
+
+def known_mutants(path: Path, root: Path) -> list[Mutant]:
+    """Read the mutants of an earlier run whose module has not changed."""
+    mutants = [Mutant(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    same = [
+        mutant
+        for mutant in mutants
+        if (root / mutant.path).exists()
+        and (root / mutant.path).read_text(encoding="utf-8") == mutant.source
+    ]
+    print(
+        f"{len(mutants) - len(same)} of {len(mutants)} are in modules that have changed", flush=True
+    )
+    return same
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("commit")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--again", type=Path, help="mutants.json of an earlier run")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=600, help="seconds for the tests of a mutant")
+    parser.add_argument(
+        "--also", nargs="*", default=[], help="more tests, for mutants that survive"
+    )
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), arguments.limit)
+        copy_commit(arguments.commit, bench.root)
+        if arguments.again:
+            mutants = known_mutants(arguments.again, bench.root)
+        else:
+            mutants = draw(bench.root, arguments.count, arguments.seed)
+            random.Random(arguments.seed).shuffle(mutants)  # the first ones are a sample, too
+        done: list[Mutant] = []
+        for mutant in mutants:
+            groups = test_groups(bench.root, mutant, is_again=bool(arguments.again))
+            done.append(bench.fate(mutant, [*groups, arguments.also]))
+            last = done[-1]
+            print(f"{last.path}:{last.line}: {last.kind}: {last.fate} {last.killer}", flush=True)
+            write_table(arguments.out, done)
+
+
+if __name__ == "__main__":
+    main()
