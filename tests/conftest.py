@@ -4,6 +4,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -36,8 +37,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # A suite in the background of a shell would start with Ctrl-C ignored, as would its processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine, any example may take long.
-hypothesis.settings.register_profile("tfm", deadline=None)
+# On a busy machine, any example may take long. Examples write over the files of earlier ones.
+hypothesis.settings.register_profile(
+    "tfm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 hypothesis.settings.load_profile("tfm")
 
 TINY: dict[str, dict[str, Any]] = {
@@ -227,10 +230,7 @@ def _randomize(model: Any) -> None:
 
 @pytest.fixture
 def make_model(
-    data_dir: Path,
-    separate_data_dir: Path,
-    tiny_run: Callable[..., RunConfig],
-    tmp_path: Path,
+    data_dir: Path, separate_data_dir: Path, tiny_run: Callable[..., RunConfig], tmp_path: Path
 ) -> Callable[..., Path]:
     """Write a model with random weights, and with vocabularies that match its embeddings."""
     import torch
@@ -294,20 +294,44 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[Any, str, str]]:
-    """Run the command line in this process; return its exit code, stdout and stderr."""
+class CommandLine:
+    """Runs the command line in this process."""
 
-    def call(*arguments: Any) -> tuple[Any, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tfm", *map(str, arguments)])
-        monkeypatch.setattr(os, "_exit", sys.exit)  # os._exit would end pytest
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *command: Any
+    ) -> None:
+        self._monkeypatch, self._capfd, self._command = monkeypatch, capfd, command
+
+    def __call__(self, *arguments: Any) -> tuple[Any, str, str]:
+        """Return the exit code of a command, its stdout and its stderr."""
+        words = map(str, (*self._command, *arguments))
+        self._monkeypatch.setattr(sys, "argv", ["tfm", *words])
+        self._monkeypatch.setattr(os, "_exit", sys.exit)  # os._exit would end pytest
         with pytest.raises(SystemExit) as stopped:
             cli.main()
-        return stopped.value.code, *capfd.readouterr()
+        return stopped.value.code, *self._capfd.readouterr()
 
-    return call
+    def ok(self, *arguments: Any) -> tuple[str, str]:
+        """Return stdout and stderr of a command that succeeds."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out, err
+
+    def fails(self, code: int, pattern: str, *arguments: Any) -> None:
+        """Run a command that ends with a code, nothing on stdout and one line on stderr."""
+        found, out, err = self(*arguments)
+        assert (found, out) == (code, ""), err
+        assert re.fullmatch(f"tfm: {pattern}\n", err), err
+
+    def within(self, *command: Any) -> "CommandLine":
+        """Return what runs a command with more arguments."""
+        return CommandLine(self._monkeypatch, self._capfd, *self._command, *command)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:
+    """Return what runs the command line in this process."""
+    return CommandLine(monkeypatch, capfd)
 
 
 _FORKED = """

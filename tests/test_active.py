@@ -39,7 +39,7 @@ EVERY_SEARCH = pytest.mark.parametrize("kind", SEARCHES)
 transformer = partial(small_models.transformer, V, sharpness=3)
 
 
-def find(kind, model, sources=SOURCES, prefixes=None, **config):
+def find(kind, model, sources=SOURCES, prefixes=None, lines=None, **config):
     settings = SearchConfig(**{"max_extra_length": 3, "min_length": 0, **SEARCHES[kind], **config})
     assert not list(settings.problems())
     with torch.inference_mode():
@@ -47,7 +47,7 @@ def find(kind, model, sources=SOURCES, prefixes=None, **config):
             model,
             *batch_of(sources),
             settings,
-            line_numbers=range(len(sources)),
+            line_numbers=lines or range(len(sources)),
             prefixes=prefixes,
         )
 
@@ -57,6 +57,22 @@ def force(models, source, outputs, **config):
         return forced_decoding(
             models, *batch_of([source] * len(outputs)), outputs, SearchConfig(**config)
         )
+
+
+@EVERY_SEARCH
+@pytest.mark.parametrize("changes", [{}, {"top_p": 0.8}], ids=str)
+def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch(kind, changes):
+    """Samples depend on the number of their line, too."""
+    if changes and kind != "sample":
+        pytest.skip("a setting of sampling")
+    model = transformer()
+    together = find(kind, model, **changes)
+    for order in [*itertools.permutations(range(4), 2), *([index] for index in range(4))]:
+        found = find(kind, model, [SOURCES[i] for i in order], lines=[*order], **changes)
+        for best, index in zip(found, order, strict=True):
+            assert [h.tokens for h in best] == [h.tokens for h in together[index]]
+            scores = [h.score for h in together[index]]
+            assert [h.score for h in best] == pytest.approx(scores, abs=1e-5)
 
 
 # --- minimum length

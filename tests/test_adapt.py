@@ -1,11 +1,11 @@
 """Training that starts from a model: tfm train --from, --freeze, --also-valid."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import metrics_of, same_weights, write_pairs
 
 from tfm.commands.train import TrainingPlan
 from tfm.config import SubwordConfig, adapting_table, read_toml, run_config
@@ -29,12 +29,9 @@ FEW_STEPS = {"max_steps": 4, "checkpoint_steps": 2, "log_steps": 2}
 def other_data(tmp_path_factory, data_dir):
     """Another dataset with the subwords of the first."""
     folder = tmp_path_factory.mktemp("data") / "other"
-    folder.mkdir()
     for split, size in (("train", 60), ("valid", 8)):
-        pairs = list(generate_pairs(split, num_pairs=size, seed=7))
-        for number, language in enumerate(("en", "de")):
-            text = "".join(f"{pair[number].upper()}\n" for pair in pairs)
-            (folder / f"{split}.{language}").write_text(text)
+        pairs = generate_pairs(split, num_pairs=size, seed=7)
+        write_pairs(folder, split, [(source.upper(), target.upper()) for source, target in pairs])
     settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
     Manifest.draft(folder, name="other", source="en", target="de", settings=settings).save()
     learn_bpe(folder, SubwordConfig(subwords=(str(data_dir),)))
@@ -66,18 +63,13 @@ def adapted(start, data_dir, other_data, tmp_path_factory):
 
 
 def validations(run_dir):
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "validation"]
+    return metrics_of(run_dir, "validation")
 
 
 def test_training_starts_with_the_weights_of_the_model(start, other_data, tmp_path):
     frozen = {"optimizer": {"learning_rate": 0.0}}
     train(other_data, tmp_path / "run", settings(start, **frozen))
-    before, after = (
-        ModelFolder(start).weights(),
-        ModelFolder(checkpoints(tmp_path / "run")[-1]).weights(),
-    )
-    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    assert same_weights(start, tmp_path / "run")
 
 
 def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
@@ -141,10 +133,7 @@ def test_a_run_resumes_without_naming_its_start(adapted, start, other_data, tmp_
     shutil.rmtree(moved)
     plan = TrainingPlan(run=tmp_path / "short", settings={"training": {"max_steps": 4}})
     train(other_data, tmp_path / "short", plan.merged(other_data))
-    ours, theirs = (
-        ModelFolder(checkpoints(path)[-1]).weights() for path in (tmp_path / "short", copy)
-    )
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_weights(tmp_path / "short", copy)
     assert changes["from_model"] == str(start)
     [ancestor] = ModelFolder(checkpoints(tmp_path / "short")[-1]).info.ancestors
     assert ancestor.path == str(moved)
@@ -164,11 +153,10 @@ def test_another_start_is_refused_on_resume(adapted, start, trained_run):
 def test_a_run_that_never_saved_starts_from_its_model_again(start, other_data, tmp_path):
     run_dir = tmp_path / "run"
     train(other_data, run_dir, settings(start))
-    expected = ModelFolder(checkpoints(run_dir)[-1]).weights()
+    expected = shutil.move(checkpoints(run_dir)[-1], tmp_path / "expected")
     shutil.rmtree(run_dir / "checkpoints")
     train(other_data, run_dir, TrainingPlan(run=run_dir).merged(other_data))
-    found = ModelFolder(checkpoints(run_dir)[-1]).weights()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert same_weights(run_dir, expected)
     assert [line["step"] for line in validations(run_dir)] == [0, 2, 4]
 
 
@@ -194,8 +182,7 @@ def test_a_frozen_run_resumed_equals_an_uninterrupted_one(start, other_data, tmp
         for stop in stops:
             run = settings(start, optimizer=optimizer, training={"max_steps": stop})
             train(other_data, tmp_path / name, run)
-    one, two = (ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("one", "two"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert same_weights(tmp_path / "one", tmp_path / "two")
 
 
 def refusal(data, run, run_dir):
@@ -269,11 +256,9 @@ def test_a_further_set_with_other_subwords_is_refused(
 def test_the_command_adapts_and_resumes(run, start, other_data, elsewhere):
     flags = ["--device", "cpu", "--precision", "fp32", "--no-average", "--max-steps"]
     command = ["train", other_data, "--from", start, "--run", "mine", "--freeze", "encoder"]
-    code, _, err = run(*command, "--freeze", "embeddings", *flags, "2")
-    assert code == 0, err
+    _, err = run.ok(*command, "--freeze", "embeddings", *flags, "2")
     assert "valid: step 0 " in err
-    code, _, err = run("train", "--run", "mine", *flags, "3")
-    assert code == 0, err
+    _, err = run.ok("train", "--run", "mine", *flags, "3")
     assert "resuming mine at step 2" in err
     code, _, err = run(*command, "--freeze", "decoder", *flags, "4")
     assert code == 2

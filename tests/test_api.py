@@ -291,20 +291,6 @@ def test_lists_are_scored_as_their_files(elsewhere):
     assert mixed.scores == tfm.score("out.de", [texts["one"]]).scores
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ([[], ["a"]], "hypotheses is empty"),
-        ([["a"], ["a", "b"]], "hypotheses and reference 1 have 1 and 2 lines"),
-        ([["a"], ["a"], ["x", "y"]], "baseline have 1 and 2 lines"),
-    ],
-)
-def test_lists_that_cannot_be_scored_are_named(texts, message):
-    hypotheses, reference, *baseline = texts
-    with pytest.raises(DataError, match=message):
-        tfm.score(hypotheses, reference, baseline=baseline[0] if baseline else None)
-
-
 def test_a_model_is_trained_in_another_thread_than_the_main_one(data_dir, capfd):
     with ThreadPoolExecutor() as pool:
         result = pool.submit(tfm.train, data_dir, run="runs/x", **SMALL, average=False).result()

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.data import archives
@@ -188,7 +188,6 @@ def test_long_names_and_names_in_any_script_are_found(tmp_path, kind):
         assert read(tmp_path, content, name) == TEXT
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 511), value=st.integers(0, 255))
 def test_a_header_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, place, value):
     damaged = bytearray(make([("a", b"x")]))
@@ -284,7 +283,7 @@ def test_a_file_that_is_no_zip_archive_is_named(tmp_path, content):
         extract_members(tmp_path / "x.zip", {"a": tmp_path / "out"})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(place=st.integers(0, 299), value=st.integers(0, 255))
 def test_a_zip_archive_with_one_changed_byte_is_refused_or_read_the_same(tmp_path, place, value):
     packed = write_zip(tmp_path / "x.tar", [("a", b"A line.\n"), ("b", TEXT)])

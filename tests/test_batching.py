@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.config import BatchingConfig, TransformerConfig
@@ -65,7 +65,6 @@ TOKENS = st.integers(1, 300)
 TYPICAL = [(5 + i % 23, 3 + (i * 7) % 29) for i in range(400)]
 
 
-@settings(deadline=None)
 @given(LENGTHS, TOKENS, TOKENS, TOKENS, st.integers(1, 5))
 def test_every_pair_comes_once_an_epoch_and_no_batch_is_empty(
     lengths, batch, bucket, max_tokens, epoch
@@ -114,7 +113,6 @@ def test_batches_have_about_the_configured_number_of_tokens():
     assert sum(tokens) == batcher.num_tokens
 
 
-@settings(deadline=None)
 @given(LENGTHS, TOKENS, st.integers(1, 9))
 def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_tokens, num_processes):
     batcher = new_batcher(lengths, max_tokens=max_tokens)
@@ -131,7 +129,6 @@ def test_microbatches_cover_the_batch_and_keep_the_token_limit(lengths, max_toke
     )
 
 
-@settings(deadline=None)
 @given(LENGTHS)
 def test_a_batch_ends_in_rows_of_pad(lengths):
     batch = build_batch(Pairs(lengths), np.arange(len(lengths)))

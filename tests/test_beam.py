@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import batch_of, transformer
+from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
@@ -92,7 +92,7 @@ SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
 ALPHAS = [0.0, 0.6, 1.0, 3.0, -0.5, -2.0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     beam_size=st.integers(1, 5),
@@ -136,7 +136,7 @@ def find_unpruned(model, config):
     return finished
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     beam_size=st.integers(1, 6),
@@ -169,22 +169,6 @@ def test_a_beam_of_one_is_greedy_search():
                 break
             tokens.append(token)
         assert list(best.tokens) == tokens[1:]
-
-
-def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch():
-    model, config = (
-        transformer(V, sharpness=4),
-        {"beam_size": 3, "n_best": 3, "max_extra_length": 5},
-    )
-    together = find(model, SOURCES, **config)
-    for order in itertools.permutations(range(4), 3):
-        for best, index in zip(
-            find(model, [SOURCES[i] for i in order], **config), order, strict=True
-        ):
-            assert [h.tokens for h in best] == [h.tokens for h in together[index]]
-            assert [h.score for h in best] == pytest.approx([h.score for h in together[index]])
-    for source, best in zip(SOURCES, together, strict=True):
-        assert [h.tokens for h in find(model, [source], **config)[0]] == [h.tokens for h in best]
 
 
 def test_the_length_penalty_is_that_of_wu_et_al():

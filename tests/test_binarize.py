@@ -1,20 +1,18 @@
 """tfm binarize: lossless, in bounded memory, and repeated only after a change."""
 
 import json
-import multiprocessing
 import os
 import random
-import signal
 import threading
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers import contents, decoded, opened, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import text, token_parts
-from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.errors import DataError
@@ -28,16 +26,10 @@ TRAIN = [("the cat sat", "die Katze saß"), ("a dog", "ein Hund"), ("no", "nein 
 TEST = [("", "leer"), (" the  cat ", " die\tKatze "), ("a" * 300, "\N{LOWER ONE EIGHTH BLOCK}")]
 
 
-def write_split(folder, split, pairs):
-    for side, language in enumerate(("en", "de")):
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        (folder / f"{split}.{language}").write_bytes(text.encode())
-
-
 def make_dataset(folder, **splits):
     Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
     for split, pairs in splits.items():
-        write_split(folder, split, pairs)
+        write_pairs(folder, split, pairs)
     learn_bpe(folder, SUBWORD)
     return folder
 
@@ -57,34 +49,10 @@ def test_only_token_ids_of_older_data_are_removed(folder):
     assert {path.name for path in (folder / "bin").iterdir()} == kept
 
 
-def opened(folder, split):
-    vocabulary = Vocabulary.load(folder)
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    return ParallelDataset(folder / "bin", split, vocab_sizes=sizes)
-
-
-def decoded(folder, split):
-    vocabulary, dataset = Vocabulary.load(folder), opened(folder, split)
-    source = vocabulary.source.decode(dataset.source)
-    target = vocabulary.target.decode(dataset.target)
-    return list(zip(source, target, strict=True))
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in (folder / "bin").iterdir()}
-
-
 def test_every_sentence_of_every_split_decodes_back(folder):
     binarize(folder, CONFIG)
     assert decoded(folder, "train") == TRAIN
     assert decoded(folder, "test") == TEST
-
-
-def test_hostile_lines_decode_back(folder):
-    pairs = [("\0", "a\0b"), ("x" * 100_000, "y z " * 25_000), ("\u2028", "\x0b\x0c\x85"), ("", "")]
-    write_split(folder, "valid", pairs)
-    binarize(folder, CONFIG)
-    assert decoded(folder, "valid") == pairs
 
 
 def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):
@@ -92,7 +60,7 @@ def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):
     for size, threads in ((1, 1), (30, 2), (500, 5), (10_000_000, None)):
         monkeypatch.setattr(text, "_BLOCK_BYTES", size)
         binarize(folder, BinarizeConfig(threads=threads), force=True)
-        results.append(contents(folder))
+        results.append(contents(folder / "bin"))
     assert results[0] == results[1] == results[2] == results[3]
 
 
@@ -124,7 +92,7 @@ def test_tokens_are_counted_and_recorded(folder):
 
 def test_unknown_tokens_are_counted_and_warned_of(folder, capsys):
     learn_bpe(folder, SubwordConfig(vocab_size=40, byte_fallback=False))
-    write_split(folder, "test", [("\N{SNOWMAN}", "die Katze"), ("cat", "\N{SNOWMAN} \N{SNOWMAN}")])
+    write_pairs(folder, "test", [("\N{SNOWMAN}", "die Katze"), ("cat", "\N{SNOWMAN} \N{SNOWMAN}")])
     binarize(folder, CONFIG)
     counts = Manifest.load(folder).result("binarize")
     assert counts["test"]["unknown"] == [1, 2]
@@ -170,7 +138,7 @@ def test_parts_that_an_older_tfm_encoded_are_not_counted(folder, capsys):
     for part in manifest["steps"]["binarize"]["result"]["train"]["parts"]:
         del part["byte_pieces"], part["spelled"]
     path.write_text(json.dumps(manifest))
-    write_split(folder, "test", [("犬" * 99, "x")])
+    write_pairs(folder, "test", [("犬" * 99, "x")])
     assert binarize(folder, CONFIG)
     assert "bytes (" not in capsys.readouterr().err
 
@@ -185,7 +153,7 @@ def test_ids_have_the_smallest_type_that_fits(folder):
 def write_parts(folder, pairs, sizes):
     """Write training text in parts of some numbers of pairs."""
     for number, size in enumerate(sizes, 1):
-        write_split(folder, "train" if number == 1 else f"train.{number}", pairs[:size])
+        write_pairs(folder, "train" if number == 1 else f"train.{number}", pairs[:size])
         pairs = pairs[size:]
     assert not pairs
 
@@ -211,26 +179,26 @@ def test_text_in_parts_gives_the_same_rows(folder, sizes):
 
 def test_files_of_parts_that_are_gone_are_removed(folder):
     binarize(folder, CONFIG)
-    before = contents(folder)
+    before = contents(folder / "bin")
     write_parts(folder, TRAIN, (10, 11))
     binarize(folder, BinarizeConfig(threads=1, bpe_dropout=0.1))
     (folder / "train.2.en").unlink()
     write_parts(folder, TRAIN, (21,))
     binarize(folder, CONFIG)
-    assert contents(folder) == before
+    assert contents(folder / "bin") == before
 
 
 def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
     assert binarize(folder, CONFIG)
-    before = contents(folder)
+    before = contents(folder / "bin")
     assert not binarize(folder, BinarizeConfig(threads=2))
-    assert contents(folder) == before
+    assert contents(folder / "bin") == before
     assert "unchanged" in capsys.readouterr().err
 
 
 def test_other_text_settings_or_models_binarize_again(folder):
     binarize(folder, CONFIG)
-    write_split(folder, "test", TEST[::-1])
+    write_pairs(folder, "test", TEST[::-1])
     assert binarize(folder, CONFIG)
     assert decoded(folder, "test") == TEST[::-1]
     assert binarize(folder, BinarizeConfig(max_length=5, threads=1))
@@ -260,7 +228,8 @@ def test_unequal_line_counts_are_named_and_leave_no_dataset(folder):
         file.write("one more\n")
     with pytest.raises(DataError, match=r"train\.en has 22 lines, but .*train\.de has 21"):
         binarize(folder, CONFIG)
-    assert not (folder / "bin" / "dataset.json").exists()
+    with pytest.raises(DataError, match="tfm binarize"):
+        opened(folder, "train")
     assert not list((folder / "bin").glob("*.partial"))
 
 
@@ -283,35 +252,6 @@ def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):
         binarize(folder, CONFIG)
 
 
-def _binarize_until_killed(folder):
-    encode_block, calls = SubwordModel.encode_block, []
-
-    def killing_encode_block(*args):
-        calls.append(1)
-        if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode_block(*args)
-
-    text._BLOCK_BYTES, SubwordModel.encode_block = 30, killing_encode_block
-    binarize(folder, CONFIG, force=True)
-
-
-def test_killed_midway_it_leaves_no_dataset_and_the_next_run_makes_it(folder):
-    binarize(folder, CONFIG)
-    expected = contents(folder)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_binarize_until_killed, args=(folder,)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (folder / "bin" / "dataset.json").exists()
-    with pytest.raises(DataError, match="tfm binarize"):
-        opened(folder, "train")
-    assert binarize(folder, CONFIG)
-    assert contents(folder).items() >= expected.items()
-
-
 def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
     monkeypatch.setattr(text, "_BLOCK_BYTES", 900)
     chooser = random.Random(1)
@@ -321,9 +261,17 @@ def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
         return "".join(chooser.choices(alphabet, k=chooser.randrange(30)))
 
     pairs = [(line(), line()) for _ in range(200)]
-    write_split(folder, "train", pairs)
+    hostile = [
+        ("\0", "a\0b"),
+        ("x" * 100_000, "y z " * 25_000),
+        ("\u2028", "\x0b\x0c\x85"),
+        ("", ""),
+    ]
+    write_pairs(folder, "train", pairs)
+    write_pairs(folder, "valid", hostile)
     binarize(folder, BinarizeConfig(threads=2))
     assert decoded(folder, "train") == pairs
+    assert decoded(folder, "valid") == hostile
     dataset, vocabulary = opened(folder, "train"), Vocabulary.load(folder)
     sides = (dataset.source, vocabulary.source), (dataset.target, vocabulary.target)
     for side, (sentences, model) in enumerate(sides):

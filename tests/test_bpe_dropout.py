@@ -6,12 +6,13 @@ import sys
 import numpy as np
 import pytest
 import sentencepiece
+from helpers import contents, opened
 
 from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
 from tfm.data import text
 from tfm.data.batching import Batcher
 from tfm.data.bpe_dropout import BpeDropout
-from tfm.data.dataset import DatasetIndex, ParallelDataset
+from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -44,25 +45,17 @@ def folder(tmp_path_factory, make_dataset):
     return made
 
 
-def opened(folder, split="train"):
-    return ParallelDataset(folder / "bin", split, vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
-
-
 def by_variant(sequences):
     sentences = list(sequences)
     return [sentences[i : i + NUM_PAIRS] for i in range(0, len(sentences), NUM_PAIRS)]
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "bin").iterdir())}
-
-
 def test_runs_with_any_number_of_threads_and_other_processes_write_the_same_bytes(folder):
-    before = contents(folder)
+    before = contents(folder / "bin")
     for threads in (1, 5):
         config = BinarizeConfig(bpe_dropout=0.2, bpe_variants=NUM_VARIANTS, threads=threads)
         binarize(folder, config, force=True)
-        assert contents(folder) == before
+        assert contents(folder / "bin") == before
     code = f"""
 from pathlib import Path
 from tfm.config import BinarizeConfig
@@ -73,7 +66,7 @@ text._BLOCK_BYTES = 1000
 binarize(Path({str(folder)!r}), {DROPOUT!r}, force=True)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert contents(folder) == before
+    assert contents(folder / "bin") == before
 
 
 class Pieces:
@@ -155,13 +148,13 @@ def test_variants_are_the_same_text_in_other_and_more_pieces(folder):
 
 
 def test_another_seed_draws_other_variants(folder):
-    before = contents(folder)
+    before = contents(folder / "bin")
     assert binarize(folder, BinarizeConfig(bpe_dropout=0.2, bpe_variants=NUM_VARIANTS, seed=2))
-    assert contents(folder)["train.en.tokens.npy"] == before["train.en.tokens.npy"]
-    assert contents(folder)["train.v1.en.tokens.npy"] != before["train.v1.en.tokens.npy"]
+    assert contents(folder / "bin")["train.en.tokens.npy"] == before["train.en.tokens.npy"]
+    assert contents(folder / "bin")["train.v1.en.tokens.npy"] != before["train.v1.en.tokens.npy"]
     first = DatasetIndex.load(folder / "bin").checksum("train")
     assert binarize(folder, DROPOUT)
-    assert contents(folder) == before
+    assert contents(folder / "bin") == before
     assert DatasetIndex.load(folder / "bin").checksum("train") != first
     assert not binarize(folder, DROPOUT)
 

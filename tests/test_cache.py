@@ -20,6 +20,7 @@ MODELS = {
     "additive": {"attention": "additive"},
     "additive window": {"attention": "additive", "attention_window": 2},
     "learned positions": {"learned_positions": 20},
+    "bias, no ties": {"output_bias": True, "tied_embeddings": "none"},
 }
 EVERY_MODEL = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 # Hypotheses per sentence after each step; more than eight do not share a cache.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import batch_of, transformer
+from test_active import EVERY_SEARCH, SEARCHES
 
 from tfm.commands.translator import Translator
 from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, SearchConfig
@@ -22,14 +23,6 @@ from tfm.search.forced import forced_decoding
 V = 7
 WORDS = (4, 5, 6)
 SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 6, EOS]]
-SEARCHES = {
-    "beam": {"beam_size": 3, "n_best": 3},
-    "greedy": {"beam_size": 1},
-    "diverse": {"beam_size": 4, "n_best": 4, "num_groups": 2},
-    "sample": {"search": "sample", "n_best": 3},
-    "exact": {"search": "exact", "beam_size": 2, "n_best": 2},
-}
-EVERY_SEARCH = pytest.mark.parametrize("kind", SEARCHES)
 
 
 def find(kind, model, constraints, *, prefixes=None, **changes):

@@ -1,13 +1,13 @@
 """Copies of training pairs in capitals, in title case, unpunctuated and with typos."""
 
 import pytest
+from helpers import contents, decoded
 
 from tfm.config import BinarizeConfig
 from tfm.data import text
 from tfm.data.copies import COPIES, Copier
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
-from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
 from tfm.stages.binarize import binarize
 
@@ -127,16 +127,6 @@ def folder(tmp_path_factory, make_dataset):
         yield made
 
 
-def decoded(folder, split):
-    model = Vocabulary.load(folder).source
-    dataset = ParallelDataset(folder / "bin", split, vocab_sizes=(len(model), len(model)))
-    return list(zip(model.decode(dataset.source), model.decode(dataset.target), strict=True))
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "bin").iterdir())}
-
-
 def test_each_share_of_the_training_pairs_has_copies_and_no_other_split_has(folder):
     pairs = decoded(folder, "train")
     is_upper = [source.isupper() for source, _ in pairs]
@@ -153,22 +143,21 @@ def test_each_share_of_the_training_pairs_has_copies_and_no_other_split_has(fold
 
 
 def test_seed_and_text_determine_the_copies(folder):
-    before = contents(folder)
+    before = contents(folder / "bin")
     for threads in (1, 3):
         config = BinarizeConfig(upper_copies=0.5, typo_copies=0.25, threads=threads)
         binarize(folder, config, force=True)
-        assert contents(folder) == before
+        assert contents(folder / "bin") == before
     assert not binarize(folder, HALF)
     assert binarize(folder, BinarizeConfig(upper_copies=0.5, typo_copies=0.25, seed=2))
-    assert contents(folder) != before
+    assert contents(folder / "bin") != before
     binarize(folder, HALF)
 
 
 def test_variants_of_bpe_dropout_have_the_same_copies(folder):
     pairs = decoded(folder, "train")
     binarize(
-        folder,
-        BinarizeConfig(upper_copies=0.5, typo_copies=0.25, bpe_dropout=0.1, bpe_variants=2),
+        folder, BinarizeConfig(upper_copies=0.5, typo_copies=0.25, bpe_dropout=0.1, bpe_variants=2)
     )
     assert decoded(folder, "train") == 3 * pairs
     binarize(folder, HALF)

@@ -12,18 +12,11 @@ from operator import or_
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from tfm.data.dataset import (
-    ArrayWriter,
-    DatasetIndex,
-    ParallelDataset,
-    Part,
-    TokenSequences,
-    id_dtype,
-)
+from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, Part, TokenSequences
 from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
 from tfm.storage.files import sha256_of
@@ -79,9 +72,7 @@ def test_ids_decode_to_the_text_of_the_split(data_dir):
     sentences=st.lists(st.lists(st.integers(4, 99), max_size=5), min_size=1, max_size=12),
     data=st.data(),
 )
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sentences)), max_size=4)))
     parts = []
@@ -129,11 +120,7 @@ def test_an_open_dataset_keeps_its_files_when_others_take_their_place(bin_dir, i
     assert (list(dataset.source), list(dataset.target)) == before
 
 
-@pytest.mark.parametrize(
-    "offsets",
-    [[], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5]],
-    ids=str,
-)
+@pytest.mark.parametrize("offsets", [[], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5]], ids=str)
 def test_offsets_that_do_not_fit_the_tokens_are_damage(write_part, offsets):
     with pytest.raises(DataError, match=r"train\.en do not fit its tokens: .*binarize .* --force"):
         write_part([5, 6, 7, 8, 9], offsets)
@@ -185,9 +172,7 @@ def flip_bit(path, data, *, max_bytes):
     path.write_bytes(content)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from([*FILES, "dataset.json"]))
@@ -290,7 +275,6 @@ def test_the_index_is_read_as_written(bin_dir):
     assert reduce(or_, checksums) == {p.name: sha256_of(p) for p in bin_dir.glob("*.npy")}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(numpy_strategies.arrays(np.uint16, st.integers(0, 50)), max_size=5),
     dtype=st.sampled_from([np.uint16, np.uint32]),
@@ -304,11 +288,6 @@ def test_appended_arrays_are_read_as_one(tmp_path, parts, dtype):
     array = np.load(tmp_path / "a.npy")
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.concatenate([np.zeros(0, dtype), *parts]))
-
-
-def test_ids_take_two_bytes_if_they_fit():
-    assert id_dtype(1 << 16) == np.uint16
-    assert id_dtype((1 << 16) + 1) == np.uint32
 
 
 def test_the_command_that_repairs_a_dataset_works_in_a_shell(tmp_path):

@@ -1,6 +1,5 @@
 """Diverse beam search, compared with a slow reference search."""
 
-import itertools
 from functools import cache, partial
 
 import pytest
@@ -78,7 +77,7 @@ def slow_search(model, source, *, num_groups, size, strength, alpha, max_length)
     return [group.finished for group in groups]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
     num_groups=st.integers(2, 3),
@@ -107,12 +106,3 @@ def test_without_diversity_every_group_is_the_same_beam_search():
         expected = search(transformer(), *batch_of(SOURCES), config)
     for best, beam in zip(found, expected, strict=True):
         assert [h.tokens for h in best] == [h.tokens for h in beam]
-
-
-def test_results_depend_on_neither_the_order_nor_the_rest_of_the_batch():
-    search = {"num_groups": 2, "beam_size": 4, "n_best": 4, "diversity_strength": 1.0}
-    together = find(transformer(2), **search)
-    for order in itertools.permutations(range(4), 2):
-        found = find(transformer(2), [SOURCES[i] for i in order], **search)
-        for best, index in zip(found, order, strict=True):
-            assert [h.tokens for h in best] == [h.tokens for h in together[index]]

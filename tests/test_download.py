@@ -112,8 +112,7 @@ def test_a_file_is_fetched_once_and_verified_and_no_other_file_remains(archive, 
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"ETag": '"v1"'}, {"Last-Modified": "Mon, 06 Jan 2014 00:00:00 GMT"}],
+    "headers", [{"ETag": '"v1"'}, {"Last-Modified": "Mon, 06 Jan 2014 00:00:00 GMT"}]
 )
 def test_an_interrupted_download_resumes(archive, site, tmp_path, headers):
     site.headers = headers

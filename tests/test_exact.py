@@ -94,7 +94,7 @@ def test_the_best_of_all_outputs_of_a_minimum_length_is_found_and_proven():
         assert result.hypotheses[0].log_prob == pytest.approx(best.log_prob, abs=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 10**6),
     alpha=st.sampled_from(ALPHAS),

@@ -25,7 +25,6 @@ README = (WMT14 / "README.md").read_text(encoding="utf-8")
 CONFIGS = sorted(
     [*WMT14.glob("*.toml"), *MULTI30K.glob("*.toml"), *EXAMPLES.glob("*/table3/*.toml")]
 )
-ROWS = [path.stem for path in sorted(WMT14.glob("table3/*.toml"))]
 VOCAB_SIZE = 37_000
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -272,12 +271,16 @@ def test_multi30k_has_four_directions(run_script):
 
 
 def test_multi30k_is_trained_with_the_publications_settings_or_with_a_preset(run_script):
-    [train] = [call for call in run_script("cased", MULTI30K) if call.startswith("train")]
-    assert train.endswith("/multi30k.toml --run runs/multi30k-en-de-cased")
-    calls = run_script("cased", MULTI30K, ARCH="small", PAIR="de-en")
-    [train] = [call for call in calls if call.startswith("train")]
-    arguments = "--arch small --run runs/multi30k-de-en-cased-small"
-    assert train == f"train data/multi30k-de-en {arguments}"
+    for variables, ending in (
+        ({}, "/multi30k.toml --run runs/multi30k-en-de-cased"),
+        (
+            {"ARCH": "small", "PAIR": "de-en"},
+            "data/multi30k-de-en --arch small --run runs/multi30k-de-en-cased-small",
+        ),
+    ):
+        calls = run_script("cased", MULTI30K, **variables)
+        [train] = [call for call in calls if call.startswith("train")]
+        assert train.endswith(ending)
 
 
 def load_script(path):

@@ -306,10 +306,7 @@ READERS = {
     ),
     "checkpoints": ("run/checkpoints/*/[!t]*", "average run --last 2 --out averaged"),
     "a run": ("run/**/*.*", "train data --run run --max-steps 13"),
-    "a dataset": (
-        "data/**/*.*",
-        "train data --run new --config run/config.toml --max-steps 1",
-    ),
+    "a dataset": ("data/**/*.*", "train data --run new --config run/config.toml --max-steps 1"),
     "a subword model": ("data/bpe.model", "binarize data --force"),
 }
 

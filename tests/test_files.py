@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import contents
 
 from tfm.errors import DataError, UsageError
 from tfm.storage import files
@@ -61,32 +62,6 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
     assert names(path.parent) == ["file"]
 
 
-@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
-def test_an_error_leaves_the_older_file_and_nothing_else(tmp_path, error):
-    path = tmp_path / "file"
-    write_text(path, "old")
-
-    def fail():
-        with atomic_write(path) as file:
-            file.write(b"half")
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_full_disk_leaves_the_older_file_and_the_error_names_it(tmp_path):
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with pytest.raises(OSError, match="too large") as caught, full_disk():
-        write_text(path, "x" * 2_000)
-    assert caught.value.filename == str(path)
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["file"]
-
-
 def test_a_folder_replaces_an_older_one_as_a_whole(tmp_path):
     path = tmp_path / "folder"
     for name in ("old", "new"):
@@ -96,41 +71,48 @@ def test_a_folder_replaces_an_older_one_as_a_whole(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
-@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
-def test_an_error_leaves_the_older_folder_and_nothing_else(tmp_path, error):
-    path = tmp_path / "folder"
+def fill(path, name):
     with atomic_directory(path) as folder:
-        (folder / "old").write_text("1")
+        (folder / name).write_text(name)
 
+
+@contextlib.contextmanager
+def replacing(path):
+    """Write a file, or a file in a folder, aside."""
+    if path.name == "file":
+        with atomic_write(path) as file:
+            yield file
+    else:
+        with atomic_directory(path) as folder, (folder / "new").open("wb") as file:
+            yield file
+
+
+@pytest.fixture(params=["file", "folder"])
+def older(request, tmp_path):
+    """An older file or folder; it must stay the only one."""
+    path = tmp_path / request.param
+    write_text(path, "old") if request.param == "file" else fill(path, "old")
+    before = contents(tmp_path)
+    yield path
+    assert contents(tmp_path) == before
+    assert names(tmp_path) == [request.param]
+
+
+@pytest.mark.parametrize("error", [StoppedError, KeyboardInterrupt])
+def test_an_error_leaves_the_older_file_or_folder_and_nothing_else(older, error):
     def fail():
-        with atomic_directory(path) as folder:
-            (folder / "new").write_text("2")
+        with replacing(older) as file:
+            file.write(b"half")
             raise error
 
     with pytest.raises(error):
         fail()
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["folder"]
 
 
-def test_a_full_disk_leaves_the_older_folder_and_the_error_names_it(tmp_path):
-    path = tmp_path / "folder"
-    with atomic_directory(path) as folder:
-        (folder / "old").write_text("1")
-    with (
-        pytest.raises(OSError, match="too large") as caught,
-        full_disk(),
-        atomic_directory(path) as folder,
-    ):
-        (folder / "new").write_bytes(b"x" * 2_000)
-    assert caught.value.filename == str(path)
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["folder"]
-
-
-def fill(path, name):
-    with atomic_directory(path) as folder:
-        (folder / name).write_text(name)
+def test_a_full_disk_leaves_the_older_file_or_folder_and_the_error_names_it(older):
+    with pytest.raises(OSError, match="too large") as caught, full_disk(), replacing(older) as file:
+        file.write(b"x" * 2_000)
+    assert caught.value.filename == str(older)
 
 
 def test_the_older_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):

@@ -4,9 +4,9 @@ import io
 
 import pytest
 import sentencepiece
+from helpers import decoded, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.dataset import ParallelDataset
 from tfm.data.foreign_subword import load_subword_models, with_fixed_ids
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
@@ -15,7 +15,8 @@ from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
-LINES = [line for pair in generate_pairs("train", num_pairs=150, seed=3) for line in pair]
+PAIRS = list(generate_pairs("train", num_pairs=150, seed=3))
+LINES = [line for pair in PAIRS for line in pair]
 UNSEEN = [line for pair in generate_pairs("valid", num_pairs=20, seed=3) for line in pair]
 
 
@@ -108,9 +109,7 @@ def test_a_dataset_a_model_and_a_run_name_the_same_pieces(data_dir, trained_run)
 def text_dir(tmp_path):
     """A dataset with text only."""
     folder = tmp_path / "data"
-    folder.mkdir()
-    for number, language in enumerate(("en", "de")):
-        (folder / f"train.{language}").write_text("".join(f"{x}\n" for x in LINES[number::2]))
+    write_pairs(folder, "train", PAIRS)
     settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
     Manifest.draft(folder, name="data", source="en", target="de", settings=settings).save()
     return folder
@@ -140,9 +139,7 @@ def test_two_files_are_the_models_of_source_and_target(text_dir, tmp_path):
     vocabulary = Vocabulary.load(text_dir)
     assert not vocabulary.is_joint
     assert vocabulary.source.content == with_fixed_ids(one.read_bytes(), origin=one)
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    pairs = ParallelDataset(text_dir / "bin", "train", vocab_sizes=sizes)
-    assert vocabulary.source.decode([next(iter(pairs.source))]) == [LINES[0]]
+    assert decoded(text_dir)[0] == PAIRS[0]
 
 
 def test_settings_of_learning_have_no_effect_on_given_subwords():
@@ -151,10 +148,9 @@ def test_settings_of_learning_have_no_effect_on_given_subwords():
 
 
 def test_prepare_takes_the_pieces_of_another_dataset(run, data_dir, tmp_path, elsewhere):
-    for number, language in enumerate(("en", "de")):
-        (elsewhere / f"t.{language}").write_text("".join(f"{x}\n" for x in LINES[number::2]))
+    write_pairs(elsewhere, "t", PAIRS)
     command = ["prepare", "--train", "t.en", "t.de", "--out", "mine", "--subwords", data_dir]
-    assert run(*command)[0] == 0
+    run.ok(*command)
     assert (elsewhere / "mine/bpe.model").read_bytes() == (data_dir / "bpe.model").read_bytes()
     recorded = Manifest.load(elsewhere / "mine")
     assert recorded.settings("subword") == {"subwords": [str(data_dir)]}
@@ -166,11 +162,8 @@ def test_prepare_takes_the_pieces_of_another_dataset(run, data_dir, tmp_path, el
 
 
 def test_prepare_refuses_a_wrong_subword_model_before_it_writes(run, elsewhere):
-    for language in ("en", "de"):
-        (elsewhere / f"t.{language}").write_text("a\n")
+    write_pairs(elsewhere, "t", [("a", "a")])
     (elsewhere / "x.model").write_text("no model")
     command = ["prepare", "--train", "t.en", "t.de", "--out", "mine", "--subwords", "x.model"]
-    code, _, err = run(*command)
-    assert code == 1
-    assert err.startswith("tfm: x.model is not a SentencePiece model")
+    run.fails(1, "x.model is not a SentencePiece model.*", *command)
     assert not (elsewhere / "mine").exists()

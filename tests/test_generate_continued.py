@@ -124,8 +124,7 @@ def test_the_arithmetic_that_is_chosen_is_recorded_and_not_the_request(folder, c
 
 @pytest.mark.parametrize("arguments", ["", "--document", "--prefix p", "--score-target p"])
 @pytest.mark.parametrize(
-    ("bad", "message"),
-    [("x\udcff", "line 6 is not UTF-8"), ("a " * 40, "6 has [0-9]+ tokens")],
+    ("bad", "message"), [("x\udcff", "line 6 is not UTF-8"), ("a " * 40, "6 has [0-9]+ tokens")]
 )
 def test_the_lines_before_a_bad_one_are_kept(folder, run, make_model, arguments, bad, message):
     """Of the text or of a file beside it, if there is one."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from helpers import write_pairs
 
 from tfm.config import SubwordConfig
 from tfm.data.manifest import Manifest
@@ -17,11 +18,8 @@ CONFIG = SubwordConfig(vocab_size=300)
 
 
 def make_dataset(folder, source=ENGLISH, target=GERMAN):
-    manifest = Manifest.draft(folder, name="x", source="en", target="de", settings={})
-    manifest.save()
-    for language, lines in (("en", source), ("de", target)):
-        path = manifest.text_path("train", language)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
+    write_pairs(folder, "train", list(zip(source, target, strict=True)))
     return folder
 
 
@@ -76,14 +74,9 @@ def test_an_unchanged_dataset_is_not_learned_again(folder, capsys):
     assert learn_bpe(folder, CONFIG)
     before = (folder / "bpe.model").stat()
     assert not learn_bpe(folder, CONFIG)
+    assert not learn_bpe(folder, dataclasses.replace(CONFIG, threads=2))
     assert (folder / "bpe.model").stat() == before
     assert "unchanged" in capsys.readouterr().err
-
-
-def test_a_model_is_not_learned_again_for_another_number_of_threads(folder):
-    assert learn_bpe(folder, dataclasses.replace(CONFIG, threads=1))
-    assert not learn_bpe(folder, dataclasses.replace(CONFIG, threads=2))
-    assert not learn_bpe(folder, CONFIG)
 
 
 def test_another_setting_or_a_deleted_model_learns_again(folder):

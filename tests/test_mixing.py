@@ -1,13 +1,13 @@
 """Training texts in proportion: shares of an epoch, and how often each pair is drawn."""
 
 import dataclasses
-import json
 import re
 import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import edit_model, metrics_of, write_pairs
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.commands.attend import attend
@@ -46,7 +46,6 @@ def test_an_apportioned_total_is_that_of_the_weights_to_less_than_one(total, wei
         assert abs(count - total * weight / sum(weights)) <= 1 + 1e-9 * total
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(5, 60), st.floats(1, 4)), min_size=2, max_size=4),
     st.integers(1, 9),
@@ -86,10 +85,7 @@ def recipe(tmp_path_factory):
     """Two training texts of different sizes, of which the second has a tag."""
     folder = tmp_path_factory.mktemp("texts")
     for name, split, size in (("a", "train", 150), ("b", "test", 40), ("v", "valid", 12)):
-        pairs = list(generate_pairs(split, num_pairs=size, seed=1))
-        for side, language in enumerate(("en", "de")):
-            text = "".join(f"{pair[side]}\n" for pair in pairs)
-            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+        write_pairs(folder, name, list(generate_pairs(split, num_pairs=size, seed=1)))
 
     def files(name, **options):
         source, target = (str(folder / f"{name}.{language}") for language in ("en", "de"))
@@ -187,10 +183,6 @@ def test_weights_need_the_text_that_was_prepared(recipe, tmp_path):
         binarize(folder, BinarizeConfig())
 
 
-def records(run_dir):
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_weighted_run_logs_shares_and_losses_and_resumes_to_the_bit(
     mixed_dir, tiny_run, tmp_path
 ):
@@ -200,17 +192,16 @@ def test_a_weighted_run_logs_shares_and_losses_and_resumes_to_the_bit(
     train(mixed_dir, tmp_path / "at-once", run(8))
     for max_steps in (3, 8):
         train(mixed_dir, tmp_path / "resumed", run(max_steps))
-    lines, resumed = (records(tmp_path / name) for name in ("at-once", "resumed"))
-    assert [text["name"] for text in lines[0]["texts"]] == ["1 a.en", "2 b.en"]
+    both = tmp_path / "at-once", tmp_path / "resumed"
+    assert [text["name"] for text in metrics_of(both[0])[0]["texts"]] == ["1 a.en", "2 b.en"]
     shares, resumed_shares = (
-        [line["text_pairs"] for line in each if line["kind"] == "train"]
-        for each in (lines, resumed)
+        [line["text_pairs"] for line in metrics_of(each, "train")] for each in both
     )
     assert sum(shares[-1]) > 0
     assert shares == resumed_shares
     losses, resumed_losses = (
-        {line["step"]: line["text_losses"] for line in each if line["kind"] == "validation"}
-        for each in (lines, resumed)
+        {line["step"]: line["text_losses"] for line in metrics_of(each, "validation")}
+        for each in both
     )
     assert losses.items() <= resumed_losses.items()
     assert all(len(each) == 2 for each in losses.values())
@@ -288,9 +279,7 @@ def tagged_run(tagged_dir, tiny_run, tmp_path_factory):
 def described_as(run_dir, folder, **changes):
     """Return a copy of the model of a run with another description."""
     shutil.copytree(ModelFolder.open(run_dir).path, folder)
-    record = json.loads((folder / "config.json").read_text())
-    del record["checksum"]
-    (folder / "config.json").write_text(json.dumps(record | changes))
+    edit_model(folder, **changes)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data.packing import Packing
@@ -21,7 +21,6 @@ def numbered_rows(packing):
     return rows
 
 
-@settings(deadline=None)
 @given(LENGTHS)
 def test_pad_moves_each_token_to_its_position_and_a_spare_row_to_padding(lengths):
     packing = new_packing(lengths)
@@ -34,7 +33,6 @@ def test_pad_moves_each_token_to_its_position_and_a_spare_row_to_padding(lengths
         assert row.tolist() == [*sentence.tolist(), *[0] * (max(lengths) - len(sentence))]
 
 
-@settings(deadline=None)
 @given(LENGTHS)
 def test_pack_inverts_pad_and_clears_spare_rows(lengths):
     packing = new_packing(lengths)
@@ -43,7 +41,6 @@ def test_pack_inverts_pad_and_clears_spare_rows(lengths):
     assert torch.equal(packing.pack(padded), numbered_rows(packing))
 
 
-@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 3))
 def test_merging_heads_inverts_splitting_them(lengths, num_heads, num_projections):
     packing = new_packing(lengths)
@@ -114,10 +111,6 @@ def test_everything_but_the_lengths_is_on_the_device():
     padded = packing.pad(torch.zeros(7, 4, device=device))
     assert padded.shape == (2, 3, 4)
     assert packing.pack(padded).shape == (7, 4)
-    indices = [
-        packing.positions,
-        packing.device_lengths,
-        packing.split_heads_indices(2, 3),
-    ]
+    indices = [packing.positions, packing.device_lengths, packing.split_heads_indices(2, 3)]
     assert {x.device for x in [padded, *indices]} == {device}
     assert packing.lengths.device.type == "cpu"

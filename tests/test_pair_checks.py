@@ -79,10 +79,7 @@ też đi gəlir əlbəttə vējas VĖJAS TĒVS Ērgļi și привет В§ Α�
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
-@pytest.mark.parametrize(
-    "text",
-    WORDS.split(),
-)
+@pytest.mark.parametrize("text", WORDS.split())
 def test_words_that_were_decoded_wrongly_are_mojibake(text, encoding):
     if not text.isascii():
         assert not is_mojibake(text)

@@ -52,12 +52,7 @@ for command in json.load(open("commands.json")):
 _PREPARE = (
     "prepare --out data/a --vocab-size 290 --train a.en a.de --valid a.en a.de --test a.en a.de"
 )
-_COMMANDS = [
-    "--help",
-    _PREPARE,
-    f"{_PREPARE} --force",
-    "score --hypotheses a.en --reference a.de",
-]
+_COMMANDS = ["--help", _PREPARE, f"{_PREPARE} --force", "score --hypotheses a.en --reference a.de"]
 
 
 def test_commands_of_text_need_no_names_of_linux(elsewhere):

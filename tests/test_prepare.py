@@ -3,14 +3,13 @@
 import bz2
 import dataclasses
 import gzip
-import io
 import json
 import shutil
-import tarfile
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from helpers import contents, write_tar
 
 from tfm.config import BinarizeConfig, Normalization, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
@@ -47,15 +46,6 @@ def as_text(pairs, side):
 def as_sgml(pairs, side):
     segments = (f'<seg id="{i}">{p[side]}</seg>\n' for i, p in enumerate(pairs, 1))
     return f"<srcset>\n{''.join(segments)}</srcset>\n".encode()
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return path
 
 
 @pytest.fixture
@@ -176,43 +166,38 @@ def test_rules_of_a_recipe_and_of_one_of_its_texts_are_applied(data_dir, recipe,
         prepare_text(changed)
 
 
-def test_settings_of_a_check_are_refused_before_anything_is_written(data_dir, recipe, prepare_text):
-    changed = dataclasses.replace(recipe, target="xx")
-    with pytest.raises(UsageError, match="the script of the language 'xx' is not known"):
-        prepare_text(changed, overrides={"cleaning": {"drop_other_script": True}})
-    assert not data_dir.exists()
+UNIGRAM, DROPOUT = {"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}
+BAD_SETTINGS = [
+    ({"subword": {"character_coverage": 0.97}}, "character_coverage is 0.97, but must be at least"),
+    ({"subword": {"symbols": "<a> <b> <a>"}}, "symbols .* <a> twice"),
+    ({"subword": {"symbols": "<a> <x>", "vocab_size": 262}}, "vocab_size is 262, .* more than 262"),
+    ({"subword": {"byte_fallback": False, "symbols": "<a> <b> <c>", "vocab_size": 8}}, "than 8"),
+    ({"subword": {"sample_sentences": 100}}, "sample_sentences is 100, but must be at least 101"),
+    ({"subword": {"threads": 1025}}, "threads is 1025, but must be at most 1024"),
+    ({"subword": {"model_type": "char"}}, "model_type"),
+    ({"subword": {"symbols": "<a\N{LOWER ONE EIGHTH BLOCK}>"}}, "symbols .* in angle brackets"),
+    ({"subword": {"symbols": "<0x41>"}}, "symbols .* piece that every vocabulary has"),
+    ({"subword": {"model_type": "unigram"}, "binarize": DROPOUT}, "needs --model-type bpe"),
+    ({"subword": {**UNIGRAM, "symbols": "<y>"}}, "no piece for the tag <y>"),
+    ({"subword": UNIGRAM, "binarize": DROPOUT}, "models that merge pieces"),
+    ({"cleaning": {"drop_other_script": True}}, "the script of the language 'xx' is not known"),
+]
 
 
-@pytest.mark.parametrize(
-    ("subword", "binarize", "message"),
-    [
-        ({"character_coverage": 0.97}, {}, "character_coverage is 0.97, but must be at least 0.98"),
-        ({"symbols": "<a> <b> <a>"}, {}, "symbols .* <a> twice"),
-        ({"symbols": "<a> <x>", "vocab_size": 262}, {}, "vocab_size is 262, .* more than 262"),
-        ({"byte_fallback": False, "symbols": "<a> <b> <c> <d>", "vocab_size": 9}, {}, "than 9"),
-        ({"sample_sentences": 100}, {}, "sample_sentences is 100, but must be at least 101"),
-        ({"threads": 1025}, {}, "threads is 1025, but must be at most 1024"),
-        ({"model_type": "char"}, {}, "model_type"),
-        ({"symbols": "<a\N{LOWER ONE EIGHTH BLOCK}>"}, {}, "symbols .* name in angle brackets"),
-        ({"symbols": "<0x41>"}, {}, "symbols .* piece that every vocabulary has"),
-        ({"model_type": "unigram"}, {"bpe_dropout": 0.1}, "bpe_dropout needs --model-type bpe"),
-        ({"subwords": ("unigram.model",), "symbols": "<y>"}, {}, "no piece for the tag <y>"),
-        ({"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}, "models that merge pieces"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "message"), BAD_SETTINGS)
 def test_settings_that_later_steps_would_refuse_are_refused_before_anything_is_written(
-    data_dir, recipe, prepare_text, monkeypatch, subword, binarize, message
+    data_dir, recipe, prepare_text, monkeypatch, overrides, message
 ):
     monkeypatch.chdir(data_dir.parent)
-    if "subwords" in subword:
+    if "subwords" in overrides.get("subword", {}):
         Path("text").write_text("the cat\na dog\n" * 9)
         config = SubwordConfig(model_type="unigram", symbols="<x>")
         model = learn_subword_model([Path("text")], config, vocab_size=271)
         Path("unigram.model").write_bytes(model.content)
     tagged = dataclasses.replace(recipe.valid[0], tag="<x>")
-    changed = dataclasses.replace(recipe, valid=(tagged,))
+    changed = dataclasses.replace(recipe, target="xx", valid=(tagged,))
     with pytest.raises(TfmError, match=message):
-        prepare_text(changed, overrides={"subword": subword, "binarize": binarize})
+        prepare_text(changed, overrides=overrides)
     assert not data_dir.exists()
 
 
@@ -287,21 +272,15 @@ def test_another_dataset_is_not_overwritten_without_force(data_dir, prepare_text
     assert Manifest.load(data_dir).splits() == ["train", "valid"]
 
 
-def test_files_that_prepare_did_not_write_are_not_overwritten(prepare_text, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.en").write_text("mine")
-    with pytest.raises(UsageError, match=r"train\.en.*--force"):
-        prepare_text()
-    assert (tmp_path / "data" / "train.en").read_text() == "mine"
-
-
 @pytest.mark.parametrize("name", ["train.en", "valid.de", "train.2.en", "bpe.target.model"])
-def test_force_replaces_datasets_only(data_dir, recipe, name):
+@pytest.mark.parametrize("force", [False, True])
+def test_files_that_prepare_did_not_write_are_not_overwritten(data_dir, recipe, name, force):
     data_dir.mkdir()
     (data_dir / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} was not written by tfm prepare: move it"):
-        prepare(recipe, data_dir, force=True)
-    assert (data_dir / name).read_text() == "mine"
+    pattern = f"{name} was not written by tfm prepare: move it" if force else f"{name}.*--force"
+    with pytest.raises(UsageError, match=pattern):
+        prepare(recipe, data_dir, force=force)
+    assert contents(data_dir)[name] == b"mine"
 
 
 def test_a_text_is_never_read_and_overwritten_at_once(tmp_path):
@@ -319,14 +298,41 @@ def test_missing_validation_text_is_warned_of(data_dir, tmp_path, capsys):
     assert not (data_dir / "raw").exists()
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_unequal_sides_stop_before_anything_is_written(tmp_path, split):
-    texts = {"train_en": "a\n", "train_de": "b\n"}
-    files = write_files(tmp_path, **(texts | {f"{split}_en": "a\nb\nc\n", f"{split}_de": "d\n"}))
+LATIN = "".join(f"Zeile {i} über\n" for i in range(50))
+BAD_TEXTS = [
+    ({"train_en": "a\nb\nc\n", "train_de": "d\n"}, r"train\.en has 3 lines.*train\.de has 1"),
+    ({"test_en": "a\nb\nc\n", "test_de": "d\n"}, r"test\.en has 3 lines.*test\.de has 1"),
+    ({"train_en": "", "train_de": ""}, r"train text is empty: .*train\.en, .*train\.de"),
+    ({"train_en": "same\n", "train_de": "same\n"}, "1 copy"),
+    (
+        {"train_en": LATIN, "train_de": LATIN.encode("latin-1")},
+        r"50 of 50 pairs .*train\.de are not UTF-8: .*iconv",
+    ),
+    ({"test_en": b"good\nb\xffd\n", "test_de": "x\ny\n"}, r"test\.en, line 2"),
+]
+
+
+@pytest.mark.parametrize(("texts", "message"), BAD_TEXTS)
+def test_text_that_is_not_usable_is_named_and_nothing_is_written(tmp_path, texts, message):
+    files = write_files(tmp_path, **{"train_en": "a\n", "train_de": "b\n"} | texts)
     recipe = recipe_from_files(name="x", **files)
-    with pytest.raises(DataError, match=rf"{split}\.en has 3 lines.*{split}\.de has 1"):
+    with pytest.raises(DataError, match=message):
         prepare(recipe, tmp_path / "data", text_only=True)
-    assert {p.name for p in (tmp_path / "data").iterdir()} == {".lock"}
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name != ".lock"]
+
+
+def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
+    (tmp_path / "c.tsv").write_text("a\tb\n0.9\tc\td\n")
+    table = recipe_from_files(name="x", train=[(tmp_path / "c.tsv",) * 2])
+    with pytest.raises(DataError, match=r"c\.tsv, line 2 has 3 columns"):
+        prepare(table, tmp_path / "x", text_only=True)
+    (tmp_path / "mono").write_bytes("Привет\nмир\n".encode("KOI8-R"))
+    mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
+    with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*iconv"):
+        prepare_text(dataclasses.replace(recipe, mono=mono))
+    valid = (dataclasses.replace(recipe.valid[0], lines=3000),)
+    with pytest.raises(DataError, match="4 lines, but should have 3,000"):
+        prepare_text(dataclasses.replace(recipe, valid=valid))
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -340,7 +346,7 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
         data_dir,
         overrides=settings | {"subword": {"vocab_size": 268}},
     )
-    before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+    before = contents(data_dir)
     write_files(tmp_path, train_de="too\nfew\n", valid_en="new\n", valid_de="neu\n")
     del files["test"]
     if force:  # the other direction, too
@@ -352,8 +358,7 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
             overrides=settings | {"subword": {"vocab_size": 270}},
             force=force,
         )
-    after = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
-    assert after == before
+    assert contents(data_dir) == before
 
 
 def test_too_few_training_pairs_are_warned_of(data_dir, tmp_path, capsys):
@@ -366,15 +371,11 @@ def test_too_few_training_pairs_are_warned_of(data_dir, tmp_path, capsys):
         assert (warning in capsys.readouterr().err) == is_warned
 
 
-def test_a_subword_model_of_another_program_is_not_overwritten_without_force(data_dir, tmp_path):
-    texts = {"train_en": "a b c\n" * 3, "train_de": "d e f\n" * 3}
-    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
+def test_text_alone_leaves_a_subword_model_of_another_program_for_binarizing(data_dir, tmp_path):
+    files = write_files(tmp_path, train_en="a b c\n" * 3, train_de="d e f\n" * 3)
     data_dir.mkdir()
     (data_dir / "bpe.model").write_text("a model's own")
-    with pytest.raises(UsageError, match=r"bpe\.model was not written by tfm prepare: .*--force"):
-        prepare(recipe, data_dir)
-    assert (data_dir / "bpe.model").read_text() == "a model's own"
-    prepare(recipe, data_dir, text_only=True)  # which leaves the model for tfm binarize
+    prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
     assert (data_dir / "bpe.model").read_text() == "a model's own"
 
 
@@ -397,25 +398,11 @@ def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path):
     assert (data_dir / "manifest.json").read_bytes() == before
 
 
-def test_invalid_utf8_is_dropped_from_training_text_only(data_dir, tmp_path):
-    num_good = 99
-    texts = {
-        "train_en": b"".join(b"a%d\n" % i for i in range(num_good)) + b"\xff\n",
-        "train_de": "b\n" * num_good + "c\n",
-    }
-    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
-    prepare(recipe, data_dir, text_only=True)
+def test_invalid_utf8_is_dropped_from_training_text(data_dir, tmp_path):
+    source = b"".join(b"a%d\n" % i for i in range(99)) + b"\xff\n"
+    files = write_files(tmp_path, train_en=source, train_de="b\n" * 99 + "c\n")
+    prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
     assert counts(data_dir)["train"]["dropped"]["not_utf8"] == 1
-    files = write_files(tmp_path, **texts, test_en=b"good\nb\xffd\n", test_de="x\ny\n")
-    with pytest.raises(DataError, match=r"test\.en, line 2"):
-        prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
-
-
-def test_training_text_in_another_encoding_is_refused_with_the_way_to_convert_it(tmp_path):
-    lines = "".join(f"Zeile {i} über\n" for i in range(50))
-    files = write_files(tmp_path, train_en=lines, train_de=lines.encode("latin-1"))
-    with pytest.raises(DataError, match=r"50 of 50 pairs .*train\.de are not UTF-8: .*iconv"):
-        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
 
 
 @pytest.mark.parametrize("drop_duplicates", [True, False])
@@ -554,20 +541,6 @@ def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
     assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
 
 
-def test_a_tsv_file_with_other_than_two_columns_is_refused(tmp_path):
-    path = tmp_path / "c.tsv"
-    path.write_text("a\tb\n0.9\tc\td\n")
-    recipe = recipe_from_files(name="x", train=[(path, path)])
-    with pytest.raises(DataError, match=r"c\.tsv, line 2 has 3 columns"):
-        prepare(recipe, tmp_path / "data", text_only=True)
-
-
-def test_an_empty_text_is_named(tmp_path):
-    files = write_files(tmp_path, train_en="", train_de="")
-    with pytest.raises(DataError, match=r"train text is empty: .*train\.en, .*train\.de"):
-        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
-
-
 def test_text_is_compressed_or_not_whatever_its_name_says(data_dir, tmp_path):
     sides = {"t.en.gz": b"a\nb\n", "t.de.xz": bz2.compress(b"A\nB\n")}
     for name, content in sides.items():
@@ -576,27 +549,6 @@ def test_text_is_compressed_or_not_whatever_its_name_says(data_dir, tmp_path):
     assert (recipe.source, recipe.target) == ("en", "de")
     prepare(recipe, data_dir, text_only=True)
     assert lines(data_dir / "train.de") == ["A", "B"]
-
-
-def test_monolingual_text_in_another_encoding_is_refused(tmp_path, data_dir):
-    files = write_files(tmp_path, train_en="a\nb\n", train_de="A\nB\n")
-    (tmp_path / "mono").write_bytes("Привет\nмир\n".encode("KOI8-R"))
-    mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
-    recipe = dataclasses.replace(recipe_from_files(name="x", **files), mono=mono)
-    with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*iconv"):
-        prepare(recipe, data_dir, text_only=True)
-
-
-def test_cleaning_that_leaves_no_training_text_is_an_error(tmp_path):
-    files = write_files(tmp_path, train_en="same\n", train_de="same\n")
-    with pytest.raises(DataError, match="1 copy"):
-        prepare(recipe_from_files(name="x", **files), tmp_path / "data", text_only=True)
-
-
-def test_a_wrong_number_of_lines_is_an_error(prepare_text, recipe):
-    valid = (dataclasses.replace(recipe.valid[0], lines=3000),)
-    with pytest.raises(DataError, match="4 lines, but should have 3,000"):
-        prepare_text(dataclasses.replace(recipe, valid=valid))
 
 
 def small(recipe):

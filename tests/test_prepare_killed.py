@@ -1,14 +1,13 @@
 """tfm prepare writes the same bytes if it is killed at any moment and run again."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 
 import pytest
+from helpers import contents, write_tar
 
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.storage.files import sha256_of
@@ -42,14 +41,6 @@ finally:
 SPLITS = {"train": 300, "valid": 10, "test": 10}
 
 
-def write_archive(path, members):
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory):
     """Archives of generated text, and a recipe for them."""
@@ -63,7 +54,7 @@ def mirror(tmp_path_factory):
             for side, language in enumerate(("en", "de"))
         }
         archive = folder / f"{split}.tgz"
-        write_archive(archive, members)
+        write_tar(archive, members)
         url = f"http://unreachable.invalid/{archive.name}"
         lines += ["[[archives]]", f'url = "{url}"', f'sha256 = "{sha256_of(archive)}"']
         source, target = members
@@ -92,16 +83,12 @@ def prepare(mirror, tmp_path):
     return start
 
 
-def contents(folder):
+def dataset_in(folder):
     """Return the bytes of all files in a folder, including hidden ones, without their times."""
-    found = {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    found = contents(folder)
     manifest = json.loads(found.pop("manifest.json"))
     del manifest["text_files"]
-    return {**found, "manifest.json": manifest}
+    return found, manifest
 
 
 def finish(process):
@@ -121,4 +108,4 @@ def test_killed_before_each_change_on_disk_it_resumes(prepare, tmp_path):
         num_kills += process.returncode == -signal.SIGKILL
     finish(prepare("-m", "tfm"))
     assert num_kills >= 3
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+    assert dataset_in(tmp_path / "data") == dataset_in(tmp_path / "whole")

@@ -9,12 +9,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from helpers import opened, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import cleaning, text_parts
 from tfm.data.cleaning import SeenHashes
 from tfm.data.corpus.recipe import Recipe, TextFiles
-from tfm.data.dataset import ParallelDataset
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -36,11 +36,8 @@ def texts(tmp_path_factory):
     pairs = list(islice(generate_pairs("train", num_pairs=400, seed=1), 400))
     slices = {"a": (0, 230), "b": (200, 330), "c": (100, 400), "t": (390, 400)}
     for name, (start, end) in slices.items():
-        for side, language in enumerate(("en", "de")):
-            lines = [pair[side] for pair in pairs[start:end]]
-            if name == "b":
-                lines += lines[:20]
-            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in lines))
+        again = pairs[start : start + 20] if name == "b" else []
+        write_pairs(folder, name, pairs[start:end] + again)
     return folder
 
 
@@ -74,9 +71,7 @@ def text_of(folder):
 
 
 def rows_of(folder):
-    vocabulary = Vocabulary.load(folder)
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    dataset = ParallelDataset(folder / "bin", "train", vocab_sizes=sizes)
+    dataset = opened(folder)
     dataset.verify()
     return list(dataset.source), list(dataset.target)
 

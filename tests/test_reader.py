@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tfm.data import text
@@ -135,7 +135,7 @@ def test_files_of_different_length_are_refused(write, content, other, message, c
         read(write("in", content), write("other", other), chunk_lines)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_give_lines_or_one_clear_error(write, content):
     path = write("in", content)
@@ -176,7 +176,7 @@ def never_wait(descriptor, *, wait):
 CONTENT = st.lists(st.sampled_from(["\n", "\r\n", "a", "long", "ä", "b\nc\n"])).map("".join)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
 def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch, content, size, chunk_lines
@@ -199,10 +199,7 @@ def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch.setattr(reader, "_is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None, chunk_lines=chunk_lines) as chunks:
         for chunk in chunks:
-            assert (chunk[0].number, len(chunk) <= chunk_lines) == (
-                len(lines) + 1,
-                True,
-            )
+            assert (chunk[0].number, len(chunk) <= chunk_lines) == (len(lines) + 1, True)
             lines += texts_of(chunk)
     rows = content.removesuffix("\n").split("\n") if content else []
     assert lines == [row.rstrip("\r") for row in rows]

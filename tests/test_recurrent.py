@@ -155,7 +155,7 @@ def test_the_decoder_cannot_see_the_future(changes):
         assert not torch.allclose(after[:, position], before[:, position])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
     """Any hypotheses are continued, and any sentences are dropped."""

@@ -139,10 +139,7 @@ def test_the_total_of_work_that_ends_at_a_deadline_is_estimated(capsys, clock):
         bar.update(113)
         clock.now += 40
         bar.update(226)
-    assert capsys.readouterr().err.splitlines() == [
-        "train 513/~960 steps",
-        "train 739/~960 steps",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["train 513/~960 steps", "train 739/~960 steps"]
 
 
 def test_a_terminal_shows_a_bar_and_clears_it_at_the_end(monkeypatch):

@@ -122,12 +122,7 @@ def test_a_checkpoint_with_a_nan_loss_is_never_the_best(make_run):
 
 @pytest.mark.parametrize(
     ("keep_last", "keep_best", "kept"),
-    [
-        (1, 0, [6]),
-        (2, 1, [2, 5, 6]),
-        (2, 3, [2, 3, 5, 6]),
-        (20, 1, [1, 2, 3, 4, 5, 6]),
-    ],
+    [(1, 0, [6]), (2, 1, [2, 5, 6]), (2, 3, [2, 3, 5, 6]), (20, 1, [1, 2, 3, 4, 5, 6])],
 )
 def test_only_the_newest_and_the_best_checkpoints_are_kept(make_run, keep_last, keep_best, kept):
     losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 2.5, 6: None}

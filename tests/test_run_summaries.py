@@ -7,13 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from small_models import new_info
 
 from tfm.config import run_config, run_toml
 from tfm.errors import TrainingError, UsageError
-from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import checkpoint_path, checkpoints, record_dataset
 from tfm.folders.saving import save_checkpoint
 from tfm.stages.run_summaries import draw_runs, find_runs, summarize_run
@@ -37,15 +38,7 @@ def make_run(tmp_path):
         record_dataset(run_dir, tmp_path / "data")
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
         if step is not None:
-            info = ModelInfo(
-                run=settings,
-                source="en",
-                target="de",
-                vocab_sizes=(9, 9),
-                fingerprint="f" * 64,
-                data_dir="data/x",
-                step=step,
-            )
+            info = replace(new_info(step), run=settings)
             weights = {"a": torch.ones(3, 5)}
             files = {"bpe.model": b"subword"}
             save_checkpoint(checkpoint_path(run_dir, step), info, weights, subword_files=files)
@@ -120,12 +113,11 @@ def test_other_files_named_metrics_do_no_harm(make_run):
 def test_a_run_with_a_wrong_setting_is_listed_with_one_warning(make_run, run, tmp_path, setting):
     good, bad = make_run("good", validation(50, 10.0)), make_run("bad")
     (bad / "config.toml").write_text(f"[training]\n{setting}\n")
-    code, out, err = run("runs", tmp_path / "runs")
-    assert (code, err.count("\n")) == (0, 1)
+    out, err = run.ok("runs", tmp_path / "runs")
+    assert err.count("\n") == 1
     assert str(bad / "config.toml") in err
     assert {line.split()[0] for line in out.splitlines()[1:]} == {str(good), str(bad)}
-    code, _, err = run("runs", good, bad, "--out", tmp_path / "page.html")
-    assert (code, err.count("warning")) == (0, 1)
+    assert run.ok("runs", good, bad, "--out", tmp_path / "page.html")[1].count("warning") == 1
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml"])
@@ -288,12 +280,11 @@ def test_the_command_lists_runs_newest_first_and_draws_those_that_are_named(
 ):
     older, newer = make_run("older", validation(50, 10.0)), make_run("newer")
     os.utime(older / "metrics.jsonl", (1e9, 1e9))
-    code, out, _ = run("runs")
-    assert code == 0
+    out, _ = run.ok("runs")
     assert [row.split()[0] for row in out.splitlines()] == ["run", "runs/newer", "runs/older"]
     assert re.search(r"older +stopped +50 of 1,000 +BLEU 10\.0 at 50 .* days$", out, re.MULTILINE)
     assert not (elsewhere / "runs.html").exists()
-    code, out, err = run("runs", older, newer, "--json")
+    out, err = run.ok("runs", older, newer, "--json")
     assert [each["run"] for each in json.loads(out)["runs"]] == [str(newer), str(older)]
     assert err == ""
     assert not (elsewhere / "runs.html").exists()
@@ -306,23 +297,18 @@ def test_the_page_replaces_what_a_link_leads_to_and_nothing_else(make_run, run, 
     os.mkfifo(elsewhere / "pipe")
     for name, target in {"link": "page.html", "odd": "pipe", "own": one / "report.html"}.items():
         (elsewhere / name).symlink_to(target)
-    assert run("runs", one, "--out", "link")[0] == 0
+    run.ok("runs", one, "--out", "link")
     assert "<!doctype html>" in (elsewhere / "page.html").read_text()
     for name in ("odd", "own", "-", "runs"):
-        code, _, err = run("runs", one, "--out", name)
-        assert (code, err.count("\n")) == (2, 1), err
-        assert name in err
+        run.fails(2, f".*{name}.*", "runs", one, "--out", name)
     assert all((elsewhere / name).is_symlink() for name in ("link", "odd", "own"))
     assert (elsewhere / "pipe").is_fifo()
 
 
 def test_without_runs_the_command_says_so(run, elsewhere):
-    code, _, err = run("runs")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "runs/" in err
     (elsewhere / "runs").mkdir()
-    code, out, err = run("runs", "--json")
-    assert (code, json.loads(out)) == (0, {"runs": []})
+    out, err = run.ok("runs", "--json")
+    assert json.loads(out) == {"runs": []}
     assert "none in runs/" in err
 
 
@@ -343,7 +329,6 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(make_run, run, tmp_path):
     [checkpoint] = checkpoints(run_dir)
     shutil.rmtree(checkpoint)
     checkpoint.mkdir()
-    code, out, err = run("runs", tmp_path / "runs")
-    assert code == 0
+    out, err = run.ok("runs", tmp_path / "runs")
     assert "damaged" in out
     assert f"warning: {checkpoint} holds no model" in err

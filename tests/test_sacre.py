@@ -74,10 +74,7 @@ def sacrebleu_command(*arguments: object) -> str:
 def test_scores_and_signatures_equal_those_of_the_sacrebleu_command(files, references):
     paths = [files[name] for name in references]
     ours = corpus_scores(
-        HYPOTHESES,
-        [TEXTS[name] for name in references],
-        ["bleu", "chrf", "ter"],
-        ScoreConfig(),
+        HYPOTHESES, [TEXTS[name] for name in references], ["bleu", "chrf", "ter"], ScoreConfig()
     )
     theirs = json.loads(
         sacrebleu_command(*paths, "-i", files["hypotheses"], "-m", "bleu", "chrf", "ter", "-w", 10)

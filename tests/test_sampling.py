@@ -1,6 +1,5 @@
 """Sampling: its distribution, and its dependence on nothing but seed and line number."""
 
-import itertools
 import math
 from collections import Counter
 from functools import partial
@@ -34,24 +33,13 @@ def draw(sources=SOURCES, lines=LINES, model=MODEL, **config):
         return search(model, *batch_of(sources), settings, line_numbers=lines)
 
 
-def tokens_of(found):
-    return [sorted(h.tokens for h in samples) for samples in found]
-
-
 # --- dependence on seed and line number
 
 
 def test_the_seed_determines_the_samples():
     assert draw(n_best=3, seed=7) == draw(n_best=3, seed=7)
-    assert tokens_of(draw(n_best=3, seed=7)) != tokens_of(draw(n_best=3, seed=8))
-
-
-@pytest.mark.parametrize("top_p", [None, 0.8])
-def test_samples_depend_on_neither_the_order_nor_the_rest_of_the_batch(top_p):
-    together = tokens_of(draw(n_best=3, top_p=top_p))
-    for order in itertools.permutations(range(4), 2):
-        found = draw([SOURCES[i] for i in order], [LINES[i] for i in order], n_best=3, top_p=top_p)
-        assert tokens_of(found) == [together[i] for i in order]
+    one, other = ([each[0].tokens for each in draw(seed=seed)] for seed in (7, 8))
+    assert one != other
 
 
 def test_more_samples_include_fewer_samples():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_models import transformer
 
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
@@ -86,3 +87,15 @@ def test_a_gpu_that_cannot_compile_trains_without_and_says_so(monkeypatch):
         "warning: torch cannot compile on this machine (no C compiler): training without, more "
         "slowly; install a C compiler, or set --no-compile"
     )
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+@pytest.mark.parametrize("backend", [CpuTraining(torch.float32), CompiledTraining()])
+def test_fast_modules_of_training_have_the_same_parameters(backend):
+    model = transformer(20)
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    backend.install(model)
+    assert dict(model.named_modules()) != modules
+    installed = dict(model.named_parameters())
+    assert list(installed) == list(parameters)
+    assert all(installed[name] is parameter for name, parameter in parameters.items())

@@ -1,27 +1,9 @@
 """The texts of a recipe, as they are read."""
 
-import io
-import tarfile
+from helpers import write_tar
 
 from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
 from tfm.data.sources import Downloads, TextSources
-
-TEXT = TextFiles(archive="a.tgz", source="a.en", target="a.de")
-
-
-def sources(folder, *, mirror=None, **changes):
-    settings = {
-        "name": "x",
-        "source": "en",
-        "target": "de",
-        "archives": (Archive(url="http://unreachable.invalid/a.tgz", size=1000),),
-        "train": (TEXT,),
-    }
-    return TextSources(
-        Recipe(**settings | changes),
-        data_dir=folder,
-        downloads=Downloads(mirror=mirror),
-    )
 
 
 def test_the_tags_of_iwslt_are_dropped_and_each_nth_pair_is_held_out(tmp_path):
@@ -35,11 +17,7 @@ def test_the_tags_of_iwslt_are_dropped_and_each_nth_pair_is_held_out(tmp_path):
         "d/dev.en.xml": segments,
         "d/dev.de.xml": segments,
     }
-    with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
-        for name, member in content.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(member)
-            tar.addfile(info, io.BytesIO(member.encode()))
+    write_tar(tmp_path / "a.tgz", {name: text.encode() for name, text in content.items()})
     files = {"archive": "a.tgz", "source": "d/train.tags.de-en.en"}
     files["target"] = "d/train.tags.de-en.de"
     train = TextFiles(**files, except_every=3)
@@ -47,7 +25,9 @@ def test_the_tags_of_iwslt_are_dropped_and_each_nth_pair_is_held_out(tmp_path):
     test = TextFiles(archive="a.tgz", source="d/dev.en.xml", target="d/dev.de.xml")
     texts = {"train": (train,), "valid": (valid,), "test": (test,)}
     archives = (Archive(url="http://unreachable.invalid/a.tgz"),)
-    text_sources = sources(tmp_path, mirror=str(tmp_path), archives=archives, **texts)
+    recipe = Recipe(name="x", source="en", target="de", archives=archives, **texts)
+    downloads = Downloads(mirror=str(tmp_path))
+    text_sources = TextSources(recipe, data_dir=tmp_path, downloads=downloads)
     text_sources.unpack(text_sources.fetch())
     read = {
         split: [source.decode() for source, _ in text_sources.pairs(each, split)]

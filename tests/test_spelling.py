@@ -87,13 +87,6 @@ def test_the_best_outputs_of_all_spellings_are_found(kind, seed):
 
 
 @EVERY_SEARCH
-def test_a_prefix_does_not_affect_other_sentences_of_the_batch(kind):
-    model = model_of()
-    together, free = find(kind, model), find(kind, model, [[]] * len(PREFIXES))
-    assert [each.tokens for each in together[1]] == [each.tokens for each in free[1]]
-
-
-@EVERY_SEARCH
 def test_a_space_ends_the_word(kind):
     for each in find(kind, model_of())[3]:
         assert each.tokens[0] == AB

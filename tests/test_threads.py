@@ -50,14 +50,7 @@ def new_machine(monkeypatch):
 
 @pytest.mark.parametrize(
     ("num_cores", "other_threads", "expected"),
-    [
-        (2, 0.2, 2),
-        (2, 1, 1),
-        (2, 7, 1),
-        (8, 0.3, 8),
-        (8, 3, 5),
-        (16, 8, 8),
-    ],
+    [(2, 0.2, 2), (2, 1, 1), (2, 7, 1), (8, 0.3, 8), (8, 3, 5), (16, 8, 8)],
 )
 def test_threads_leave_cores_to_other_programs(new_machine, num_cores, other_threads, expected):
     machine = new_machine(num_cores)

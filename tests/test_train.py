@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers import edit_json, metrics_of, same_weights, steps_of
 
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
@@ -45,21 +46,10 @@ _TIMES = (
 
 def records(run_dir, kind=None):
     """The lines of metrics.jsonl, without times."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [
         {name: value for name, value in line.items() if name not in _TIMES}
-        for line in lines
-        if kind in (None, line["kind"])
+        for line in metrics_of(run_dir, kind)
     ]
-
-
-def steps(run_dir):
-    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
-
-
-def same_weights(one, other):
-    one, other = ModelFolder(one).weights(), ModelFolder(other).weights()
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
@@ -106,7 +96,7 @@ def test_a_run_without_a_picture_goes_on_and_says_why_once(
 def test_a_run_leaves_checkpoints_metrics_settings_and_a_report(uninterrupted):
     run, run_dir, result = uninterrupted
     assert (result.run_dir, result.step) == (run_dir, 12)
-    assert steps(run_dir) == [3, 6, 9, 12]
+    assert steps_of(run_dir) == [3, 6, 9, 12]
     assert run_config(None, read_toml(run_dir / "config.toml")) == run
     assert [line["step"] for line in records(run_dir, "train")] == list(range(3, 13, 3))
     assert [line["step"] for line in records(run_dir, "validation")] == [3, 6, 9, 12]
@@ -128,11 +118,11 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError, match=rf"stopped and saved at step {step};"):
         train(data_dir, tmp_path / "run", run)
-    assert steps(tmp_path / "run")[-1] == step
+    assert steps_of(tmp_path / "run")[-1] == step
     resumed = train(data_dir, tmp_path / "run", run)
     assert resumed.metrics == result.metrics
     assert records(tmp_path / "run") == records(run_dir)
-    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+    assert same_weights(tmp_path / "run", run_dir)
 
 
 AVERAGED = {"ema": 0.9, "algorithm": "adamw", "lr_schedule": "cosine", "warmup_steps": 4}
@@ -148,6 +138,11 @@ def averaged(data_dir, tiny_run, tmp_path_factory):
     return run, run_dir
 
 
+def trained_weights(run_dir):
+    state = ModelFolder(checkpoints(run_dir)[-1]).training_state()
+    return state["trainer"]["trained_weights"]
+
+
 def test_a_resumed_run_with_a_moving_average_equals_an_uninterrupted_one(
     averaged, data_dir, tmp_path, signal_after
 ):
@@ -157,24 +152,16 @@ def test_a_resumed_run_with_a_moving_average_equals_an_uninterrupted_one(
         train(data_dir, tmp_path / "run", run)
     train(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run") == records(run_dir)
-    newest = [checkpoints(each)[-1] for each in (run_dir, tmp_path / "run")]
-    assert same_weights(*newest)
-    one, other = (
-        ModelFolder(each).training_state()["trainer"]["trained_weights"] for each in newest
-    )
+    assert same_weights(tmp_path / "run", run_dir)
+    one, other = map(trained_weights, (run_dir, tmp_path / "run"))
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
 def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(averaged, data_dir):
     run, run_dir = averaged
-    newest = checkpoints(run_dir)[-1]
-    average, trained = (
-        ModelFolder(newest).weights(),
-        ModelFolder(newest).training_state()["trainer"],
-    )
-    assert not any(
-        torch.equal(average[name], weight) for name, weight in trained["trained_weights"].items()
-    )
+    newest = ModelFolder(checkpoints(run_dir)[-1])
+    average, trained = newest.weights(), trained_weights(run_dir)
+    assert not any(torch.equal(average[name], weight) for name, weight in trained.items())
     assert not (run_dir / "averaged").exists()
     assert ModelFolder.open(run_dir).path in checkpoints(run_dir)
     data = open_data(data_dir, run)
@@ -184,10 +171,8 @@ def test_the_model_of_a_checkpoint_is_the_moving_average_which_was_validated(ave
         info=replace(data.info, run=replace(run, training=TrainingConfig(validation_beam=0))),
         compute=choose_compute("cpu", "fp32"),
     )
-    found = validator.validate(ModelFolder(newest).model())
-    assert found.metrics["loss"] == pytest.approx(
-        ModelFolder(newest).info.metrics["loss"], rel=1e-5
-    )
+    found = validator.validate(newest.model())
+    assert found.metrics["loss"] == pytest.approx(newest.info.metrics["loss"], rel=1e-5)
 
 
 def test_validating_a_moving_average_draws_no_random_weights(
@@ -211,7 +196,7 @@ def test_the_trained_weights_are_those_of_a_run_without_a_moving_average(
     run, run_dir = averaged
     plain = replace(run, optimizer=replace(run.optimizer, ema=None))
     train(data_dir, tmp_path / "run", plain)
-    trained = ModelFolder(checkpoints(run_dir)[-1]).training_state()["trainer"]["trained_weights"]
+    trained = trained_weights(run_dir)
     expected = ModelFolder(checkpoints(tmp_path / "run")[-1]).weights()
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], weight) for name, weight in expected.items())
@@ -239,7 +224,7 @@ def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, numbe
     with pytest.raises(InterruptedRunError) as stopped:
         train(data_dir, tmp_path / "run", tiny_run())
     assert stopped.value.exit_code == code
-    assert steps(tmp_path / "run") == [2]
+    assert steps_of(tmp_path / "run") == [2]
 
 
 # At a checkpoint, and at the last.
@@ -351,8 +336,7 @@ def test_a_dataset_of_other_languages_is_refused_when_resuming(
     uninterrupted, data_dir, tiny_run, tmp_path
 ):
     copy = shutil.copytree(data_dir, tmp_path / "data")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps(manifest | {"source": "de", "target": "en"}))
+    edit_json(copy / "manifest.json", source="de", target="en")
     binarize(copy, BinarizeConfig(threads=1), force=True)
     with pytest.raises(UsageError, match="was started with other settings: use") as caught:
         train(copy, uninterrupted[1], tiny_run())
@@ -411,24 +395,6 @@ def test_other_data_is_refused_when_resuming(
         train(other, shutil.copytree(run_dir, tmp_path / "run"), run)
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
-    uninterrupted, data_dir, tmp_path, capsys
-):
-    run, run_dir, _ = uninterrupted
-    copy = shutil.copytree(run_dir, tmp_path / "run")
-    newest = checkpoints(copy)[-1]
-    damaged = newest / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with (copy / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 2')  # killed
-    train(data_dir, copy, run)
-    said = capsys.readouterr().err
-    assert str(damaged) in said
-    assert f"resuming {copy} at step 9" in said
-    assert records(copy) == records(run_dir)
-    assert same_weights(checkpoints(copy)[-1], checkpoints(run_dir)[-1])
-
-
 def test_a_second_run_in_the_same_folder_is_refused(data_dir, tiny_run, tmp_path):
     with (
         lock_folder(tmp_path / "run"),
@@ -451,19 +417,19 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     train(data_dir, tmp_path / "run", run)
-    assert steps(tmp_path / "run") == [3, 12]
+    assert steps_of(tmp_path / "run") == [3, 12]
     said = capsys.readouterr().err
     assert "cannot save step 6" in said
     assert "is saved again, at step 12" in said
     assert records(tmp_path / "run") == records(run_dir)
-    assert same_weights(checkpoints(tmp_path / "run")[-1], checkpoints(run_dir)[-1])
+    assert same_weights(tmp_path / "run", run_dir)
 
 
 def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):
     _, run_dir, _ = uninterrupted
     options = {"max_steps": 12, "checkpoint_steps": 3, "background_saving": True}
     train(data_dir, tmp_path / "run", tiny_run(training=options))
-    assert steps(tmp_path / "run") == [3, 6, 9, 12]
+    assert steps_of(tmp_path / "run") == [3, 6, 9, 12]
     for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
         assert same_weights(ours, theirs)
 

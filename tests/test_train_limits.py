@@ -1,26 +1,14 @@
 """tfm train: limits of a run, and the checkpoints that are kept."""
 
 import itertools
-import json
 
 import pytest
+from helpers import metrics_of, steps_of
 
 from tfm.errors import UsageError
-from tfm.folders.model_folder import ModelFolder
-from tfm.folders.run_folder import checkpoints
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.training.loop import TrainingRun
-
-
-def records(run_dir, kind):
-    """The lines of one kind in metrics.jsonl."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
-def steps(run_dir):
-    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
@@ -40,7 +28,7 @@ def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path
         training={"checkpoint_steps": 2, "patience": 3, "max_steps": 100},
     )
     result = train(data_dir, tmp_path / "run", run)
-    found = [line["loss"] for line in records(tmp_path / "run", "validation")]
+    found = [line["loss"] for line in metrics_of(tmp_path / "run", "validation")]
     assert result.step == 2 * len(found) < 100
     assert found.index(min(found)) == len(found) - 4
     assert train(data_dir, tmp_path / "run", run).step == result.step
@@ -59,8 +47,6 @@ def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monke
     clock = itertools.count(step=0.5)  # seconds; it is read several times a step
     monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(clock))
     # The watchdog's clock is accelerated as well.
-    run = tiny_run(
-        training={"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6},
-    )
+    run = tiny_run(training={"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6})
     train(data_dir, tmp_path / "run", run)
-    assert 2 <= len(steps(tmp_path / "run")) < 20
+    assert 2 <= len(steps_of(tmp_path / "run")) < 20

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import take, weights_of
 
 from tfm.data.batching import PADDING
 from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
@@ -36,11 +37,6 @@ def counting_data(tmp_path_factory):
     return ParallelDataset(folder, "train", vocab_sizes=VOCAB_SIZES)
 
 
-def take(trainer, num_steps):
-    batches = itertools.islice(trainer.batches(), num_steps)
-    return [trainer.step(batch)[0].report() for batch in batches]
-
-
 def step(trainer, rows):
     return trainer.step(trainer.build(rows))[0].report()
 
@@ -49,12 +45,8 @@ def losses(reports):
     return [(report.step, report.epoch, report.loss, report.nll) for report in reports]
 
 
-def weights(trainer):
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
-
-
 def assert_same_weights(one, other):
-    assert all(torch.equal(*pair) for pair in zip(weights(one), weights(other), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(weights_of(one), weights_of(other), strict=True))
 
 
 def test_the_seed_determines_weights_order_and_dropout(new_trainer):
@@ -134,19 +126,19 @@ def test_a_step_follows_the_mean_loss_over_all_microbatches(new_trainer):
     optimizer.step()
     assert len(microbatches) > 1
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-5)
-    for found, expected in zip(weights(trainer), weights(plain), strict=True):
+    for found, expected in zip(weights_of(trainer), weights_of(plain), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_clipping_limits_the_gradient_norm(new_trainer):
     clipped = new_trainer(optimizer={"clip_norm": 0.01, "adam_epsilon": 1.0, "learning_rate": 1.0,
                                      "warmup_steps": 1})  # fmt: skip
-    before = weights(clipped)
+    before = weights_of(clipped)
     [report] = take(clipped, 1)
     assert report.gradient_norm > 0.01
     # With such a large ε, Adam's first step is nearly the gradient itself.
     distance = math.sqrt(
-        sum(float((a - b).square().sum()) for a, b in zip(weights(clipped), before, strict=True))
+        sum(float((a - b).square().sum()) for a, b in zip(weights_of(clipped), before, strict=True))
     )
     assert distance == pytest.approx(0.01, rel=0.02)
 
@@ -155,10 +147,10 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped_and_counted(new_traine
     monkeypatch.setattr("tfm.training.trainer.learning_rate", lambda *_: 1e30)
     trainer = new_trainer()
     [good] = take(trainer, 1)
-    before = weights(trainer)
+    before = weights_of(trainer)
     bad = take(trainer, 3)
     assert [good.skipped, *(report.skipped for report in bad)] == [False, True, True, True]
-    assert all(map(torch.equal, before, weights(trainer)))
+    assert all(map(torch.equal, before, weights_of(trainer)))
     assert trainer.position.step == 4
     assert trainer.state()["updates"] == 1
 
@@ -168,7 +160,7 @@ def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_befo
     uninterrupted, stopped = new_trainer(), new_trainer()
     expected = take(uninterrupted, 4)
     found = take(stopped, 2)
-    before, position = weights(stopped), asdict(stopped.position)
+    before, position = weights_of(stopped), asdict(stopped.position)
     num_polls = itertools.count(1)
 
     def poll():
@@ -180,7 +172,7 @@ def test_a_stop_within_a_step_leaves_everything_unchanged(new_trainer, stop_befo
     assert found_step is None
     assert flags.stop == 15
     assert asdict(stopped.position) == position
-    assert all(map(torch.equal, before, weights(stopped)))
+    assert all(map(torch.equal, before, weights_of(stopped)))
     assert losses(found + take(stopped, 2)) == losses(expected)
     assert_same_weights(stopped, uninterrupted)
 

@@ -1,24 +1,15 @@
 """After an overflow or out of memory, a gradient is computed again, with the same result."""
 
-import itertools
 import math
 
 import pytest
 import torch
+from helpers import take, weights_of
 
 from tfm.errors import TrainingError
 from tfm.training.loss import BatchLoss
 
 NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
-
-
-def take(trainer, num_steps):
-    batches = itertools.islice(trainer.batches(), num_steps)
-    return [trainer.step(batch)[0].report() for batch in batches]
-
-
-def weights(trainer):
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
 def loss_scale(trainer):
@@ -35,10 +26,10 @@ def set_loss_scale(trainer, value):
 def test_a_step_that_overflows_in_fp16_is_skipped_and_the_scale_halved(new_trainer):
     trainer, plain = (new_trainer(training={"precision": "fp16"}) for _ in range(2))
     set_loss_scale(trainer, 2.0**24)
-    before = weights(trainer)
+    before = weights_of(trainer)
     [report] = take(trainer, 1)
     assert (report.skipped, report.overflowed, report.loss_scale) == (True, True, 2.0**24)
-    assert all(map(torch.equal, before, weights(trainer)))
+    assert all(map(torch.equal, before, weights_of(trainer)))
     assert trainer.state()["updates"] == 0
     assert loss_scale(trainer)["value"] == 2.0**23
     [expected] = take(plain, 1)
@@ -108,7 +99,7 @@ def test_a_step_that_is_out_of_memory_is_repeated_in_smaller_microbatches(new_tr
     assert [report.loss for report in found] == pytest.approx(
         [report.loss for report in expected], rel=1e-5
     )
-    for weight, plain_weight in zip(weights(small), weights(plain), strict=True):
+    for weight, plain_weight in zip(weights_of(small), weights_of(plain), strict=True):
         torch.testing.assert_close(weight, plain_weight, rtol=1e-3, atol=1e-4)
     assert small.out_of_memory >= 1
     # A resumed run starts with the smaller microbatches.

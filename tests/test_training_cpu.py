@@ -176,14 +176,3 @@ def test_dropout_after_each_activation_scales_kept_elements_up(activation):
     is_kept = found.abs() > 1e-12
     torch.testing.assert_close(found, torch.where(is_kept, kept * keep_scale(0.3), 0.0))
     assert 0 < int(is_kept.sum()) < int((kept != 0).sum())
-
-
-def test_fast_modules_have_the_same_parameters():
-    config = TransformerConfig(**SHAPE, num_heads=4)
-    model = new_model(config, source_vocab_size=20, target_vocab_size=20)
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
-    CpuTraining(torch.float32).install(model)
-    assert dict(model.named_modules()) != modules
-    installed = dict(model.named_parameters())
-    assert list(installed) == list(parameters)
-    assert all(installed[name] is parameter for name, parameter in parameters.items())

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from tfm.config import TransformerConfig
@@ -197,36 +195,6 @@ def test_the_decoder_cannot_see_the_future(changes):
         after = logits_of(model, source, lengths, changed)
         torch.testing.assert_close(after[:, :position], before[:, :position])
         assert not torch.allclose(after[:, position], before[:, position])
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_cached_decoding_equals_full_decoding(data):
-    """Any hypotheses are continued, and any sentences are dropped."""
-    changes = data.draw(st.sampled_from(SHAPES))
-    model = new_model(**changes).eval()
-    source, lengths, _ = new_batch()
-    sentences = torch.arange(len(source))
-    tokens = torch.full((len(source), 1, 1), 1)  # [B, K, t]
-    with torch.no_grad():
-        state = model.start(source, lengths)
-        for _ in range(data.draw(st.integers(1, 5))):
-            logits = model.step(tokens[:, :, -1], state)
-            num_hypotheses = tokens.size(1)
-            rows = sentences.repeat_interleave(num_hypotheses)
-            full = logits_of(model, source[rows], lengths[rows], tokens.flatten(0, 1))
-            torch.testing.assert_close(logits.flatten(0, 1), full[:, -1])
-
-            kept = [i for i in range(len(sentences)) if data.draw(st.booleans())] or [0]
-            size = data.draw(st.integers(1, 4))
-            parents = torch.tensor(
-                [[data.draw(st.integers(0, num_hypotheses - 1)) for _ in range(size)] for _ in kept]
-            )
-            chosen = torch.tensor(kept)[:, None] * num_hypotheses + parents
-            newest = torch.randint(4, V, (len(kept), size, 1))
-            tokens = torch.cat([tokens.flatten(0, 1)[chosen], newest], dim=2)
-            sentences = sentences[kept]
-            state.reorder(chosen)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.data.trees import (
@@ -94,15 +94,9 @@ def test_brackets_in_words_are_escaped_only_in_files(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "(S (NP (NN a))\n\n(VP (VB b))\n",
-            r"starts at .*mrg, line 1 has 1 unclosed brackets",
-        ),
+        ("(S (NP (NN a))\n\n(VP (VB b))\n", r"starts at .*mrg, line 1 has 1 unclosed brackets"),
         ("\n(S (NN a)))", r"mrg, line 2 has a closing bracket outside any tree"),
-        (
-            "(S (NN a))\nnonsense (S (NN b))",
-            r"mrg, line 2 has 'nonsense' outside any tree",
-        ),
+        ("(S (NN a))\nnonsense (S (NN b))", r"mrg, line 2 has 'nonsense' outside any tree"),
         ("(S\n(NN a b))", r"mrg, line 2 has a bracket that is neither"),
         ("(S ())", r"mrg, line 1 has a bracket that is neither"),
         ("(S ((NN a)))", r"mrg, line 1 has a bracket that is neither"),
@@ -142,7 +136,6 @@ def test_normalizing_removes_function_tags_traces_and_wrappers(raw, expected):
     assert normalize(tree("( (S (NP (-NONE- *)) (VP (-NONE- *?*))))")) is None
 
 
-@settings(deadline=None)
 @given(TREES)
 def test_normalizing_is_idempotent(found):
     once = normalize(found)
@@ -150,7 +143,6 @@ def test_normalizing_is_idempotent(found):
     assert words_of(once) == words_of(found)
 
 
-@settings(deadline=None)
 @given(TREES)
 def test_bracketed_trees_are_read_as_written(found):
     assert tree(bracketed(found)) == found
@@ -161,7 +153,6 @@ def test_symbols_are_those_of_vinyals_et_al():
     assert " ".join(linearize(found)) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
 
 
-@settings(deadline=None)
 @given(TREES)
 def test_a_tree_is_restored_from_its_symbols_and_words(found):
     restored, repairs = restore(linearize(found), words_of(found))
@@ -169,7 +160,6 @@ def test_a_tree_is_restored_from_its_symbols_and_words(found):
     assert not repairs
 
 
-@settings(deadline=None)
 @given(SYMBOLS, st.lists(WORDS, min_size=1, max_size=12))
 def test_any_symbols_are_restored_to_a_tree_of_exactly_the_words(symbols, words):
     restored, repairs = restore(symbols, words)

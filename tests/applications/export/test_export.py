@@ -184,11 +184,7 @@ def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_m
 def test_the_command_prints_the_folder_and_the_differences(make_model, tmp_path, run, monkeypatch):
     difference = check.Difference(line_number=7, ours="a", theirs="b", gain=0.5, is_cut=True)
     agreement = check.Agreement(
-        program="CTranslate2",
-        num_lines=9,
-        differences=[difference] * 7,
-        max_error=0.0,
-        beam_size=4,
+        program="CTranslate2", num_lines=9, differences=[difference] * 7, max_error=0.0, beam_size=4
     )
     monkeypatch.setattr(check, "compare", lambda *_: agreement)
     out_dir = tmp_path / "out"

@@ -1,0 +1,101 @@
+"""What many tests do with files: write text, take snapshots, read metrics, edit descriptions."""
+
+import io
+import itertools
+import json
+import tarfile
+
+from tfm.data.dataset import ParallelDataset
+from tfm.data.subword import Vocabulary
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
+
+
+def write_lines(path, lines):
+    """Write lines of text; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def write_pairs(folder, name, pairs, languages=("en", "de")):
+    """Write both sides of sentence pairs, such as train.en and train.de; return their paths."""
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    paths = [folder / f"{name}.{language}" for language in languages]
+    return tuple(map(write_lines, paths, sides))
+
+
+def write_tar(path, members):
+    """Write an archive of {name: content}, compressed by gzip; return its path."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def contents(folder):
+    """Return the bytes of all files below a folder, by relative path."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def opened(folder, split="train"):
+    """Open a split of a binarized dataset."""
+    vocabulary = Vocabulary.load(folder)
+    sizes = (len(vocabulary.source), len(vocabulary.target))
+    return ParallelDataset(folder / "bin", split, vocab_sizes=sizes)
+
+
+def decoded(folder, split="train"):
+    """Return the sentence pairs of a split, and of its variants, from their token ids."""
+    vocabulary, dataset = Vocabulary.load(folder), opened(folder, split)
+    source = vocabulary.source.decode(dataset.source)
+    target = vocabulary.target.decode(dataset.target)
+    return list(zip(source, target, strict=True))
+
+
+def edit_json(path, **changes):
+    """Change values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_model(folder, **changes):
+    """Change settings in a model's config.json, and drop its checksum as a user would."""
+    record = json.loads((folder / "config.json").read_text())
+    record.pop("checksum", None)
+    (folder / "config.json").write_text(json.dumps(record | changes))
+
+
+def metrics_of(run_dir, kind=None):
+    """Return the lines of metrics.jsonl, or those of a kind."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def steps_of(run_dir):
+    """Return the steps of the checkpoints of a run."""
+    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
+
+
+def same_weights(one, other):
+    """Whether two model folders, or the newest checkpoints of two runs, have equal weights."""
+    import torch
+
+    folders = [(checkpoints(each) or [each])[-1] for each in (one, other)]
+    first, second = (ModelFolder(folder).weights() for folder in folders)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def take(trainer, num_steps):
+    """Return the reports of the next steps of a trainer."""
+    batches = itertools.islice(trainer.batches(), num_steps)
+    return [trainer.step(batch)[0].report() for batch in batches]
+
+
+def weights_of(trainer):
+    """Return copies of the weights that a trainer trains."""
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
