@@ -1,6 +1,5 @@
 """tfm attend: a sentence → pictures of the model's attention weights."""
 
-import math
 import os
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -71,15 +70,14 @@ def attend(
     if beam is not None and target is not None:
         raise UsageError("--beam has no effect with --target: leave one out")
     search = _search_settings(beam)
-    from tfm.applications.attend.page import LABELS, write_page
+    from tfm.applications.attend.content import Content, compute_maps, select
+    from tfm.applications.attend.page import write_page
     from tfm.backends.plain import PLAIN_INFERENCE
     from tfm.device.compute import choose_compute
-    from tfm.features.attention.maps import attention_maps
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
     from tfm.inference.chain import Chain
     from tfm.inference.engine import Engine
-    from tfm.search.active import check_finite
 
     paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
@@ -103,33 +101,26 @@ def attend(
             vocabulary.target, vocabulary.clean([target]), max_pieces, name="--target"
         )
         origin = "target as given"
-    maps = attention_maps(network, vocabulary, source_ids, target_ids)
-    check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
-    if kind not in maps:
-        raise UsageError(
-            f"{opened} is recurrent and has no {kind} self-attention: use --kind cross"
-        )
-    title = LABELS[kind][0].lower()
+    maps = compute_maps(network, vocabulary, source_ids, target_ids, kind, name=str(opened))
     num_layers, num_heads, *_ = maps[kind].weights.shape
-    layers = _select("layer", layer, num_layers, title)
-    heads = _select("head", head, num_heads, title)
-    texts = {"source": sentence, "target": target, "note": f"{opened}, {origin}"}
+    content = Content(
+        maps=maps,
+        kind=kind,
+        layers=select("layer", layer, num_layers, kind),
+        heads=select("head", head, num_heads, kind),
+        source=sentence,
+        target=target,
+        languages=(opened.info.source, opened.info.target),
+        note=f"{opened}, {origin}",
+    )
     for path in paths:
-        if path.suffix.lower() != ".html":
+        if path.suffix.lower() == ".html":
+            write_page(path, content)
+        else:
             # Imported late: a page needs no matplotlib.
             from tfm.applications.attend.figure import write_figure
 
-            write_figure(path, maps[kind], **texts, layers=layers, heads=heads)
-            continue
-        write_page(
-            path,
-            list(maps.values()),
-            **texts,
-            languages=(opened.info.source, opened.info.target),
-            kind=kind,
-            layer=layers[-1],
-            heads=heads,
-        )
+            write_figure(path, content)
     say(f"attend: {opened.path}: {sentence} → {target}")
     return AttendResult(model_dir=opened.path, target=target, paths=paths)
 
@@ -174,7 +165,7 @@ def _check_picture_path(path: Path) -> Path:
         path = path / _DEFAULT_NAME
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
-    from tfm.applications.attend.page import GENERATOR
+    from tfm.applications.attend.content import GENERATOR
 
     if new_file(path, flag="--out") and path.exists():
         with path.open("rb") as file:
@@ -184,10 +175,3 @@ def _check_picture_path(path: Path) -> Path:
                 f"{path} exists and was not written by {GENERATOR}: choose another name with --out"
             )
     return path
-
-
-def _select(name: str, number: int | None, count: int, title: str) -> list[int]:
-    """Return the numbers of the layers or heads to draw, counted from 1; None selects all."""
-    if number is not None and not 1 <= number <= count:
-        raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")
-    return [*range(1, count + 1)] if number is None else [number]

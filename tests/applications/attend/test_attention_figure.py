@@ -7,14 +7,21 @@ import numpy as np
 import pytest
 
 from tfm.applications.attend import figure
+from tfm.applications.attend.content import Content
 from tfm.features.attention.maps import AttentionMaps
 
 SVG = "{http://www.w3.org/2000/svg}"
-TEXTS = {"source": "A house.", "target": "Ein Haus, $5$.", "note": "runs/one, beam 4"}
+TEXTS = {
+    "source": "A house.",
+    "target": "Ein Haus, $5$.",
+    "languages": ("en", "de"),
+    "note": "runs/one, beam 4",
+}
 
 
 def write_figure(path, maps, **choice):
-    figure.write_figure(path, maps, **{**TEXTS, **choice})
+    content = Content(maps={maps.kind: maps}, kind=maps.kind, **{**TEXTS, **choice})
+    figure.write_figure(path, content)
 
 
 def new_maps(num_layers=2, num_heads=3, queries=("▁ein", "e", "</s>"), keys=("▁a", "</s>")):

@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from tfm.applications.attend.content import Content
 from tfm.applications.attend.page import write_page
 from tfm.features.attention.maps import AttentionMaps
 
@@ -44,15 +45,15 @@ def page_of(tmp_path):
 
     def write(maps=None, source="Two dogs.", target="Zwei Hunde.", start=None):
         path = tmp_path / "page.html"
-        write_page(
-            path,
-            maps or all_kinds(),
+        content = Content(
+            maps={each.kind: each for each in maps or all_kinds()},
             source=source,
             target=target,
             languages=("en", "de"),
             note="runs/one, translated with beam 4",
-            **(start or {"kind": "cross", "layer": 2, "heads": [1, 2, 3]}),
+            **(start or {"kind": "cross", "layers": [1, 2], "heads": [1, 2, 3]}),
         )
+        write_page(path, content)
         return path
 
     return write
@@ -125,7 +126,7 @@ def readout(document):
 
 
 def test_a_page_opens_with_the_requested_view(open_page):
-    document = open_page(start={"kind": "decoder", "layer": 1, "heads": [2]})
+    document = open_page(start={"kind": "decoder", "layers": [1], "heads": [2]})
     assert pressed(document) == {"decoder", "layer-1", "head-2"}
     assert document.count('class="overview"') == 1
     assert len(re.findall(r"<canvas", document)) == 2 * 3

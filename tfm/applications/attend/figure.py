@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfm.applications.attend.page import GENERATOR, LABELS, SYMBOLS
-from tfm.features.attention.maps import AttentionMaps
+from tfm.applications.attend.content import GENERATOR, LABELS, SYMBOLS, Content
 from tfm.plotting import Axes, Figure, cm, colors, drawing, font_manager
 from tfm.reporting import say
 from tfm.storage.files import atomic_write
@@ -47,28 +46,20 @@ _FALLBACK_FAMILIES = (
 )
 
 
-def write_figure(
-    path: Path,
-    maps: AttentionMaps,
-    *,
-    source: str,
-    target: str,
-    note: str,
-    layers: Sequence[int],
-    heads: Sequence[int],
-) -> None:
-    """Draw heat maps of some layers and heads, which are counted from 1.
+def write_figure(path: Path, content: Content) -> None:
+    """Draw heat maps of the layers and heads of a content, below its sentences and its note.
 
-    Above them are the sentences and `note`, a line about the origin of the weights. The suffix of
-    the path selects SVG or PNG. Equal arguments give identical files.
+    The suffix of the path selects SVG or PNG. Equal arguments give identical files.
     """
-    longest = max(len(layers) * len(maps.queries), len(heads) * len(maps.keys))
+    maps, texts = content.shown, [content.source, content.target, content.note]
+    num_rows, num_columns = len(content.layers), len(content.heads)
+    longest = max(num_rows * len(maps.queries), num_columns * len(maps.keys))
     cell = min(_CELL_INCHES, _MAX_INCHES / longest)
     label_points = min(_FONT_POINTS, 72 * cell * _FONT_PER_CELL)
     if label_points < _MIN_LEGIBLE_POINTS:
         say(f"warning: {path} has very small labels: draw fewer heads with --layer and --head")
     is_svg = path.suffix.lower() == ".svg"
-    families, missing = _font_families("".join([*maps.queries, *maps.keys, source, target, note]))
+    families, missing = _font_families("".join([*maps.queries, *maps.keys, *texts]))
     if missing and not is_svg:  # text in an SVG is drawn with the fonts of its viewer
         say(
             f"warning: {path} shows boxes for {''.join(sorted(missing)[:10])}, missing in all "
@@ -76,8 +67,8 @@ def write_figure(
         )
     settings = {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": GENERATOR}
     with drawing(settings), atomic_write(path) as file:
-        picture = _draw(maps, layers, heads, cell, label_points)
-        _add_header(picture, maps, [source, target, note])
+        picture = _draw(content, cell, label_points)
+        _add_header(picture, LABELS[content.kind], texts)
         picture.savefig(
             file,
             format="svg" if is_svg else "png",
@@ -110,14 +101,9 @@ def _characters_of(family: str, characters: set[str]) -> set[str]:
     return {character for character in characters if font.get_char_index(ord(character))}
 
 
-def _draw(
-    maps: AttentionMaps,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    cell: float,
-    label_points: float,
-) -> Figure:
+def _draw(content: Content, cell: float, label_points: float) -> Figure:
     """Return a figure of the size of its maps; labels enlarge it when it is saved."""
+    maps, layers, heads = content.shown, content.layers, content.heads
     height, width = cell * len(maps.queries), cell * len(maps.keys)
     total_height = len(layers) * (height + _GAP_INCHES) - _GAP_INCHES
     total_width = len(heads) * (width + _GAP_INCHES) - _GAP_INCHES
@@ -145,9 +131,9 @@ def _draw(
     return picture
 
 
-def _add_header(picture: Figure, maps: AttentionMaps, texts: Sequence[str]) -> None:
+def _add_header(picture: Figure, labels: tuple[str, str, str], texts: Sequence[str]) -> None:
     """Write title, texts and an explanation above the maps, wrapped to the width of the maps."""
-    title, query_name, key_name = LABELS[maps.kind]
+    title, query_name, key_name = labels
     explanation = f"rows: {query_name}; columns: {key_name} that they attend to; {SYMBOLS}"
     width, height = picture.get_size_inches()
     num_characters = max(_MIN_HEADER_CHARACTERS, round(_CHARACTERS_PER_INCH * width))

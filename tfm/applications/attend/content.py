@@ -1,0 +1,87 @@
+"""What pictures of attention show: weights, their sentences, and the heads to draw."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfm.data.subword import SPACE_MARK, Vocabulary
+from tfm.errors import UsageError
+from tfm.features.attention.maps import AttentionKind, AttentionMaps, attention_maps
+from tfm.model.build import Model
+from tfm.search.active import check_finite
+
+# Every picture contains this name, so that no other file is overwritten.
+GENERATOR = "tfm attend"
+
+SYMBOLS = f"{SPACE_MARK} begins a word, <s> a sentence; </s> ends the sentence"
+
+# Title, queries and keys of each kind.
+LABELS: dict[AttentionKind, tuple[str, str, str]] = {
+    "encoder": ("Encoder self-attention", "source pieces", "source pieces"),
+    "decoder": ("Decoder self-attention", "target pieces to predict", "target pieces so far"),
+    "cross": ("Cross-attention", "target pieces to predict", "source pieces"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The content of a picture.
+
+    Attributes:
+        maps: The weights of each kind of attention that the model has.
+        kind: The kind that a figure shows, and a page first.
+        layers: Numbers of the layers to draw, counted from 1.
+        heads: Numbers of the heads to draw, counted from 1.
+        source: The source sentence.
+        target: The target sentence.
+        languages: The codes of source and target language.
+        note: A line about the origin of the weights.
+    """
+
+    maps: Mapping[AttentionKind, AttentionMaps]
+    kind: AttentionKind
+    layers: Sequence[int]
+    heads: Sequence[int]
+    source: str
+    target: str
+    languages: tuple[str, str]
+    note: str
+
+    @property
+    def shown(self) -> AttentionMaps:
+        """The weights of the kind to show."""
+        return self.maps[self.kind]
+
+
+def compute_maps(
+    model: Model,
+    vocabulary: Vocabulary,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    kind: AttentionKind,
+    *,
+    name: str,
+) -> Mapping[AttentionKind, AttentionMaps]:
+    """Compute weights as `attention_maps` does; the name is that of the model in messages.
+
+    Raises:
+        UsageError: The model has no attention of this kind.
+        CheckpointError: The model has diverged.
+    """
+    maps = attention_maps(model, vocabulary, source_ids, target_ids)
+    check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
+    if kind not in maps:
+        raise UsageError(f"{name} is recurrent and has no {kind} self-attention: use --kind cross")
+    return maps
+
+
+def select(name: str, number: int | None, count: int, kind: AttentionKind) -> Sequence[int]:
+    """Return the numbers of the layers or heads to draw, counted from 1; None selects all.
+
+    Raises:
+        UsageError: There is no layer or head of this number.
+    """
+    if number is not None and not 1 <= number <= count:
+        title = LABELS[kind][0].lower()
+        raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")
+    return [*range(1, count + 1)] if number is None else [number]
