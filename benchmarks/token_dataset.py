@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.data.dataset import DatasetIndex, Ids, Part, Rows, id_dtype
+from tfm.data.dataset import DatasetIndex, Ids, Integers, Part, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, Vocabulary, learn_word_model, model_paths
 
@@ -25,7 +25,7 @@ _CORRELATION = 0.95
 _ZIPF_SHIFT = 2.7
 
 
-def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Rows:
+def sentence_lengths(num_pairs: int, *, random: np.random.Generator) -> Integers:
     """Draw the lengths [num_pairs, 2] of sentence pairs in tokens, EOS included."""
     covariance = np.outer(_DEVIATIONS, _DEVIATIONS)
     covariance[[0, 1], [1, 0]] *= _CORRELATION

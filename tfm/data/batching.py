@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm.config import BatchingConfig
 from tfm.data.background import read_ahead
-from tfm.data.dataset import ParallelDataset, Rows
+from tfm.data.dataset import Integers, ParallelDataset
 from tfm.data.packing import Packing, copy_to_device
 from tfm.data.plan import Planner
 from tfm.data.subword import BOS, PAD
@@ -85,18 +85,18 @@ class Batcher:
         self._text_ends = np.cumsum([text.kept for text in dataset.texts])
         self._planner = Planner(dataset, config, seed=seed, group=group or Group())
 
-    def lengths(self, rows: Rows) -> tuple[Rows, Rows]:
+    def lengths(self, indices: Integers) -> tuple[Integers, Integers]:
         """Return the source and target lengths [B] of pairs [B], EOS included."""
         source, target = self._dataset.source, self._dataset.target
-        return source.lengths(rows) + 1, target.lengths(rows) + 1
+        return source.lengths(indices) + 1, target.lengths(indices) + 1
 
-    def pairs(self, rows: Rows) -> Rows:
+    def pairs(self, indices: Integers) -> Integers:
         """Return the numbers [B] of pairs [B], whatever the variant of their segmentation."""
-        return rows % len(self._dataset)
+        return indices % len(self._dataset)
 
-    def longest(self, rows: Rows) -> int:
+    def longest(self, indices: Integers) -> int:
         """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
-        return int(np.maximum(*self.lengths(rows)).max(initial=0))
+        return int(np.maximum(*self.lengths(indices)).max(initial=0))
 
     def num_batches(self) -> int:
         """Return the number of batches in the first epoch; an estimate if it has several windows.
@@ -112,43 +112,43 @@ class Batcher:
         num_pairs, _, num_tokens = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_tokens)
 
-    def sample(self) -> Rows:
-        """Return rows to compute means over an epoch from: all, or about a million."""
+    def sample(self) -> Integers:
+        """Return the indices to compute an epoch's means from: all, or about a million."""
         return self._planner.sample()
 
-    def epoch(self, epoch: int) -> list[Rows]:
-        """Return the rows [B] of each batch of an epoch (from 1), in training order."""
+    def epoch(self, epoch: int) -> list[Integers]:
+        """Return the dataset indices [B] of each batch of an epoch (from 1), in training order."""
         windows = self._planner.epoch(epoch)
-        return [self._planner.rows(epoch, pairs) for window in windows for pairs in window]
+        return [self._planner.indices(epoch, pairs) for window in windows for pairs in window]
 
-    def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Rows]]:
-        """Yield epoch and rows [B] of the batches after N pairs of an epoch, without end."""
+    def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Integers]]:
+        """Yield epoch and indices [B] of the batches after N pairs of an epoch, without end."""
         # Each window is planned while the one before is in use.
         for number, window in read_ahead(self._planner.windows(epoch, examples)):
             for pairs in window:
-                yield number, self._planner.rows(number, pairs)
+                yield number, self._planner.indices(number, pairs)
 
     def split(
-        self, rows: Rows, *, max_tokens: int | None = None, multiple_of: int = 1
-    ) -> list[Rows]:
+        self, indices: Integers, *, max_tokens: int | None = None, multiple_of: int = 1
+    ) -> list[Integers]:
         """Split a batch into microbatches that fit into the memory of a device.
 
         Args:
-            rows: [B] rows of the batch.
+            indices: [B] pairs of the batch, as indices of the dataset.
             max_tokens: Maximum number of tokens per side of a microbatch, with padding; by default
                 the settings' `max_tokens`, or else `DEFAULT_MAX_TOKENS`.
             multiple_of: Make the number of microbatches a multiple of this, if there are enough
                 sentences: each of N processes then computes equally many.
 
         Returns:
-            Rows of microbatches, the longest sentences first; a sentence longer than `max_tokens`
-            is a microbatch of its own. They are about equal in size with padding, or with
+            Indices of microbatches, the longest sentences first. A sentence over `max_tokens` is a
+            microbatch of its own. They are about equal in size with padding, or with
             `multiple_of` in tokens, so that processes do not wait for each other.
         """
-        source_lengths, target_lengths = self.lengths(rows)
+        source_lengths, target_lengths = self.lengths(indices)
         longest = np.maximum(source_lengths, target_lengths)
         order = np.argsort(-longest, kind="stable")
-        rows, lengths = rows[order], longest[order]
+        indices, lengths = indices[order], longest[order]
         limit = max_tokens or self._config.max_tokens or DEFAULT_MAX_TOKENS
         num_microbatches = -(-len(_find_starts(lengths, limit)) // multiple_of) * multiple_of
         if multiple_of > 1:
@@ -164,25 +164,25 @@ class Batcher:
                 sizes, True, key=lambda size: len(_find_starts(lengths, size)) <= num_microbatches
             )
             starts = _find_starts(lengths, sizes[min(index, limit - 1)])
-        microbatches = np.split(rows, starts[1:])
-        while len(microbatches) < min(num_microbatches, len(rows)):
+        microbatches = np.split(indices, starts[1:])
+        while len(microbatches) < min(num_microbatches, len(indices)):
             largest = max(range(len(microbatches)), key=lambda index: len(microbatches[index]))
             halves = np.array_split(microbatches[largest], 2)
             microbatches[largest : largest + 1] = halves
         return microbatches
 
-    def batch(self, rows: Rows) -> Batch:
+    def batch(self, indices: Integers) -> Batch:
         """Build the batch or microbatch of pairs [B], on the CPU."""
-        return build_batch(self._dataset, rows, coarse_rows=self._coarse_rows)
+        return build_batch(self._dataset, indices, coarse_rows=self._coarse_rows)
 
-    def num_pairs_by_text(self, rows: Rows) -> tuple[int, ...]:
+    def num_pairs_by_text(self, indices: Integers) -> tuple[int, ...]:
         """Return how many of the pairs [B] are from each text; empty if there is one text."""
         if len(self._text_ends) < 2:
             return ()
-        texts = np.searchsorted(self._text_ends, self.pairs(rows), side="right")
+        texts = np.searchsorted(self._text_ends, self.pairs(indices), side="right")
         return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
 
-    def text_samples(self, num_pairs: int) -> list[Rows]:
+    def text_samples(self, num_pairs: int) -> list[Integers]:
         """Return at most N random pairs of each text; none if there is one text."""
         if len(self._text_ends) < 2:
             return []
@@ -193,7 +193,7 @@ class Batcher:
         return samples
 
 
-def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:
+def _find_starts(lengths: Integers, max_tokens: int) -> list[int]:
     """Return where microbatches of at most `max_tokens` tokens, with padding, start.
 
     The lengths [B] of the sentences are in descending order.
@@ -205,7 +205,7 @@ def _find_starts(lengths: Rows, max_tokens: int) -> list[int]:
     return starts
 
 
-def _equal_starts(ends: Rows, num_parts: int) -> list[int]:
+def _equal_starts(ends: Integers, num_parts: int) -> list[int]:
     """Return where at most N parts of about equally many tokens start.
 
     `ends` [B] are the numbers of tokens up to the end of each sentence.
@@ -215,16 +215,16 @@ def _equal_starts(ends: Rows, num_parts: int) -> list[int]:
     return [*map(int, np.unique(starts[starts < len(ends)]))]
 
 
-def _fit(starts: list[int], lengths: Rows, max_tokens: int) -> bool:
+def _fit(starts: list[int], lengths: Integers, max_tokens: int) -> bool:
     """Return whether microbatches of more than one sentence fit, with padding."""
     sizes = np.diff([*starts, len(lengths)])
     return bool(((sizes == 1) | (sizes * lengths[starts] <= max_tokens)).all())
 
 
-def build_batch(dataset: ParallelDataset, rows: Rows, *, coarse_rows: bool = False) -> Batch:
+def build_batch(dataset: ParallelDataset, indices: Integers, *, coarse_rows: bool = False) -> Batch:
     """Pack sentence pairs [B] and add BOS and EOS."""
-    source_ids, source_lengths = dataset.source.concatenate(rows)
-    target_ids, target_lengths = dataset.target.concatenate(rows)
+    source_ids, source_lengths = dataset.source.concatenate(indices)
+    target_ids, target_lengths = dataset.target.concatenate(indices)
     starts = _part_starts(np.maximum(source_lengths, target_lengths))
     source, sources = _pack(source_ids, source_lengths, starts, coarse_rows)
     target_output, targets = _pack(target_ids, target_lengths, starts, coarse_rows)
@@ -241,7 +241,7 @@ def build_batch(dataset: ParallelDataset, rows: Rows, *, coarse_rows: bool = Fal
     )
 
 
-def _part_starts(lengths: Rows) -> list[int]:
+def _part_starts(lengths: Integers) -> list[int]:
     """Return where parts of sentences of similar lengths start, except for the first part.
 
     The lengths [B] of the sentences descend: each part starts at half the length of the one before.
@@ -255,7 +255,7 @@ def _part_starts(lengths: Rows) -> list[int]:
 
 
 def _pack(
-    ids: Rows, lengths: Rows, part_starts: list[int], coarse_rows: bool
+    ids: Integers, lengths: Integers, part_starts: list[int], coarse_rows: bool
 ) -> tuple[Tensor, Packing]:
     """Return the ids [N] of sentences, each followed by EOS, and their packing."""
     ids = np.pad(ids, (0, round_up_rows(len(ids), coarse=coarse_rows) - len(ids)))

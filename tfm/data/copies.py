@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tfm.data.dataset import Rows
+from tfm.data.dataset import Integers
 from tfm.data.languages import SENTENCE_MARKS, base_language, target_language
 from tfm.data.text import Block, BytesPair
 
@@ -47,7 +47,7 @@ class Copier:
         self._tag = re.compile("|".join(f"{re.escape(tag)} " for tag in tags))
         self._languages, self._seed = languages, seed
 
-    def copy(self, block: Block, *, start: int) -> tuple[Block, Rows]:
+    def copy(self, block: Block, *, start: int) -> tuple[Block, Integers]:
         """Return a block with each pair followed by its copies.
 
         Args:

@@ -35,7 +35,7 @@ _KINDS = ("tokens", "offsets")
 _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
-Rows = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
 PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?(\.v[1-9][0-9]{0,3})?")]
 
 
@@ -241,7 +241,7 @@ class _Side:
             f"{self._bin_dir}/{self._name} has ids outside the vocabulary of {vocab_size:,} pieces",
         )
 
-    def will_need(self, starts: Rows, ends: Rows) -> None:
+    def will_need(self, starts: Integers, ends: Integers) -> None:
         """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
         if not hasattr(mmap, "MADV_WILLNEED"):  # as on Windows
             return
@@ -295,17 +295,17 @@ class TokenSequences:
         """Return the files of a part by its number from 0."""
         return self._sides[number]
 
-    def lengths(self, rows: Rows) -> Rows:
+    def lengths(self, indices: Integers) -> Integers:
         """Return the numbers of tokens of sentences [B]."""
-        lengths = np.empty(len(rows), dtype=np.int64)
-        for side, places, local in self._by_part(rows):
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for side, places, local in self._by_part(indices):
             sizes = side.offsets.take(local + 1) - side.offsets.take(local)  # < 0 is a large number
             if sizes.max(initial=0) > self.longest:
                 raise side.damage()
             lengths[places] = sizes
         return lengths
 
-    def concatenate(self, rows: Rows) -> tuple[Rows, Rows]:
+    def concatenate(self, indices: Integers) -> tuple[Integers, Integers]:
         """Concatenate the sentences [B], each followed by EOS.
 
         Returns:
@@ -314,10 +314,10 @@ class TokenSequences:
         Raises:
             DataError: A part that has not been verified is damaged, so that it cannot be read.
         """
-        lengths = self.lengths(rows) + 1
+        lengths = self.lengths(indices) + 1
         ends = lengths.cumsum()
         ids = np.full(lengths.sum(), EOS, dtype=np.int64)
-        for side, places, local in self._by_part(rows):
+        for side, places, local in self._by_part(indices):
             sizes = lengths[places] - 1
             starts = sizes.cumsum() - sizes
             numbers = np.arange(sizes.sum())
@@ -332,14 +332,14 @@ class TokenSequences:
             ids[numbers + shifts.repeat(sizes)] = tokens.astype(np.int64)
         return ids, lengths
 
-    def will_need(self, rows: Rows, sizes: Rows) -> None:
+    def will_need(self, indices: Integers, sizes: Integers) -> None:
         """Ask the system to read runs [R] of sentences, which are used soon, into its cache.
 
         Args:
-            rows: [R] the first row of each; only the part that has it is read.
+            indices: [R] the first index of each; only the part that has it is read.
             sizes: [R] numbers of sentences.
         """
-        for side, places, local in self._by_part(rows):
+        for side, places, local in self._by_part(indices):
             side.will_need(local, local + sizes[places])
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -347,19 +347,19 @@ class TokenSequences:
             for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True):
                 yield side.tokens[start:end].tolist()
 
-    def _by_part(self, rows: Rows) -> Iterator[tuple[_Side, Rows | slice, Rows]]:
-        """Yield each part that has some of the rows [B], their places in B, and in the part."""
+    def _by_part(self, indices: Integers) -> Iterator[tuple[_Side, Integers | slice, Integers]]:
+        """Yield each part that has some of the indices [B], their places in B, and in the part."""
         if len(self._sides) == 1:
-            yield self._sides[0], slice(None), rows
+            yield self._sides[0], slice(None), indices
             return
-        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
         small = numbers.astype(np.min_scalar_type(len(self._sides)))  # for a radix sort
         order = np.argsort(small, kind="stable")
         counts = np.bincount(numbers, minlength=len(self._sides))
         ends = np.cumsum(counts)
         for number in np.flatnonzero(counts):
             places = order[ends[number] - counts[number] : ends[number]]
-            yield self._sides[number], places, rows[places] - self._starts[number]
+            yield self._sides[number], places, indices[places] - self._starts[number]
 
 
 class ParallelDataset:
@@ -372,10 +372,10 @@ class ParallelDataset:
     Attributes:
         source: The source sentences.
         target: The target sentences.
-        parts: Records of the parts, in the order of their rows.
+        parts: Records of the parts, in the order of their indices.
         texts: The texts that training pairs come from, in order; empty for other splits.
-        num_variants: Number of segmentations with BPE-dropout. Row r + v · N is pair r of N in
-            variant v from 1 on; rows below N have no dropout.
+        num_variants: Number of segmentations with BPE-dropout. Index i + v · N is pair i of N
+            in variant v from 1 on; indices below N have no dropout.
 
     Raises:
         DataError: The split is missing, or its files do not match the index.

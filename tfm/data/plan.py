@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BatchingConfig
-from tfm.data.dataset import ParallelDataset, Rows
+from tfm.data.dataset import Integers, ParallelDataset
 from tfm.data.manifest import TrainingText
 from tfm.distributed.group import Group
 from tfm.errors import DataError
@@ -47,8 +47,8 @@ Lengths = npt.NDArray[np.unsignedinteger[Any]]
 class Runs(NamedTuple):
     """Runs of consecutive pairs."""
 
-    starts: Rows  # [R] the first pair of each
-    lengths: Rows  # [R] numbers of pairs
+    starts: Integers  # [R] the first pair of each
+    lengths: Integers  # [R] numbers of pairs
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Planner:
         for number, runs in enumerate(self._deal(epoch)):
             yield self._plan(epoch, number, runs)
 
-    def rows(self, epoch: int, pairs: Pairs | Rows) -> Rows:
-        """Return the rows [N] of pairs [N] in an epoch.
+    def indices(self, epoch: int, pairs: Pairs | Integers) -> Integers:
+        """Return the dataset indices [N] of pairs [N] in an epoch.
 
         With K variants of the segmentation, epochs take the variants 1 to K in turn.
         """
@@ -145,10 +145,10 @@ class Planner:
         variant = 1 + (epoch - 1) % num_variants if num_variants else 0
         return pairs.astype(np.int64) + variant * self._num_pairs
 
-    def sample(self) -> Rows:
-        """Return about a million rows from all over the first window of an epoch, or all rows."""
+    def sample(self) -> Integers:
+        """Return about a million indices spread over the first window of an epoch, or all."""
         pairs = expand(self._deal(1)[0])
-        return self.rows(1, pairs[:: -(-len(pairs) // _BLOCK_PAIRS)])
+        return self.indices(1, pairs[:: -(-len(pairs) // _BLOCK_PAIRS)])
 
     @cached_property
     def sample_counts(self) -> tuple[int, int, int]:
@@ -186,9 +186,9 @@ class Planner:
         Without this, each batch reads the disk at random places, and much that it does not need.
         """
         order = np.argsort(runs.starts)
-        rows = self.rows(epoch, runs.starts[order])
+        indices = self.indices(epoch, runs.starts[order])
         for side in (self._dataset.source, self._dataset.target):
-            side.will_need(rows, runs.lengths[order])
+            side.will_need(indices, runs.lengths[order])
 
     def _deal(self, epoch: int) -> list[Runs]:
         """Return the runs of each window of an epoch."""
@@ -231,19 +231,21 @@ class Planner:
         """
         blocks = np.split(pairs, range(_BLOCK_PAIRS, len(pairs), _BLOCK_PAIRS))
         source_lengths, target_lengths = (
-            np.concatenate([_narrow(side.lengths(self.rows(epoch, block)) + 1) for block in blocks])
+            np.concatenate(
+                [_narrow(side.lengths(self.indices(epoch, block)) + 1) for block in blocks]
+            )
             for side in (self._dataset.source, self._dataset.target)
         )
         return source_lengths, target_lengths
 
-    def _find_bucket_starts(self, target_lengths: Lengths) -> Rows:
+    def _find_bucket_starts(self, target_lengths: Lengths) -> Integers:
         """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
         ends = np.cumsum(target_lengths, dtype=np.int64)
         bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
         num_buckets = max(1, round(ends[-1] / bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
         # Whole numbers, so that NumPy does not convert all of `ends`.
-        starts: Rows = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))
+        starts: Integers = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))
         return starts[np.diff(starts, prepend=0) > 0]  # a pair longer than a bucket fills several
 
 
@@ -257,7 +259,7 @@ def expand(runs: Runs) -> Pairs:
     return pairs
 
 
-def _narrow(lengths: Rows) -> Lengths:
+def _narrow(lengths: Integers) -> Lengths:
     """Convert lengths to a small type; NumPy sorts 16 bits in linear time."""
     return lengths.astype(np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32)
 

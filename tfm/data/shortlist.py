@@ -14,7 +14,7 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from tfm.data.dataset import ParallelDataset, Rows, id_dtype
+from tfm.data.dataset import Integers, ParallelDataset, id_dtype
 from tfm.data.subword import EOS, UNK, Vocabulary
 from tfm.errors import DataError
 from tfm.reporting import Progress
@@ -133,12 +133,12 @@ def learn_shortlist(
         num_frequent: Most frequent target pieces to keep for all sentences.
         max_pairs: Maximum number of pairs to learn from.
     """
-    rows = np.arange(len(dataset))
-    if len(rows) > max_pairs:
-        sample = np.random.default_rng(_SEED).choice(len(rows), max_pairs, replace=False)
-        rows = np.sort(sample)
+    indices = np.arange(len(dataset))
+    if len(indices) > max_pairs:
+        sample = np.random.default_rng(_SEED).choice(len(indices), max_pairs, replace=False)
+        indices = np.sort(sample)
     num_source, num_target = len(vocabulary.source), len(vocabulary.target)
-    table = _learn(dataset, rows, num_source, num_target)
+    table = _learn(dataset, indices, num_source, num_target)
     sources, targets = np.divmod(table.keys, num_target)
     frequency = np.bincount(targets, table.values, minlength=num_target)
     frequency[[EOS, UNK]] = 0
@@ -165,7 +165,7 @@ class _Table(NamedTuple):
     keys: npt.NDArray[np.int64]  # [N] source id · number of target pieces + target id, ascending
     values: Floats  # [N]
 
-    def at(self, keys: npt.NDArray[np.int64]) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    def at(self, keys: npt.NDArray[np.int64]) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """Return the places [K] of ascending keys [K], and whether they are present."""
         places = np.searchsorted(self.keys, keys).clip(max=max(0, len(self.keys) - 1))
         return places, self.keys[places] == keys
@@ -175,8 +175,8 @@ class _CoOccurrences(NamedTuple):
     """All pairs of a source and a target token of some sentence pairs, by target token."""
 
     keys: npt.NDArray[np.int64]  # [K] distinct keys, ascending
-    places: Rows  # [N] the key of each co-occurrence
-    lengths: Rows  # [T] number of co-occurrences of each target token
+    places: Integers  # [N] the key of each co-occurrence
+    lengths: Integers  # [T] number of co-occurrences of each target token
 
     def expected_counts(self, probabilities: Floats) -> Floats:
         """Return the expected counts [K] of alignments, given probabilities [K] (the E step)."""
@@ -190,17 +190,17 @@ class _CoOccurrences(NamedTuple):
         return counts.astype(np.float64, copy=False)
 
 
-def _learn(dataset: ParallelDataset, rows: Rows, num_source: int, num_target: int) -> _Table:
+def _learn(dataset: ParallelDataset, indices: Integers, num_source: int, num_target: int) -> _Table:
     """Return the expected number of alignments of each pair of pieces."""
-    total = _NUM_ITERATIONS * len(rows)
+    total = _NUM_ITERATIONS * len(indices)
     with Progress("shortlist", total=total, unit="pairs") as bar:
-        table = _initial_counts(dataset, rows, num_target, bar)
+        table = _initial_counts(dataset, indices, num_target, bar)
         for _ in range(_NUM_ITERATIONS - 1):
             sources = table.keys // num_target
             totals = np.bincount(sources, table.values, minlength=num_source)
             probabilities = table.values / totals[sources].clip(min=np.finfo(np.float64).tiny)
             counts = np.zeros_like(table.values)
-            for chunk in _chunks(dataset, rows):
+            for chunk in _chunks(dataset, indices):
                 found = _co_occurrences(dataset, chunk, num_target)
                 places, is_present = table.at(found.keys)
                 new = found.expected_counts(probabilities[places] * is_present)
@@ -210,11 +210,13 @@ def _learn(dataset: ParallelDataset, rows: Rows, num_source: int, num_target: in
     return table
 
 
-def _initial_counts(dataset: ParallelDataset, rows: Rows, num_target: int, bar: Progress) -> _Table:
+def _initial_counts(
+    dataset: ParallelDataset, indices: Integers, num_target: int, bar: Progress
+) -> _Table:
     """Return the counts of the first iteration, whose probabilities are uniform."""
     table = _Table(np.zeros(0, dtype=np.int64), np.zeros(0))
     parts = [table]
-    for chunk in _chunks(dataset, rows):
+    for chunk in _chunks(dataset, indices):
         found = _co_occurrences(dataset, chunk, num_target)
         parts.append(_Table(found.keys, found.expected_counts(np.ones(len(found.keys)))))
         # Merging only when the parts are as long as the table keeps the number of merges low.
@@ -236,17 +238,17 @@ def _merge(parts: list[_Table]) -> _Table:
     return _Table(keys, values)
 
 
-def _chunks(dataset: ParallelDataset, rows: Rows) -> Iterator[Rows]:
-    """Cut rows into chunks of about `_CHUNK_SIZE` co-occurrences."""
-    lengths = (dataset.source.lengths(rows) + 1) * (dataset.target.lengths(rows) + 1)
+def _chunks(dataset: ParallelDataset, indices: Integers) -> Iterator[Integers]:
+    """Cut the indices of pairs into chunks of about `_CHUNK_SIZE` co-occurrences."""
+    lengths = (dataset.source.lengths(indices) + 1) * (dataset.target.lengths(indices) + 1)
     chunks = np.cumsum(lengths) // _CHUNK_SIZE
-    yield from np.split(rows, np.flatnonzero(np.diff(chunks)) + 1)
+    yield from np.split(indices, np.flatnonzero(np.diff(chunks)) + 1)
 
 
-def _co_occurrences(dataset: ParallelDataset, rows: Rows, num_target: int) -> _CoOccurrences:
+def _co_occurrences(dataset: ParallelDataset, indices: Integers, num_target: int) -> _CoOccurrences:
     """Return the co-occurrences of tokens in some sentence pairs."""
-    source, source_lengths = dataset.source.concatenate(rows)
-    target, target_lengths = dataset.target.concatenate(rows)
+    source, source_lengths = dataset.source.concatenate(indices)
+    target, target_lengths = dataset.target.concatenate(indices)
     # For each target token, the tokens of its source.
     lengths = np.repeat(source_lengths, target_lengths)
     source_starts = np.repeat(np.cumsum(source_lengths) - source_lengths, target_lengths)

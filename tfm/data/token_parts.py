@@ -15,7 +15,7 @@ from tfm.config import BinarizeConfig, Table
 from tfm.config.schema import differences, from_table
 from tfm.data.bpe_dropout import TokenIds
 from tfm.data.copies import Copier
-from tfm.data.dataset import FORMAT, MAX_PART_TOKENS, ArrayWriter, Part, Rows, id_dtype
+from tfm.data.dataset import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, SubwordModel, Vocabulary
 from tfm.data.text import Block, read_blocks
@@ -222,8 +222,8 @@ class _EncodedBlock:
     """A block of a split as token ids; `copied` and `too_long` are as in `BinarizedPart`."""
 
     read: int
-    copied: Rows
-    too_long: Rows
+    copied: Integers
+    too_long: Integers
     sides: list[TokenIds]
 
 
@@ -234,7 +234,7 @@ class _Encoder:
     models: tuple[SubwordModel, SubwordModel]
     copier: Copier
     max_length: int | None
-    text_ends: Rows  # [number of training texts] where their pairs end
+    text_ends: Integers  # [number of training texts] where their pairs end
     dropout: float  # of the merges of variants
     seed: int
 
@@ -267,7 +267,7 @@ class _Encoder:
             sides=sides,
         )
 
-    def _count_by_text(self, pairs: Rows) -> Rows:
+    def _count_by_text(self, pairs: Integers) -> Integers:
         num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
         texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
         return np.bincount(texts, minlength=num_texts)

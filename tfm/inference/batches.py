@@ -57,12 +57,12 @@ class SentenceBatch:
     def __len__(self) -> int:
         return len(self.line_numbers)
 
-    def __getitem__(self, rows: slice) -> "SentenceBatch":
+    def __getitem__(self, sentences: slice) -> "SentenceBatch":
         return replace(
             self,
-            line_numbers=self.line_numbers[rows],
-            sources=self.sources[rows],
-            targets=self.targets[rows],
+            line_numbers=self.line_numbers[sentences],
+            sources=self.sources[sentences],
+            targets=self.targets[sentences],
         )
 
 

@@ -194,8 +194,8 @@ def forecast(
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
     num_planned = min(batcher.num_batches(), _MAX_PLANNED)
     num_microbatches = sum(
-        len(batcher.split(rows, max_tokens=max_tokens, multiple_of=num_shards))
-        for _, rows in islice(batcher.batches(), num_planned)
+        len(batcher.split(indices, max_tokens=max_tokens, multiple_of=num_shards))
+        for _, indices in islice(batcher.batches(), num_planned)
     )
     estimate = estimate_run(
         data, batcher, cost, compute, num_processes=num_processes, num_local=num_local

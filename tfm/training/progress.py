@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tfm.config.schema import Measured
-from tfm.data.dataset import Rows
+from tfm.data.dataset import Integers
 from tfm.reporting import format_number
 from tfm.training.loss import perplexity
 
@@ -107,7 +107,7 @@ class PendingStep:
     def __init__(
         self,
         *,
-        pairs: Rows,
+        pairs: Integers,
         position: Position,
         clock: DeviceClock,
         results: Sequence[Tensor],

@@ -13,7 +13,7 @@ from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
 from tfm.data.background import read_ahead
 from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
-from tfm.data.dataset import ParallelDataset, Rows
+from tfm.data.dataset import Integers, ParallelDataset
 from tfm.device.compute import Compute, ComputeThreads, is_out_of_memory
 from tfm.distributed.group import Group
 from tfm.errors import TrainingError
@@ -50,10 +50,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
 class StepBatch:
     """The batch of a step, with the microbatches that this process computes."""
 
-    rows: Rows  # of all pairs
+    indices: Integers  # of all pairs
     epoch: int  # counted from 1
     max_tokens: int  # of a microbatch
-    microbatches: list[Rows]  # of all processes
+    microbatches: list[Integers]  # of all processes
     own: list[tuple[int, Batch]]  # by index among all, on the device
     clock: DeviceClock | None = None  # with a mark where the wait for the batch began
 
@@ -154,7 +154,9 @@ class Trainer:
         """
         position, world = self.position, self._group.world
         planned = self.batcher.batches(position.epoch, position.examples)
-        built: Iterator[StepBatch] = (self.build(rows, epoch=epoch) for epoch, rows in planned)
+        built: Iterator[StepBatch] = (
+            self.build(indices, epoch=epoch) for epoch, indices in planned
+        )
         if self._compute.device.type != "cpu":
             # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
             built = read_ahead(built, joins=True)
@@ -164,23 +166,23 @@ class Trainer:
             clock.mark()
             yield replace(next(built), clock=clock)
 
-    def build(self, rows: Rows, *, epoch: int = 1) -> StepBatch:
+    def build(self, indices: Integers, *, epoch: int = 1) -> StepBatch:
         """Build this process's microbatches of a step on its device."""
         max_tokens, world = self.max_tokens, self._group.world
         microbatches = self.batcher.split(
-            rows, max_tokens=max_tokens, multiple_of=self._num_dropout_shards
+            indices, max_tokens=max_tokens, multiple_of=self._num_dropout_shards
         )
         num_rounds = -(-len(microbatches) // world.size)
-        indices = range(world.rank, num_rounds * world.size, world.size)
+        numbers = range(world.rank, num_rounds * world.size, world.size)
         return StepBatch(
-            rows=rows,
+            indices=indices,
             epoch=epoch,
             max_tokens=max_tokens,
             microbatches=microbatches,
             # A rank without a microbatch of its own computes the first one with weight 0.
             own=[
-                (index, self._batch(microbatches[index if index < len(microbatches) else 0]))
-                for index in indices
+                (number, self._batch(microbatches[number if number < len(microbatches) else 0]))
+                for number in numbers
             ],
         )
 
@@ -207,12 +209,12 @@ class Trainer:
         if self._threads is not None:
             self._threads.adapt()
         self.model.train()
-        source_lengths, target_lengths = self.batcher.lengths(batch.rows)
+        source_lengths, target_lengths = self.batcher.lengths(batch.indices)
         num_tokens = int(target_lengths.sum())
         weight = self._loss_scale.weight(num_tokens)
         while True:
             if batch.max_tokens != self.max_tokens:
-                batch = self.build(batch.rows, epoch=batch.epoch)
+                batch = self.build(batch.indices, epoch=batch.epoch)
             try:
                 sums, flags = self._accumulate_gradient(batch, weight, poll)
                 break
@@ -241,10 +243,10 @@ class Trainer:
             self._average.update(self._optimizer.num_updates, skipped)
         flops = self._cost.training_flops(source_lengths, target_lengths)
         self.position.advance(
-            epoch=batch.epoch, num_pairs=len(batch.rows), num_tokens=num_tokens, flops=flops
+            epoch=batch.epoch, num_pairs=len(batch.indices), num_tokens=num_tokens, flops=flops
         )
         pending = PendingStep(
-            pairs=self.batcher.pairs(batch.rows),
+            pairs=self.batcher.pairs(batch.indices),
             position=self.position,
             clock=clock,
             results=[loss, nll, norm, skipped, scale],
@@ -252,7 +254,7 @@ class Trainer:
                 "num_tokens": num_tokens,
                 "flops": flops,
                 "learning_rate": rate,
-                "text_pairs": self.batcher.num_pairs_by_text(batch.rows),
+                "text_pairs": self.batcher.num_pairs_by_text(batch.indices),
             },
         )
         self._loss_scale.update(skipped)
@@ -302,8 +304,8 @@ class Trainer:
         sums = torch.stack([loss.detach(), nll])
         return sums if is_real else torch.zeros_like(sums)
 
-    def _batch(self, rows: Rows) -> Batch:
-        return self.batcher.batch(rows).to(self._compute.device)
+    def _batch(self, indices: Integers) -> Batch:
+        return self.batcher.batch(indices).to(self._compute.device)
 
     def _use_smaller_microbatches(self, batch: StepBatch) -> None:
         """Split this and later batches into microbatches of half the size, if that is possible."""
@@ -323,9 +325,9 @@ class Trainer:
             "--max-tokens, or a smaller model"
         )
 
-    def _num_padded(self, rows: Rows) -> int:
+    def _num_padded(self, indices: Integers) -> int:
         """Return the number of tokens of the longer side of a microbatch, with padding."""
-        return len(rows) * self.batcher.longest(rows)
+        return len(indices) * self.batcher.longest(indices)
 
     def has_finite_weights(self) -> bool:
         """Return whether all weights are finite; all processes must call it together."""

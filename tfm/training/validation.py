@@ -9,7 +9,7 @@ import torch
 from tfm.backends.selection import inference_backend
 from tfm.config import ScoreConfig, SearchConfig
 from tfm.data.batching import Batcher
-from tfm.data.dataset import Rows
+from tfm.data.dataset import Integers
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import Compute
 from tfm.distributed.group import Group
@@ -100,7 +100,9 @@ class Validator:
         valid = Batcher(self.split.pairs, self.info.run.batching, seed=0)
         parts = [(valid, valid.epoch(1))]
         if self.train is not None:
-            parts += [(self.train, [rows]) for rows in self.train.text_samples(_PAIRS_PER_TEXT)]
+            parts += [
+                (self.train, [indices]) for indices in self.train.text_samples(_PAIRS_PER_TEXT)
+            ]
         losses = []
         for batcher, batches in parts:
             if (nll := self._mean_nll(loss, batcher, batches)) is None:
@@ -108,18 +110,18 @@ class Validator:
             losses.append(nll)
         return losses
 
-    def _mean_nll(self, loss: BatchLoss, batcher: Batcher, batches: list[Rows]) -> float | None:
+    def _mean_nll(self, loss: BatchLoss, batcher: Batcher, batches: list[Integers]) -> float | None:
         """Return the negative log-likelihood of batches per target token; None if interrupted."""
         world = self.group.world
-        microbatches = [each for rows in batches for each in batcher.split(rows)]
+        microbatches = [each for indices in batches for each in batcher.split(indices)]
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
         with torch.inference_mode():
-            for rows in microbatches[world.rank :: world.size]:
+            for indices in microbatches[world.rank :: world.size]:
                 self.heartbeat("computing the validation loss")
                 if self.should_stop():
                     sums[2] = 1
                     break
-                batch = batcher.batch(rows).to(self.compute.device)
+                batch = batcher.batch(indices).to(self.compute.device)
                 with self.compute.autocast():
                     _, nll = loss(batch)
                 sums += torch.tensor([float(nll), batch.num_tokens, 0])
