@@ -263,7 +263,8 @@ def test_checkpoints_and_averages_contain_it(dataset, tiny_run, tmp_path):
     folder = average(tmp_path / "run", AverageConfig()).model_dir
     assert (folder / FILE).read_bytes() == (dataset / FILE).read_bytes()
     translator = Translator.load(folder, device="cpu", precision="fp32")
-    translator._calibration = fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)
+    calibration = fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)
+    translator._info = replace(translator._info, calibration=calibration)
     [[found]] = translator.search(["seven cars"], beam=1, shortlist=True)
     assert found.vocabulary == "shortlist"
     assert found.confidence is None  # it is calibrated for probabilities of the whole vocabulary
