@@ -1,13 +1,15 @@
 """SentencePiece models of other programs, and of other datasets, models and runs."""
 
 import io
+from itertools import chain, pairwise
 
+import numpy as np
 import pytest
 import sentencepiece
 from helpers import decoded, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.foreign_subword import load_subword_models, with_fixed_ids
+from tfm.data.foreign_subword import load_subword_models, with_fixed_ids, with_vocabulary
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -56,6 +58,32 @@ def test_a_mapped_model_encodes_and_decodes_all_text_as_before(tmp_path, options
     found = mapped.encode(UNSEEN)
     assert [mapped.pieces(ids) for ids in found] == expected
     assert mapped.decode(found) == [original.Decode(original.EncodeAsIds(each)) for each in UNSEEN]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_another_vocabulary_changes_ids_but_not_the_segmentation(tmp_path, model_type):
+    path = sentencepiece_model(tmp_path / "x.model", model_type=model_type)
+    original = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    own = original.IdToPiece([*range(3, len(original))])
+    # Of BPE, the absent pieces would join those of the model to longer ones.
+    absent = [left + right for left, right in pairwise(own) if left + right not in own]
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", *absent, *own[25:]]
+    content = with_vocabulary(path.read_bytes(), vocabulary, origin=path)
+    model = SubwordModel(content, origin=path)
+    assert model.pieces(range(len(model))) == vocabulary
+    expected = [original.EncodeAsPieces(line) for line in UNSEEN]
+    missing = {*own[:25]}
+    assert any(not missing.isdisjoint(pieces) for pieces in expected)
+    known = [[piece if piece not in missing else "<unk>" for piece in each] for each in expected]
+    found = model.encode(UNSEEN)
+    assert [model.pieces(ids) for ids in found] == known
+    lines = [line.encode() for line in UNSEEN]
+    assert model.encode_block(lines)[0].tolist() == [*chain(*found)]
+    if model_type == "bpe":
+        random = np.random.default_rng(1)
+        assert model.encode_block_with_dropout(lines, 0.0, random)[0].tolist() == [*chain(*found)]
+    ids = [*range(4, 4 + len(absent))]
+    assert model.decode([ids]) == ["".join(absent).replace("▁", " ").removeprefix(" ")]
 
 
 def test_byte_fallback_survives_the_mapping(tmp_path):

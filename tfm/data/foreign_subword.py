@@ -5,12 +5,14 @@ order gives the ids, and its field 2 holds the settings that it was trained with
 """
 
 import io
+import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
 
 from tfm.data.subword import (
+    ABSENT_SCORE,
     BOS,
     EOS,
     PAD,
@@ -31,6 +33,7 @@ _PIECE, _SCORE, _TYPE = 1, 2, 3
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _ID_FIELDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
 _PIECE_FIELDS = {"unk": 45, "bos": 46, "eos": 47, "pad": 48}
+_VOCABULARY_SIZE = 200  # as `SubwordModel` reads it
 _MODEL_TYPE, _WORD, _NORMALIZER_NAME = 3, 3, 1
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
@@ -129,33 +132,39 @@ def with_vocabulary(
 ) -> bytes:
     """Return a SentencePiece model that encodes text as another, with the ids of a vocabulary.
 
-    Text is not encoded to pieces of the vocabulary that the model lacks, unless it has none of
-    their characters: such text is unknown to the model, but looked up in the vocabulary.
+    Text is not encoded to pieces of the vocabulary that the model lacks, which are only decoded,
+    unless it has none of their characters: such text is unknown to the model, but looked up in the
+    vocabulary. Pieces of the model that the vocabulary lacks divide text, and are unknown.
 
     Args:
-        content: The other model, all of whose pieces must be in the vocabulary.
+        content: The other model.
         vocabulary: [V] distinct pieces by id; the first four are pad, bos, eos and unk.
         tags: Pieces of the vocabulary that are words of the text, such as ">>fra<<".
         origin: Path of the model, for error messages.
 
     Raises:
-        DataError: `content` is not a SentencePiece model.
+        DataError: It is not a SentencePiece model.
     """
     known = text_pieces(content, origin=origin)
-    model = _load(content, origin)
-    is_bpe = all(model.GetScore(i).is_integer() for i in range(len(model)))
-    # BPE would merge unused pieces to longer ones.
-    unused = _CONTROL if is_bpe else _UNUSED
     characters = set().union(*known)
+    special = _special_pieces(vocabulary)
 
     def message(piece: str) -> bytes:
         if piece in tags:
             return _new_piece(SPACE_MARK + piece, _USER_DEFINED)
-        absent = _USER_DEFINED if characters.isdisjoint(piece) else unused
-        return known.get(piece) or _new_piece(piece, absent)
+        if piece.rstrip("_") in special:
+            return _new_piece(piece, _CONTROL)
+        if piece in known:
+            return known[piece]
+        if characters.isdisjoint(piece):
+            return _new_piece(piece, _USER_DEFINED)
+        return _new_piece(piece, _UNUSED, score=ABSENT_SCORE)
 
-    pieces = map(message, vocabulary[len(_SPECIAL) :])
-    return _assemble(_special_pieces(vocabulary), pieces, _split(content, origin))
+    others = known.keys() - {*vocabulary, *(SPACE_MARK + tag for tag in tags)}
+    unknown = [each for piece, each in known.items() if piece in others]
+    pieces = [*map(message, vocabulary[len(_SPECIAL) :]), *unknown]
+    size = _text(_VOCABULARY_SIZE, str(len(vocabulary))) if unknown else b""
+    return _assemble(special, pieces, _split(content, origin)) + size
 
 
 def word_model(vocabulary: Sequence[str]) -> bytes:
@@ -217,10 +226,9 @@ def _split(message: bytes, origin: Path) -> list[Field]:
     return fields
 
 
-def _new_piece(piece: str, type_: int) -> bytes:
-    """Return a piece of score 0."""
-    score = _varint(8 * _SCORE + _FLOAT) + bytes(4)
-    return _text(_PIECE, piece) + score + _number(_TYPE, type_)
+def _new_piece(piece: str, type_: int, *, score: float = 0.0) -> bytes:
+    number = _varint(8 * _SCORE + _FLOAT) + struct.pack("<f", score)
+    return _text(_PIECE, piece) + number + _number(_TYPE, type_)
 
 
 def _text(number: int, text: str) -> bytes:

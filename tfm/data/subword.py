@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,14 @@ SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 _MAX_SHOWN = 20  # tags in a message
 # {version of the normalization: what is escaped}
 _ESCAPED = {1: _ESCAPE + SPACE_MARK, 2: _ESCAPE + SPACE_MARK + "\u2585\t\x1f"}
+# A model of another program may name pieces that its segmentation lacks, but its outputs have: they
+# are unused, of this score. SentencePiece's BPE would join them to longer pieces.
+ABSENT_SCORE = -float(2**24)
+_ABSENT_END = b"\x15" + struct.pack("<f", ABSENT_SCORE) + b"\x18"  # of its message; then the type
+_UNUSED, _CONTROL = b"\x05", b"\x03"
+# Field 200, which SentencePiece leaves to others, gives the size of the vocabulary at the end of a
+# model. Its further pieces divide text, but stand for unknown text.
+_SIZE = re.compile(rb"\xc2\x0c.([0-9]+)\Z", re.DOTALL)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -61,12 +70,16 @@ class SubwordModel:
         self.content = content
         self.escapes = escapes_of(version)
         self.fingerprint = hashlib.sha256(content).hexdigest()
-        self._processor = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(content)
+            self._processor = self._encoder = _load(content)
+            named = _SIZE.search(content)
+            self._size = int(named[1]) if named else self._processor.GetPieceSize()
             piece_of = self._processor.IdToPiece
             self._pieces = [piece_of(i) for i in range(len(self))]  # not UTF-8 if damaged
-        except (RuntimeError, UnicodeDecodeError) as error:
+            if _ABSENT_END in content and self.is_bpe:
+                parts = content.split(_ABSENT_END + _UNUSED)
+                self._encoder = _load((_ABSENT_END + _CONTROL).join(parts))
+        except (RuntimeError, UnicodeDecodeError, IndexError) as error:
             raise DataError(f"{origin} is not a SentencePiece model: learn it again") from error
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
         if ids != [PAD, BOS, EOS, UNK]:
@@ -77,7 +90,7 @@ class SubwordModel:
             )
 
     def __len__(self) -> int:
-        return int(self._processor.GetPieceSize())
+        return self._size
 
     def encode(self, lines: Iterable[str]) -> list[list[int]]:
         """Encode each line (without its end) to token ids, without special tokens.
@@ -86,7 +99,7 @@ class SubwordModel:
             DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
         """
         texts = [escape(line, self.escapes) for line in lines]
-        encode = self._processor.EncodeAsIds
+        encode = self._encoder.EncodeAsIds
         ids: list[list[int]]
         try:
             # For a list, SentencePiece starts threads, which takes longer than encoding one line.
@@ -98,7 +111,13 @@ class SubwordModel:
             raise DataError(
                 f"{broken[:40]!r} has an unpaired surrogate, which is not valid Unicode: correct it"
             ) from error
+        if self._has_unknown_pieces:
+            return [[i if i < self._size else UNK for i in sequence] for sequence in ids]
         return ids
+
+    @property
+    def _has_unknown_pieces(self) -> bool:
+        return self._size < int(self._processor.GetPieceSize())
 
     @property
     def is_bpe(self) -> bool:
@@ -114,18 +133,21 @@ class SubwordModel:
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
-        token_ids: list[list[int]] = self._processor.EncodeAsIds(
-            self._escaped(lines), num_threads=1
-        )
+        token_ids: list[list[int]] = self._encoder.EncodeAsIds(self._escaped(lines), num_threads=1)
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
-        return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
+        return self._known(np.fromiter(ids, dtype=np.int32, count=int(lengths.sum()))), lengths
 
     def encode_block_with_dropout(
         self, lines: list[bytes], dropout: float, random: np.random.Generator
     ) -> TokenIds:
         """Encode lines as `encode_block` does, but leave out merges with some probability."""
-        return self._bpe_dropout.encode(self._escaped(lines), dropout, random)
+        ids, lengths = self._bpe_dropout.encode(self._escaped(lines), dropout, random)
+        return self._known(ids), lengths
+
+    def _known(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return token ids [N], unknown beyond the vocabulary."""
+        return np.where(ids < self._size, ids, UNK) if self._has_unknown_pieces else ids
 
     def _escaped(self, lines: list[bytes]) -> list[bytes]:
         text = b"\n".join(lines)
@@ -135,7 +157,7 @@ class SubwordModel:
 
     @cached_property
     def _bpe_dropout(self) -> BpeDropout:
-        return BpeDropout(self._processor)
+        return BpeDropout(self._encoder)
 
     def decode(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode sequences of token ids to plain text, without special tokens.
@@ -212,7 +234,7 @@ class SubwordModel:
 
     def has_tag(self, tag: str) -> bool:
         """Return whether a tag at the start of a line is one piece, or one after a space."""
-        *space, piece = self.pieces(self._processor.EncodeAsIds(tag))
+        *space, piece = self.pieces(self.encode([tag])[0])
         return piece.removeprefix(SPACE_MARK) == tag and space in ([], [SPACE_MARK])
 
     def tags(self) -> list[str]:
@@ -224,6 +246,12 @@ class SubwordModel:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         score = self._processor.GetScore
         return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self._pieces))
+
+
+def _load(content: bytes) -> Any:
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    return processor
 
 
 @dataclass(frozen=True, eq=False)

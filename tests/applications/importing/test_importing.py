@@ -6,6 +6,7 @@ import math
 import pickle
 import shutil
 import sys
+from itertools import chain
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
 from tfm.commands.translator import Translator
-from tfm.data.subword import Vocabulary
+from tfm.data.subword import BOS, EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
@@ -52,6 +53,13 @@ def marian_ids(folder):
     return sources, [ids[:-1] for ids in tokenizer(text_target=TARGETS)["input_ids"]]
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    new_marian(folder / "marian")
+    return import_model(folder / "marian", out=folder / "ours").out_dir
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -73,20 +81,39 @@ def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, c
     assert len(set(found)) == len(found)
 
 
-def test_a_piece_that_the_vocabulary_lacks_is_read_as_unknown(tmp_path):
-    model = new_marian(tmp_path / "marian", num_missing=20)
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_a_piece_that_the_vocabulary_lacks_scores_as_unknown(tmp_path, model_type):
+    model = new_marian(tmp_path / "marian", model_type=model_type, num_missing=20)
     import_model(tmp_path / "marian", out=tmp_path / "ours")
     sources, targets = marian_ids(tmp_path / "marian")
-    is_known = [1 not in target for target in targets]
-    assert any(1 in source for source, known in zip(sources, is_known, strict=True) if known)
+    assert any(1 in ids for ids in sources)
+    assert any(1 in ids for ids in targets)
     ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
-    found = ours.score_targets(LINES, TARGETS)
-    expected = scores_of(model, sources, targets)
-    for our, their, known in zip(found, expected, is_known, strict=True):
-        if known:
-            assert our.log_prob == pytest.approx(their, abs=2e-3)
-        else:
-            assert our.log_prob < their - 50  # no translation has a piece that was never learned
+    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
+    assert found == pytest.approx(scores_of(model, sources, targets), abs=2e-3)
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_all_pieces_of_a_vocabulary_with_two_segmentations_are_decoded(tmp_path, model_type):
+    from transformers import MarianTokenizer
+
+    new_marian(tmp_path / "marian", model_type=model_type)
+    import_model(tmp_path / "marian", out=tmp_path / "ours")
+    tokenizer = MarianTokenizer.from_pretrained(tmp_path / "marian")
+    target = Vocabulary.load(tmp_path / "ours").target
+    pieces = target.pieces(range(4, len(target)))
+    ids = tokenizer.convert_tokens_to_ids(pieces)
+    assert tokenizer.unk_token_id not in ids
+    parts = [range(start, start + 9) for start in range(0, len(ids), 9)]
+    expected = [tokenizer.decode([ids[i] for i in part if i < len(ids)]) for part in parts]
+    found = target.decode([4 + i for i in part if i < len(ids)] for part in parts)
+    assert [text.strip() for text in found] == expected
+
+
+def test_names_of_special_pieces_in_text_are_text(imported):
+    lines = ["Hello </s> world <pad>", "<pad>", "</s>", "<unk><s>"]
+    for model in (vocabulary := Vocabulary.load(imported)).source, vocabulary.target:
+        assert not {PAD, BOS, EOS}.intersection(chain(*model.encode(lines)))
 
 
 def test_old_files_of_weights_and_tags_are_read(tmp_path):
@@ -108,13 +135,6 @@ def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):
     for model in (vocabulary := Vocabulary.load(tmp_path / "ours")).source, vocabulary.target:
         [pieces] = map(model.pieces, model.encode(["⁂ ⁂⁂"]))
         assert pieces == ["▁", "⁂", "▁", "⁂⁂"]
-
-
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("imported")
-    new_marian(folder / "marian")
-    return import_model(folder / "marian", out=folder / "ours").out_dir
 
 
 def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path):
@@ -374,6 +394,17 @@ def test_settings_that_tfm_lacks_are_refused(tmp_path, changes, message):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(TfmError, match=message):
         import_model(tmp_path / "marian", out=tmp_path / "ours")
+
+
+@pytest.mark.parametrize("number", [-1, 7, 10_000, 1.5, "2", None])
+def test_ids_of_a_vocabulary_that_are_no_permutation_are_refused(tmp_path, number):
+    new_marian(tmp_path / "marian")
+    path = tmp_path / "marian" / "vocab.json"
+    ids = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**ids, list(ids)[20]: number}), encoding="utf-8")
+    with pytest.raises(DataError, match=r"vocabulary in .*marian does not fit config\.json"):
+        import_model(tmp_path / "marian", out=tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 @pytest.mark.parametrize("name", ["source.spm", "vocab.json", "model.safetensors"])

@@ -22,7 +22,7 @@ from tfm.applications.importing.foreign import (
     joint_or_separate,
     renumber,
 )
-from tfm.data.foreign_subword import text_pieces, with_vocabulary, word_model
+from tfm.data.foreign_subword import with_vocabulary, word_model
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError, UsageError
 
@@ -304,16 +304,12 @@ def _read_vocabulary(
                 f"{folder}/dict.{language}.txt has {len(pieces):,} tokens, but the model "
                 f"{len(embedding):,}: copy both from the same model"
             )
-    contents = [path.read_bytes() for path in segmenters]
-    texts = [text_pieces(each, origin=folder) for each in contents] or [{}, {}]
-    if dictionaries[0] == dictionaries[1]:
-        texts = [texts[0] | texts[1]] * 2
     source, target = (
-        renumber(pieces, pad=_PAD, start=_EOS, eos=_EOS, unk=_UNK, more_pieces=more)
-        for pieces, more in zip(dictionaries, texts, strict=True)
+        renumber(pieces, pad=_PAD, start=_EOS, eos=_EOS, unk=_UNK) for pieces in dictionaries
     )
     if not segmenters:
         return (source, target), (word_model(source.pieces), word_model(target.pieces))
+    contents = [path.read_bytes() for path in segmenters]
     return (source, target), (
         with_vocabulary(contents[0], source.pieces, origin=segmenters[0]),
         with_vocabulary(contents[1], target.pieces, origin=segmenters[1]),

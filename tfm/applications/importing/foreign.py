@@ -3,7 +3,7 @@
 Marian in transformers and fairseq name their weights alike.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from tfm.data.subword import BOS, SubwordModel, Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
 
-# Added to the logits of copies of other tokens. Beside a probability of 1, e^-100 is 0 in float32,
-# but label smoothing still gives a sensible loss.
+# Added to the logit of a start that is a copy of another token. Beside a probability of 1, e^-100
+# is 0 in float32, but label smoothing still gives a sensible loss.
 _COPY_BIAS = -100.0
 # By the names that transformers and fairseq give them.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
@@ -47,13 +47,12 @@ class Tokens:
     Attributes:
         pieces: [V] distinct pieces.
         rows: [V] the id that each has in the original model.
-        copies: New ids of tokens that the original does not distinguish from another: the start
-            of a translation, and pieces that it takes for unknown.
+        has_own_start: Whether the start of a translation is another token than padding and EOS.
     """
 
     pieces: Sequence[str]
     rows: Sequence[int]
-    copies: Sequence[int]
+    has_own_start: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,6 @@ def renumber(
     start: int,
     eos: int,
     unk: int,
-    more_pieces: Iterable[str],
 ) -> Tokens:
     """Return the tokens with the special ids of tfm first.
 
@@ -101,21 +99,21 @@ def renumber(
         start: That of the token before each translation, which may also be pad or eos.
         eos: That of the end of a sentence.
         unk: That of unknown pieces.
-        more_pieces: Pieces of the subword models. Those that the vocabulary lacks are added.
     """
     special = [pad, start, eos, unk]
     others = [number for number in range(len(pieces)) if number not in special]
-    known = {*pieces, *_SPECIAL_PIECES}
-    added = [piece for piece in dict.fromkeys(more_pieces) if piece not in known]
-    names = [f"{pieces[i]}_" if pieces[i] in _SPECIAL_PIECES else pieces[i] for i in others]
-    num_known = len(special) + len(others)
+    taken = {*pieces, *_SPECIAL_PIECES}
+    names = []
+    for number in others:
+        name = pieces[number]
+        while name in _SPECIAL_PIECES or (name != pieces[number] and name in taken):
+            name += "_"
+        names.append(name)
+        taken.add(name)
     return Tokens(
-        pieces=[*_SPECIAL_PIECES, *names, *added],
-        rows=[*special, *others, *[unk] * len(added)],
-        copies=[
-            *([BOS] if start in (pad, eos) else []),
-            *range(num_known, num_known + len(added)),
-        ],
+        pieces=[*_SPECIAL_PIECES, *names],
+        rows=[*special, *others],
+        has_own_start=start not in (pad, eos),
     )
 
 
@@ -192,7 +190,7 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
         CheckpointError: Weights are missing, or of another shape than the settings say.
     """
     tied = _tied(*model.embeddings)
-    has_bias = model.output_bias is not None or bool(model.tokens[1].copies)
+    has_bias = model.output_bias is not None or not model.tokens[1].has_own_start
     settings = {**model.settings, "tied_embeddings": tied, "output_bias": has_bias}
     if model.positions:
         settings["learned_positions"] = min(map(len, model.positions.values()))
@@ -257,14 +255,15 @@ def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tens
 
 
 def _output_bias(model: ForeignModel) -> Tensor:
-    """Return [V] the bias of the logits, which makes copies improbable."""
+    """Return [V] the bias of the logits, which makes a copy of another token improbable."""
     tokens = model.tokens[1]
     bias = torch.zeros(len(tokens.rows))
     if model.output_bias is not None:
         if len(model.output_bias) != len(model.embeddings[1]):
             raise IndexError("the output bias has another shape")
         bias = model.output_bias[torch.tensor(tokens.rows)]
-    bias[torch.tensor(tokens.copies, dtype=torch.long)] += _COPY_BIAS
+    if not tokens.has_own_start:
+        bias[BOS] += _COPY_BIAS
     return bias
 
 

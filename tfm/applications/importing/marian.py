@@ -1,6 +1,6 @@
 """Marian models of transformers, such as those of OPUS-MT."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tfm.applications.importing.foreign import (
     joint_or_separate,
     renumber,
 )
-from tfm.data.foreign_subword import text_pieces, with_vocabulary
+from tfm.data.foreign_subword import with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.layers import sinusoidal_encoding
 from tfm.storage.files import read_json
@@ -151,12 +151,9 @@ def _read_vocabulary(
         ids = [read_json(folder / name) for name in names]
     except FileNotFoundError as error:
         raise DataError(f"{error.filename} is missing: download the whole model") from error
-    pieces = [text_pieces(each, origin=path) for each, path in zip(contents, paths, strict=True)]
-    if names[0] == names[1]:  # one vocabulary has the pieces of both segmentations
-        pieces = [pieces[0] | pieces[1]] * 2
     source, target = (
-        _tokens(each, len(embedding), config, more_pieces=more, folder=folder)
-        for each, embedding, more in zip(ids, embeddings[::2], pieces, strict=True)
+        _tokens(each, len(embedding), config, folder=folder)
+        for each, embedding in zip(ids, embeddings[::2], strict=True)
     )
     tags = {each for each in source.pieces if each.startswith(">>") and each.endswith("<<")}
     return (source, target), (
@@ -170,7 +167,6 @@ def _tokens(
     num_rows: int,
     config: Mapping[str, Any],
     *,
-    more_pieces: Iterable[str],
     folder: Path,
 ) -> Tokens:
     pieces = [f"<unnamed {number}>" for number in range(num_rows)]
@@ -178,6 +174,8 @@ def _tokens(
         start = config["decoder_start_token_id"]
         if any(type(number) is not int or number < 0 for number in (start, *ids.values())):
             raise TypeError
+        if len(set(ids.values())) < len(ids):
+            raise IndexError
         for piece, number in ids.items():
             pieces[number] = piece
         pad, eos, unk = (ids[piece] for piece in ("<pad>", "</s>", "<unk>"))
@@ -187,4 +185,4 @@ def _tokens(
         raise DataError(
             f"the vocabulary in {folder} does not fit {CONFIG} and the weights: download them again"
         ) from error
-    return renumber(pieces, pad=pad, start=start, eos=eos, unk=unk, more_pieces=more_pieces)
+    return renumber(pieces, pad=pad, start=start, eos=eos, unk=unk)
