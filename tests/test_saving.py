@@ -106,6 +106,15 @@ def slow_disk(monkeypatch):
     released.set()
 
 
+def test_checkpoints_of_this_run_are_pruned_without_reading_them(tmp_path, monkeypatch):
+    saver = Saver(tmp_path)
+    monkeypatch.setattr(saving, "ModelFolder", None)  # it reads the description
+    for step in (1, 2, 3, 4):
+        save(saver, step)
+    monkeypatch.undo()
+    assert steps(tmp_path) == [3, 4]
+
+
 def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(
     tmp_path, slow_disk
 ):
@@ -199,7 +208,7 @@ def test_a_bug_while_saving_is_raised(tmp_path, background):
 
 
 def test_training_continues_if_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch, capsys):
-    def fail(_):
+    def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(saving, "prune_checkpoints", fail)

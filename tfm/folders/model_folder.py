@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tfm.data.shortlist import Shortlist
     from tfm.data.subword import Vocabulary
     from tfm.model.build import Model
+
+ModelT = TypeVar("ModelT")
 
 FORMAT = 2
 _DIGITS = 16  # of a fingerprint that is shown
@@ -330,9 +332,14 @@ def open_checkpoints(run_dir: Path) -> list[ModelFolder]:
 
 def best_first(folders: Iterable[ModelFolder], metric: str) -> list[ModelFolder]:
     """Return the models that were validated, best first; of equals, the newer first."""
-    scored = [(each.info.quality(metric), each.info.step, each) for each in folders]
-    known = [(quality, step, each) for quality, step, each in scored if quality is not None]
-    return [each for *_, each in sorted(known, key=lambda each: each[:2], reverse=True)]
+    return ranked({folder: folder.info for folder in folders}, metric)
+
+
+def ranked(infos: Mapping[ModelT, ModelInfo], metric: str) -> list[ModelT]:
+    """Rank models by their descriptions as `best_first` does."""
+    scored = [(info.quality(metric), info.step, model) for model, info in infos.items()]
+    known = [(quality, step, model) for quality, step, model in scored if quality is not None]
+    return [model for *_, model in sorted(known, key=lambda each: each[:2], reverse=True)]
 
 
 def check_newest(run_dir: Path) -> None:

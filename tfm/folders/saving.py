@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from tfm.folders.model_folder import (
     WEIGHTS,
     DamagedCheckpointError,
     ModelFolder,
-    best_first,
     check_any_intact,
     own_files,
+    ranked,
     write_description,
 )
 from tfm.folders.model_info import ModelInfo
@@ -80,6 +81,7 @@ class Saver:
         self._copies = _Copies()
         self._writing: Future[None] | None = None
         self.saved_step = newest_step(run_dir)
+        self._infos: Mapping[Path, ModelInfo] = {}  # of checkpoints that need not be read
         self._failed_at = 0.0
         self._reason: str | None = None  # of the last save, if it failed
         self._has_warned_of_pruning = False
@@ -140,9 +142,10 @@ class Saver:
         training_state: Mapping[str, Any],
         subword_files: Mapping[str, bytes],
     ) -> None:
+        path = checkpoint_path(self._run_dir, info.step)
         try:
             save_checkpoint(
-                checkpoint_path(self._run_dir, info.step),
+                path,
                 info,
                 weights,
                 subword_files=subword_files,
@@ -156,7 +159,7 @@ class Saver:
             self._reason = None
             say(f"train: {self._run_dir} is saved again, at step {info.step:,}")
         try:
-            prune_checkpoints(self._run_dir)
+            self._infos = prune_checkpoints(self._run_dir, {**self._infos, path: info})
         except (OSError, CheckpointError) as error:
             if not self._has_warned_of_pruning:
                 say(f"warning: cannot remove old checkpoints of {self._run_dir}: {error}")
@@ -253,29 +256,45 @@ def last_good_checkpoint(run_dir: Path, *, before: int) -> Path | None:
     return None
 
 
-def prune_checkpoints(run_dir: Path) -> None:
+def prune_checkpoints(
+    run_dir: Path, infos: Mapping[Path, ModelInfo] = MappingProxyType({})
+) -> dict[Path, ModelInfo]:
     """Remove all checkpoints but the newest and the best, by the run's settings.
 
     Only the two newest keep their training state, which is twice the size of the model. Only the
     process that writes to the run may call this.
 
+    Args:
+        run_dir: The run.
+        infos: The descriptions of some of its checkpoints; those of the others are read.
+
+    Returns:
+        The descriptions of the checkpoints that are left.
+
     Raises:
         OSError: A file could not be removed; the next call tries again.
     """
     _remove_leftovers(run_dir / "checkpoints")
-    present = [folder for path in checkpoints(run_dir) if (folder := _open_intact(path))]
+    present: dict[Path, ModelInfo] = {}
+    for path in checkpoints(run_dir):
+        if (info := infos.get(path)) is not None:
+            present[path] = info
+        elif (folder := _open_intact(path)) is not None:
+            present[path] = folder.info
     if not present:
-        return
-    settings = present[-1].info.run.training
-    best = best_first(present, settings.best_metric)[: settings.keep_best]
-    kept = {*present[-settings.keep_last :], *best}
-    for folder in present:
-        if folder not in kept:
-            outgoing = folder.path.with_name(f".{folder.path.name}.removed")
-            os.replace(folder.path, outgoing)  # atomic, unlike the removal of the files
+        return {}
+    newest = list(present)
+    settings = present[newest[-1]].run.training
+    best = ranked(present, settings.best_metric)[: settings.keep_best]
+    kept = {*newest[-settings.keep_last :], *best}
+    for path in newest:
+        if path not in kept:
+            outgoing = path.with_name(f".{path.name}.removed")
+            os.replace(path, outgoing)  # atomic, unlike the removal of the files
             remove_path(outgoing)
-        elif folder not in present[-NUM_STATES_KEPT:]:
-            (folder.path / STATE).unlink(missing_ok=True)
+        elif path not in newest[-NUM_STATES_KEPT:]:
+            (path / STATE).unlink(missing_ok=True)
+    return {path: info for path, info in present.items() if path in kept}
 
 
 def _open_intact(path: Path, *files: str) -> ModelFolder | None:
