@@ -11,12 +11,13 @@ import torch
 from small_models import batch_of
 from torch.overrides import TorchFunctionMode
 
-from tfm.backends.inference_cpu import CpuInference, prepack_fp32
+from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.products_cpu import prepack_fp32
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import EOS, UNK
 from tfm.model import cache
 from tfm.model.build import new_model
-from tfm.search import search
+from tfm.search import active, search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish
 from tfm.search.forced import forced_decoding
@@ -189,16 +190,18 @@ def advance(hypotheses, found):
     hypotheses.advance(found, (found.tokens != EOS) & np.isfinite(found.totals))
 
 
-@pytest.mark.parametrize("part_rows", [None, 1, 5])
+@pytest.mark.parametrize("part_rows", [256, 1, 5])
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
-def test_the_best_continuations_are_the_best_of_all_log_probabilities(prefixes, part_rows):
+def test_the_best_continuations_are_the_best_of_all_log_probabilities(
+    prefixes, part_rows, monkeypatch
+):
     """At every step, whether a prefix or the maximum length forces tokens or not.
 
     Hypotheses are projected to logits all at once, or a few at a time.
     """
     config = SearchConfig(max_extra_length=3)
     model = transformer()
-    model.part_rows = part_rows
+    monkeypatch.setattr(active, "_PART_ROWS", part_rows)
     with torch.inference_mode():
         hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, prefixes)
         while hypotheses.num_open:

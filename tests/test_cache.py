@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from tfm.backends.inference_cpu import CpuInference, prepack_plain
+from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.products_cpu import prepack_plain
 from tfm.backends.single_sentence import SingleSentenceCache
 from tfm.config import TransformerConfig
 from tfm.model import cache

@@ -76,7 +76,7 @@ def assert_best(found, expected, *, vocab_size, size):
 @pytest.fixture(params=[True, False], ids=["exponentials", "softmax"])
 def normalizers(request, monkeypatch):
     """Compute the normalizers of half-precision logits as on some CPUs, and as on others."""
-    monkeypatch.setattr(continuations, "_HAS_FAST_EXP", request.param)
+    monkeypatch.setattr(continuations, "has_fast_exp", lambda: request.param)
 
 
 @pytest.mark.usefixtures("normalizers")

@@ -6,16 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tfm.backends import inference_cpu
-from tfm.backends.inference_cpu import (
-    LARGE_WEIGHT,
-    CpuInference,
-    InferenceHeads,
-    prepack_bf16,
-    prepack_fp32,
-    prepack_int8,
-)
+from tfm.backends import products_cpu
+from tfm.backends.inference_cpu import CpuInference, InferenceHeads
 from tfm.backends.plain import PLAIN_INFERENCE
+from tfm.backends.products_cpu import LARGE_WEIGHT, prepack_bf16, prepack_fp32, prepack_int8
 from tfm.backends.sentence_attention import RandomMasks
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
@@ -26,7 +20,7 @@ from tfm.search import search
 
 V = 70
 NEEDS_INT8 = pytest.mark.skipif(
-    not inference_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
+    not products_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
 # The function that prepacks, the dtype of activations, and the largest relative error.
 ARITHMETICS = [
@@ -76,7 +70,7 @@ def test_linear_layers_are_those_of_float64_within_rounding(
     monkeypatch, vendor, num_rows, width, num_outputs, prepack, dtype, max_error
 ):
     cpu = replace(this_cpu(), vendor=vendor)
-    monkeypatch.setattr(inference_cpu, "this_cpu", lambda: cpu)
+    monkeypatch.setattr(products_cpu, "this_cpu", lambda: cpu)
     torch.manual_seed(0)
     # x is not contiguous.
     x, weight = torch.randn(num_rows, width + 3)[:, 3:], torch.randn(num_outputs, width)

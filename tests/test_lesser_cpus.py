@@ -40,9 +40,9 @@ from tfm.device import cpu
 
 cpu.this_cpu = lambda: cpu.Cpu(model="without bf16 units", flags=frozenset({"avx2"}))
 
-from tfm.backends import inference_cpu
+from tfm.backends import products_cpu
 
-inference_cpu.HAS_MKL = inference_cpu.HAS_ONEDNN = inference_cpu.HAS_INT8 = False
+products_cpu.HAS_MKL = products_cpu.HAS_ONEDNN = products_cpu.HAS_INT8 = False
 torch.ops.mkl = torch.ops.mkldnn = torch.ops.quantized = SimpleNamespace()
 del torch.quantize_per_channel
 sys.exit(pytest.main(sys.argv[1:]))

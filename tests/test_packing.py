@@ -41,31 +41,6 @@ def test_pack_inverts_pad_and_clears_spare_rows(lengths):
     assert torch.equal(packing.pack(padded), numbered_rows(packing))
 
 
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 3))
-def test_merging_heads_inverts_splitting_them(lengths, num_heads, num_projections):
-    packing = new_packing(lengths)
-    vectors = torch.arange(packing.num_rows * num_projections * num_heads)
-    heads = vectors[packing.split_heads_indices(num_heads, num_projections)]
-    merged = heads[packing.merge_heads_indices(num_heads, num_projections)].view(
-        packing.num_rows, -1
-    )
-    assert torch.equal(
-        merged[: packing.num_tokens].flatten(), vectors.view_as(merged)[:-3].flatten()
-    )
-    # The axes of heads are projections, sentences, heads and positions.
-    num_sentences, length = packing.padded_shape
-    assert 0 <= num_sentences - len(lengths) < 8
-    assert 0 <= length - max(lengths) < 4
-    padded = torch.full((num_sentences, 1, length), packing.num_rows - 1)
-    padded[: len(lengths), 0, : max(lengths)] = packing.pad_indices.view(len(lengths), -1)
-    padded *= num_projections * num_heads
-    for index, projection in enumerate(
-        heads.view(num_projections, num_sentences, num_heads, length)
-    ):
-        offsets = index * num_heads + torch.arange(num_heads)[:, None]
-        assert torch.equal(projection, padded + offsets)
-
-
 @pytest.mark.parametrize("lengths", [[3], [2, 5, 1]])
 def test_pad_and_pack_have_the_gradients_of_a_gather(lengths):
     packing = new_packing(lengths)
@@ -111,6 +86,6 @@ def test_everything_but_the_lengths_is_on_the_device():
     padded = packing.pad(torch.zeros(7, 4, device=device))
     assert padded.shape == (2, 3, 4)
     assert packing.pack(padded).shape == (7, 4)
-    indices = [packing.positions, packing.device_lengths, packing.split_heads_indices(2, 3)]
+    indices = [packing.positions, packing.device_lengths]
     assert {x.device for x in [padded, *indices]} == {device}
     assert packing.lengths.device.type == "cpu"

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
+from tfm.backends.sentence_attention import HeadsLayout, RandomMasks, SentenceHeads, keep_scale
 from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, Heads, attention
 
@@ -143,3 +145,28 @@ def test_bf16_is_close_to_the_exact_result():
     found, exact = found.detach(), exact.detach()
     assert float((found - exact).norm() / exact.norm()) < 0.01
     assert float((grad - exact_grad).norm() / exact_grad.norm()) < 0.02
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 3))
+def test_merging_heads_inverts_splitting_them(lengths, num_heads, num_projections):
+    packing = new_packing(lengths)
+    layout = HeadsLayout(packing, num_heads, num_projections)
+    vectors = torch.arange(packing.num_rows * num_projections * num_heads)
+    heads = vectors[layout.split_indices]
+    merged = heads[layout.merge_indices].view(packing.num_rows, -1)
+    assert torch.equal(
+        merged[: packing.num_tokens].flatten(), vectors.view_as(merged)[:-2].flatten()
+    )
+    # The axes of heads are projections, sentences, heads and positions.
+    num_sentences, length = layout.num_sentences, layout.length
+    assert 0 <= num_sentences - len(lengths) < 8
+    assert 0 <= length - max(lengths) < 4
+    padded = torch.full((num_sentences, 1, length), packing.num_rows - 1)
+    padded[: len(lengths), 0, : max(lengths)] = packing.pad_indices.view(len(lengths), -1)
+    padded *= num_projections * num_heads
+    for index, projection in enumerate(
+        heads.view(num_projections, num_sentences, num_heads, length)
+    ):
+        offsets = index * num_heads + torch.arange(num_heads)[:, None]
+        assert torch.equal(projection, padded + offsets)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from small_models import batch_of, recurrent, transformer
 
-from tfm.backends.inference_cpu import PREPACK, CpuInference
+from tfm.backends.inference_cpu import CpuInference
+from tfm.backends.products_cpu import PREPACK
 from tfm.commands.translator import Translator
 from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_from
 from tfm.data import shortlist as learning

@@ -7,9 +7,9 @@ from torch import nn
 
 from tfm.backends.sentence_attention import RandomMasks, keep_scale
 from tfm.backends.training_cpu import (
-    CastDropout,
     CpuTraining,
     FusedFeedForward,
+    MaskedDropout,
     add_masked,
     fused_linear,
     fused_linear_relu_dropout,
@@ -56,7 +56,7 @@ def add(i, p, masks):
 
 
 def drop(i, p, masks):
-    return CastDropout(nn.Dropout(p), i["residual"].dtype, masks)(i["residual"])
+    return MaskedDropout(nn.Dropout(p), masks)(i["residual"])
 
 
 # Operations of inputs, a probability of dropout and masks; and the same in plain torch, without.
@@ -108,7 +108,7 @@ def test_dropout_scales_kept_elements_up_and_does_not_touch_the_residual():
     inputs = {name: value.detach() for name, value in new_inputs().items()}
     linear = F.linear(inputs["x"], inputs["weight"], inputs["bias"])
     scale = keep_scale(0.3)
-    dropped = CastDropout(nn.Dropout(0.3), torch.float64, new_masks())(linear)
+    dropped = MaskedDropout(nn.Dropout(0.3), new_masks())(linear)
     relu = OPERATIONS["relu"][0](inputs, 0.3, new_masks())
     added = add(inputs, 0.3, new_masks()) - inputs["residual"]
     for found, kept in ((dropped, linear), (relu, linear.relu()), (added, linear)):
@@ -121,7 +121,7 @@ def test_dropout_scales_kept_elements_up_and_does_not_touch_the_residual():
 def test_activations_are_bf16_and_gradients_of_weights_fp32():
     inputs = new_inputs(torch.float32)
     for name in ("x", "residual"):
-        inputs[name] = CastDropout(nn.Dropout(0.0), torch.bfloat16, new_masks())(inputs[name])
+        inputs[name] = inputs[name].bfloat16()
     for operation, _ in OPERATIONS.values():
         assert operation(inputs, 0.1, new_masks()).dtype == torch.bfloat16
     add(inputs, 0.1, new_masks()).sum().backward()

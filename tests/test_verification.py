@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tfm.backends import inference_cpu
-from tfm.backends.inference_cpu import prepack_fp32
+from tfm.backends import products_cpu
 from tfm.backends.plain import PLAIN_INFERENCE, PLAIN_TRAINING
+from tfm.backends.products_cpu import prepack_fp32
 from tfm.backends.selection import (
     MAX_ERRORS,
     inference_backend,
@@ -27,7 +27,7 @@ from tfm.inference.engine import Engine
 CPU = torch.device("cpu")
 FP32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 NEEDS_INT8 = pytest.mark.skipif(
-    not inference_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
+    not products_cpu.HAS_INT8, reason="needs a torch with int8 products of oneDNN"
 )
 
 NARROW = pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def change_products(monkeypatch):
             linear = prepack_fp32(weight, bias)
             return lambda x, relu: change(linear(x.float(), relu))
 
-        monkeypatch.setitem(inference_cpu.PREPACK, dtype, prepack)
+        monkeypatch.setitem(products_cpu.PREPACK, dtype, prepack)
 
     return apply
 
@@ -81,10 +81,10 @@ def test_products_of_this_cpu_are_right(dtype):
 @NEEDS_INT8
 def test_overflow_of_8_bit_weights_in_16_bit_sums_is_detected(monkeypatch, this_cpu_has):
     this_cpu_has("avx2")
-    monkeypatch.setattr(inference_cpu, "_MAX_QUANTIZED_WEIGHT", {True: 127, False: 127})
+    monkeypatch.setattr(products_cpu, "_MAX_QUANTIZED_WEIGHT", {True: 127, False: 127})
     x, weight = torch.ones(4, 64), torch.ones(48, 64)
     with torch.inference_mode():
-        overflows = float(inference_cpu.prepack_int8(weight, None)(x, False)[0, 0]) < 60
+        overflows = float(products_cpu.prepack_int8(weight, None)(x, False)[0, 0]) < 60
     if not overflows:
         pytest.skip("this CPU adds 8-bit products in 32 bits")
     assert inference_error(INT8) > MAX_ERRORS[INT8]
@@ -227,7 +227,7 @@ def test_int8_without_units_warns_of_lower_precision(this_cpu_has, reported):
 
 
 def test_int8_is_refused_if_torch_does_not_support_it(monkeypatch):
-    monkeypatch.setattr(inference_cpu, "HAS_INT8", False)
+    monkeypatch.setattr(products_cpu, "HAS_INT8", False)
     with pytest.raises(
         UsageError, match="torch has no int8 products for this CPU: use --precision fp32"
     ):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from tfm.backends.plain import Cast, InferenceBackend
+from tfm.backends.plain import InferenceBackend, cast_embeddings
 from tfm.device.compute import Compute
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.transformer import Transformer
@@ -36,6 +36,5 @@ class GpuInference(InferenceBackend):
                 if name != "positions":
                     setattr(module, name, cast[parameter])
         if isinstance(model, Transformer):
-            for embedding in (model.source_embedding, model.target_embedding):
-                embedding.dropout = Cast(self._dtype)
+            cast_embeddings(model, self._dtype)
         return model.eval()

@@ -6,20 +6,34 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tfm.data.packing import Layout
 from tfm.device.compute import Compute
 from tfm.model.build import Model, evaluation_copy
+from tfm.model.layers import Embedding
+from tfm.model.transformer import Transformer
 
 
-class Cast(nn.Dropout):
-    """Casts activations to a dtype, and drops none."""
+class CastEmbedding(Embedding):
+    """An embedding in another dtype, in which the layers after it compute."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
+    def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.scale, self.dropout = embedding.weight, embedding.scale, embedding.dropout
+        self.max_positions, self._dtype = embedding.max_positions, dtype
+        if self.max_positions is None:
+            self.register_buffer("positions", embedding.positions, persistent=False)
+        else:
+            self.positions = embedding.positions
 
     @override
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self._dtype)
+    def embed(self, tokens: Tensor, layout: Layout) -> Tensor:
+        return super().embed(tokens, layout).to(self._dtype)
+
+
+def cast_embeddings(model: Transformer, dtype: torch.dtype) -> None:
+    """Replace the embeddings of a model by such of another dtype."""
+    model.source_embedding = CastEmbedding(model.source_embedding, dtype)
+    model.target_embedding = CastEmbedding(model.target_embedding, dtype)
 
 
 class TrainingBackend:

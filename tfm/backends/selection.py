@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.backends import inference_cpu
-from tfm.backends.inference_cpu import LARGE_WEIGHT, PREPACK, CpuInference
+from tfm.backends import products_cpu
+from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.inference_gpu import GpuInference
 from tfm.backends.plain import (
     PLAIN_INFERENCE,
@@ -36,7 +36,8 @@ _NUM_ROWS = 33
 _WIDTH = 64
 # Numbers of rows and outputs: few rows, or large weights, are multiplied by other operations. The
 # largest number of rows is more than FBGEMM multiplies.
-_SIZES = ((4, 48), (4, LARGE_WEIGHT // _WIDTH), (100, LARGE_WEIGHT // _WIDTH))
+_LARGE_OUTPUT = products_cpu.LARGE_WEIGHT // _WIDTH
+_SIZES = ((4, 48), (4, _LARGE_OUTPUT), (100, _LARGE_OUTPUT))
 
 
 @cache
@@ -65,10 +66,10 @@ def inference_error(dtype: torch.dtype) -> float:
 
 def _linear_error(dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor) -> float:
     """Return the larger error of a projection and of a linear layer with bias and ReLU."""
-    product = x.double() @ weight.double().T
+    product, prepack = x.double() @ weight.double().T, products_cpu.PREPACK[dtype]
     return max(
-        _relative_error(PREPACK[dtype](weight, None)(x, False), product),
-        _relative_error(PREPACK[dtype](weight, bias)(x, True), (product + bias).relu()),
+        _relative_error(prepack(weight, None)(x, False), product),
+        _relative_error(prepack(weight, bias)(x, True), (product + bias).relu()),
     )
 
 
@@ -153,7 +154,7 @@ def verified_compute(
     if compute.device.type != "cpu" or dtype not in (torch.bfloat16, torch.int8):
         return compute
     if dtype == torch.int8:
-        if not inference_cpu.HAS_INT8:
+        if not products_cpu.HAS_INT8:
             raise UsageError(
                 "this build of torch has no int8 products for this CPU: use --precision fp32"
             )
@@ -260,7 +261,7 @@ def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Inference
     dtype = compute.dtype
     if dtype in (torch.bfloat16, torch.int8):
         return CpuInference(
-            inference_cpu.PREPACK[dtype],
+            products_cpu.PREPACK[dtype],
             torch.float32 if dtype == torch.int8 else dtype,
             compaction_threshold=_NARROW_COMPACTION_THRESHOLD,
             limit_sizes=True,
@@ -271,4 +272,4 @@ def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> Inference
     if error > MAX_ERRORS[dtype]:
         notify(_wrong_products(dtype, error, fallback="with plain kernels"))
         return PLAIN_INFERENCE
-    return CpuInference(inference_cpu.PREPACK[dtype], dtype)
+    return CpuInference(products_cpu.PREPACK[dtype], dtype)

@@ -7,6 +7,7 @@ last axis of a dozen keys takes a vector operation per row; with the keys on the
 a few passes runs over all queries of all heads and sentences at once.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from tfm.data.packing import Layout, Packing
 from tfm.model.attention import Heads
 
 _NUM_LEVELS = 1 << 16
+# Sentences and positions of padded heads are multiples of these.
+_SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
+_NUM_LAYOUTS = 4  # kept: of self-attention and cross-attention, of sources and targets
 
 
 def drop_threshold(dropout: float) -> int:
@@ -165,13 +169,68 @@ class _Attention(torch.autograd.Function):
         return *[None] * 6, *grads
 
 
+class HeadsLayout:
+    """How the heads of packed sentences lie in padded batches [P, B', h, T'].
+
+    The numbers of sentences B' and positions T' are rounded up: for each new shape, oneDNN takes
+    time to prepare and keeps memory.
+
+    Args:
+        packing: The layout of the rows, on the CPU.
+        num_heads: h.
+        num_projections: P of a row, such as query, key and value.
+    """
+
+    def __init__(self, packing: Packing, num_heads: int, num_projections: int) -> None:
+        self._packing = packing
+        self._num_heads, self._num_projections = num_heads, num_projections
+        self.num_sentences, self.length = padded_shape(packing)
+
+    @classmethod
+    @functools.lru_cache(maxsize=_NUM_LAYOUTS)
+    def of(cls, packing: Packing, num_heads: int, num_projections: int) -> "HeadsLayout":
+        """Return a layout, which all layers share."""
+        return cls(packing, num_heads, num_projections)
+
+    @functools.cached_property
+    def split_indices(self) -> Tensor:
+        """[P · B' · h · T'] index of each vector among the num_rows · P · h of packed rows."""
+        packing = self._packing
+        rows = torch.full((self.num_sentences, 1, self.length), packing.num_rows - 1)
+        padded_indices = packing.sentences * self.length + packing.positions[: packing.num_tokens]
+        rows.view(-1)[padded_indices] = torch.arange(packing.num_tokens)
+        first = rows * (self._num_projections * self._num_heads)
+        vectors = torch.arange(self._num_projections * self._num_heads)
+        return (first + vectors.view(self._num_projections, 1, self._num_heads, 1)).flatten()
+
+    @functools.cached_property
+    def merge_indices(self) -> Tensor:
+        """[num_rows · P · h] the inverse of `split_indices`, undefined for spare rows."""
+        packing = self._packing
+        first = torch.zeros(packing.num_rows, self._num_heads, dtype=torch.int64)
+        heads = packing.sentences[:, None] * self._num_heads + torch.arange(self._num_heads)
+        first[: packing.num_tokens] = heads * self.length
+        first += packing.positions[:, None]
+        stride = self.num_sentences * self._num_heads * self.length
+        projections = torch.arange(self._num_projections) * stride
+        return (first[:, None, :] + projections[:, None]).flatten()
+
+
+def padded_shape(packing: Packing) -> tuple[int, int]:
+    """Return the numbers of sentences B' and positions T' of padded heads."""
+    return (
+        -(-len(packing.lengths) // _SENTENCES_MULTIPLE) * _SENTENCES_MULTIPLE,
+        -(-packing.longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
+    )
+
+
 def _attention_bias(queries: Packing, keys: Packing, *, causal: bool) -> Tensor | None:
     """Return the bias of the scores [S', B', 1, T'], -inf for hidden keys; B' or T' may be 1."""
-    num_sentences, length = keys.padded_shape
+    num_sentences, length = padded_shape(keys)
     columns = torch.arange(length)
     if causal:
         # This hides the padding after a sentence from its tokens, too.
-        visible = (columns[:, None] <= torch.arange(queries.padded_shape[1]))[:, None, None]
+        visible = (columns[:, None] <= torch.arange(padded_shape(queries)[1]))[:, None, None]
     elif keys.num_tokens == num_sentences * length:
         return None
     else:
@@ -187,16 +246,16 @@ def _scale(query: Tensor) -> float:
 
 def _split_heads(x: Tensor, packing: Packing, num_heads: int, num_projections: int) -> Tensor:
     """Return heads of packed rows, padded: [num_rows, P · h · d] → [P, B' · h, T', d]."""
+    layout = HeadsLayout.of(packing, num_heads, num_projections)
     vectors = x.reshape(packing.num_rows * num_projections * num_heads, -1)
-    heads = vectors.index_select(0, packing.split_heads_indices(num_heads, num_projections))
-    num_sentences, length = packing.padded_shape
-    return heads.view(num_projections, num_sentences * num_heads, length, -1)
+    heads = vectors.index_select(0, layout.split_indices)
+    return heads.view(num_projections, layout.num_sentences * num_heads, layout.length, -1)
 
 
 def _merge_heads(heads: Tensor, packing: Packing, num_heads: int, num_projections: int) -> Tensor:
     """Return packed rows, zeros in spare ones: [P, B' · h, T', d] → [num_rows, P · h · d]."""
+    layout = HeadsLayout.of(packing, num_heads, num_projections)
     vectors = heads.view(-1, heads.size(-1))
-    x = vectors.index_select(0, packing.merge_heads_indices(num_heads, num_projections))
-    x = x.view(packing.num_rows, -1)
+    x = vectors.index_select(0, layout.merge_indices).view(packing.num_rows, -1)
     x[packing.num_tokens :] = 0
     return x

@@ -16,17 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfm.backends.products_cpu import Linear
 from tfm.model.attention import Heads, MultiHeadAttention
-from tfm.model.cache import cache_dtype
 from tfm.model.layers import DecoderLayer
 
 _FIRST_CAPACITY = 64
 
 # LayerNorm of rows [R, d_model].
 Norm = Callable[[Tensor], Tensor]
-# (x, relu) → x Wᵀ + b of a prepacked weight and bias, followed by ReLU if `relu`,
-# or in a feed-forward network by its activation.
-Linear = Callable[[Tensor, bool], Tensor]
+
+
+def cache_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which keys or values x […] are cached: products convert bf16."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def decodes_alone(layer: DecoderLayer) -> bool:

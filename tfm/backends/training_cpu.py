@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.backends.plain import TrainingBackend
+from tfm.backends.plain import TrainingBackend, cast_embeddings
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
 from tfm.model.attention import InputProjection, MultiHeadAttention
 from tfm.model.build import Model
@@ -36,8 +36,9 @@ class CpuTraining(TrainingBackend):
     def install(self, model: Model) -> None:
         if not isinstance(model, Transformer):  # torch computes the layers of others
             return
+        cast_embeddings(model, self._dtype)
         for embedding in (model.source_embedding, model.target_embedding):
-            embedding.dropout = CastDropout(embedding.dropout, self._dtype, self._masks)
+            embedding.dropout = MaskedDropout(embedding.dropout, self._masks)
         for layer in (*model.encoder, *model.decoder):
             _install_layer(layer, self._masks)
 
@@ -56,23 +57,21 @@ def _install_layer(layer: EncoderLayer | DecoderLayer, masks: RandomMasks) -> No
             setattr(layer, name, FusedFeedForward(sublayer, masks, dropout=dropout))
 
 
-class CastDropout(nn.Dropout):
-    """Casts activations, and drops elements of them in training.
+class MaskedDropout(nn.Dropout):
+    """Drops elements by masks that are faster to draw than torch's.
 
     Args:
         dropout: The module to replace.
-        dtype: Dtype of the activations.
         masks: Draws the masks.
     """
 
-    def __init__(self, dropout: nn.Dropout, dtype: torch.dtype, masks: RandomMasks) -> None:
+    def __init__(self, dropout: nn.Dropout, masks: RandomMasks) -> None:
         super().__init__(dropout.p)
-        self._dtype = dtype
         self._masks = masks
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return _dropped(x.to(self._dtype), self.p if self.training else 0.0, self._masks)
+        return _dropped(x, self.p if self.training else 0.0, self._masks)
 
 
 class FusedLinear(nn.Linear):

@@ -10,9 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _CPU = torch.device("cpu")
-# Shapes of heads are rounded up to multiples of these: for each new shape, oneDNN takes time to
-# prepare and keeps memory.
-_SENTENCES_MULTIPLE, _LENGTH_MULTIPLE = 8, 4
 _SPARE_SEGMENTS = 16
 
 
@@ -73,8 +70,6 @@ class Packing:
         if num_rows <= self.num_tokens:
             raise ValueError(f"{self.num_tokens} tokens need more than {num_rows} rows")
         self._device = device
-        self._split_indices: dict[tuple[int, int], Tensor] = {}  # by num_heads, num_projections
-        self._merge_indices: dict[tuple[int, int], Tensor] = {}
 
     def to(self, device: torch.device) -> "Packing":
         """Return the same packing with its indices on a device, computed at once."""
@@ -137,48 +132,6 @@ class Packing:
         """Return the rows of a table [num_positions, d] of the tokens: [num_rows, d]."""
         return table.index_select(0, self.positions)
 
-    @property
-    def padded_shape(self) -> tuple[int, int]:
-        """B' and T' of padded heads: B and T, rounded up."""
-        return (
-            -(-len(self.lengths) // _SENTENCES_MULTIPLE) * _SENTENCES_MULTIPLE,
-            -(-self.longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
-        )
-
-    def split_heads_indices(self, num_heads: int, num_projections: int) -> Tensor:
-        """Return indices that split rows of P projections (such as query, key, value) into heads.
-
-        They are [P · B' · h · T'] indices of the num_rows · P · h vectors of packed rows.
-        """
-        key = (num_heads, num_projections)
-        if key not in self._split_indices:
-            num_sentences, length = self.padded_shape
-            rows = torch.full((num_sentences, 1, length), self.num_rows - 1)
-            padded_indices = self._sentences * length + self._positions[: self.num_tokens]
-            rows.view(-1)[padded_indices] = torch.arange(self.num_tokens)
-            first = rows * (num_projections * num_heads)
-            vectors = torch.arange(num_projections * num_heads)
-            vectors = vectors.view(num_projections, 1, num_heads, 1)
-            self._split_indices[key] = self._to_device((first + vectors).flatten())
-        return self._split_indices[key]
-
-    def merge_heads_indices(self, num_heads: int, num_projections: int) -> Tensor:
-        """Return the inverse of `split_heads_indices`, undefined for spare rows.
-
-        They are [num_rows · P · h] indices of the P · B' · h · T' vectors of heads.
-        """
-        key = (num_heads, num_projections)
-        if key not in self._merge_indices:
-            num_sentences, length = self.padded_shape
-            first = torch.zeros(self.num_rows, num_heads, dtype=torch.int64)
-            heads = self._sentences[:, None] * num_heads + torch.arange(num_heads)
-            first[: self.num_tokens] = heads * length
-            first += self._positions[:, None]
-            projections = torch.arange(num_projections) * (num_sentences * num_heads * length)
-            indices = first[:, None, :] + projections[:, None]
-            self._merge_indices[key] = self._to_device(indices.flatten())
-        return self._merge_indices[key]
-
     def pad(self, x: Tensor) -> Tensor:
         """Pad packed rows: [num_rows, …] → [B, T, …], with undefined content at padding."""
         padded: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
@@ -207,13 +160,13 @@ class Packing:
         return positions
 
     @cached_property
-    def _sentences(self) -> Tensor:
-        """[num_tokens] index of each token's sentence."""
+    def sentences(self) -> Tensor:
+        """[num_tokens] index of each token's sentence, on the CPU."""
         return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
     @cached_property
     def _pack_indices(self) -> Tensor:
-        return self._sentences * self.longest + self._positions[: self.num_tokens]
+        return self.sentences * self.longest + self._positions[: self.num_tokens]
 
     def _to_device(self, x: Tensor) -> Tensor:
         return copy_to_device(x, self._device)

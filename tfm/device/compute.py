@@ -181,6 +181,12 @@ def onednn_products() -> Iterator[None]:
 
 
 @cache
+def has_fast_exp() -> bool:
+    """Return whether MKL's exponentials take a third of the time of those in torch's softmax."""
+    return HAS_MKL and this_cpu().vendor == "GenuineIntel"
+
+
+@cache
 def _onednn_is_faster() -> bool:
     """Return whether this is an AMD CPU with AVX-512, where oneDNN's products are right.
 

@@ -57,39 +57,28 @@ class StepRows:
     """Which of the B·K hypotheses a step computes."""
 
     num_hypotheses: int  # B·K
-    num_rows: int  # number of rows to compute, including spare ones at the end
     computed: Tensor | None = None  # [R] indices of the hypotheses that are computed; None for all
-    # Indices, among the computed rows, of those whose logits are returned; None for all.
-    outputs: Tensor | None = None
 
     @classmethod
     def of(cls, num_hypotheses: int, outputs: Tensor | None) -> "StepRows":
         """Choose to compute only the hypotheses [R] whose logits are returned; None for all."""
         if outputs is None or len(outputs) == num_hypotheses:
-            return cls(num_hypotheses, num_hypotheses)
-        return cls(num_hypotheses, len(outputs), computed=outputs)
+            return cls(num_hypotheses)
+        return cls(num_hypotheses, computed=outputs)
 
     def select(self, x: Tensor) -> Tensor:
-        """Select the computed rows of [B·K, …]: [num_rows, …], with zeros in the spare rows."""
-        return self.pad(x if self.computed is None else x.index_select(0, self.computed))
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Append spare rows of zeros to the computed rows [R, …]: [num_rows, …]."""
-        spare = self.num_rows - len(x)
-        return torch.cat([x, x.new_zeros(spare, *x.shape[1:])]) if spare else x
+        """Select the rows of [B·K, …] to compute."""
+        return x if self.computed is None else x.index_select(0, self.computed)
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Scatter [num_rows, …] to [B·K, …], with zeros for hypotheses that are not computed."""
+        """Scatter computed rows to [B·K, …], with zeros for hypotheses that are not computed."""
         if self.computed is None:
-            return x[: self.num_hypotheses]
-        scattered = x.new_zeros(self.num_hypotheses, *x.shape[1:])
-        return scattered.index_copy_(0, self.computed, x[: len(self.computed)])
+            return x
+        return x.new_zeros(self.num_hypotheses, *x.shape[1:]).index_copy_(0, self.computed, x)
 
     def select_outputs(self, x: Tensor) -> Tensor:
-        """Select the rows of [num_rows, …] whose logits are returned: [R, …]."""
-        if self.outputs is not None:
-            return x.index_select(0, self.outputs)
-        return x[: self.num_hypotheses if self.computed is None else len(self.computed)]
+        """Select the computed rows whose logits are returned: [R, …]."""
+        return x
 
 
 @dataclass
@@ -98,9 +87,10 @@ class DecoderCache:
 
     The past is stored in G groups with equal numbers of columns: one group per sentence, whose
     hypotheses see the columns that `bias` does not hide; or, if `bias` is None, one per hypothesis.
+    A backend may override how keys and values lie in memory: see `stored`.
     """
 
-    # Each layer's keys [B, h, d_k, S] and values [B, h, S, d_v] of the source.
+    # Each layer's keys [B, h, S, d_k] and values [B, h, S, d_v] of the source, as they are stored.
     memory: list[KeysValues]
     memory_bias: Tensor | None  # [B, 1, S] added to scores: -inf at padding; None if there is none
     num_sentences: int  # B
@@ -125,11 +115,24 @@ class DecoderCache:
         columns = torch.arange(memory[0][0].size(2), device=lengths.device)
         padding = (columns >= lengths[:, None])[:, None]
         bias = _bias_hiding(padding) if padding.any() else None
-        dtype = cache_dtype(memory[0][0])
         cached = [
-            (_as_columns(key.to(dtype)), value.to(dtype).contiguous()) for key, value in memory
+            (cls.stored_source_keys(key), cls.stored(value).contiguous()) for key, value in memory
         ]
         return cls(cached, bias, num_sentences=len(lengths), window=window)
+
+    @staticmethod
+    def stored(x: Tensor) -> Tensor:
+        """Return keys or values […, d] in the dtype in which they are stored."""
+        return x
+
+    @staticmethod
+    def stored_source_keys(keys: Tensor) -> Tensor:
+        """Return the keys [B, h, S, d_k] of sources as they are stored: sentences come first."""
+        return keys.contiguous()
+
+    def source_keys(self, index: int) -> Tensor:
+        """Return the keys [B, h, d_k, S] of the sources in a layer."""
+        return self.memory[index][0].mT
 
     @property
     def num_groups(self) -> int:
@@ -154,7 +157,8 @@ class DecoderCache:
         query, key, value = heads.split_joint(projected, self.num_groups)
         start, end = self.offsets[-2:]
         if index == len(self.past):
-            self.past.append((_with_capacity(key, 0), _with_capacity(value, 0)))
+            stored = self.stored(key), self.stored(value)
+            self.past.append((_with_capacity(stored[0], 0), _with_capacity(stored[1], 0)))
         elif end > self.past[index][0].size(2):  # doubled, so that copies are rare
             keys, values = self.past[index]
             self.past[index] = _with_capacity(keys, 2 * end), _with_capacity(values, 2 * end)
@@ -177,7 +181,8 @@ class DecoderCache:
         queries = self._rows.scatter(attention.input.queries(x))
         attended = attention.heads.attend_cached(
             attention.heads.split(queries, self.num_sentences),
-            *self.memory[index],
+            self.source_keys(index),
+            self.memory[index][1],
             self.memory_bias,
             attention.additive_weight,
         )
@@ -234,7 +239,7 @@ class DecoderCache:
             self.bias = self.bias[sentences]
         self._select_groups(groups)
         self.memory = [
-            (_select_keys(keys, sentences), values.index_select(0, sentences))
+            (keys.index_select(0, sentences), values.index_select(0, sentences))
             for keys, values in self.memory
         ]
         if self.memory_bias is not None:
@@ -271,30 +276,10 @@ def _bias_hiding(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -math.inf)
 
 
-def cache_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype to cache x […] in: a CPU would convert bf16 at each product."""
-    return x.dtype if x.is_cuda or x.dtype == torch.float64 else torch.float32
-
-
-def _as_columns(keys: Tensor) -> Tensor:
-    """Return keys [B, h, S, d_k] as [B, h, d_k, S], in the layout that a device multiplies faster.
-
-    On a GPU, fused attention needs the numbers of a key next to each other.
-    """
-    return keys.contiguous().mT if keys.is_cuda else keys.mT.contiguous()
-
-
-def _select_keys(keys: Tensor, sentences: Tensor) -> Tensor:
-    """Return the keys [B', h, d_k, S] of sentences [B'], in the same layout."""
-    if keys.is_contiguous():
-        return keys.index_select(0, sentences)
-    return keys.mT.index_select(0, sentences).mT
-
-
 def _with_capacity(x: Tensor, capacity: int) -> Tensor:
     """Copy columns [G, h, C, d] to a cache of at least this capacity and the first."""
     groups, num_heads, num_columns, width = x.shape
     capacity = max(_FIRST_CAPACITY, num_columns, capacity)
-    cache = x.new_empty(groups, num_heads, capacity, width, dtype=cache_dtype(x))
+    cache = x.new_empty(groups, num_heads, capacity, width)
     cache[:, :, :num_columns] = x
     return cache

@@ -64,11 +64,15 @@ class Embedding(nn.Module):
         Raises:
             UsageError: There are more tokens than learned positions.
         """
+        dropped: Tensor = self.dropout(self.embed(tokens, layout))
+        return dropped
+
+    def embed(self, tokens: Tensor, layout: Layout) -> Tensor:
+        """Return the sum of scaled embeddings and positions […, d_model], before dropout."""
         self._reserve(layout.num_positions)
         embedded = nn.functional.embedding(tokens, self.weight)
         positions = layout.position_rows(self.positions)
-        summed: Tensor = self.dropout(torch.add(positions, embedded, alpha=self.scale))
-        return summed
+        return torch.add(positions, embedded, alpha=self.scale)
 
     def _reserve(self, num_positions: int) -> None:
         """Extend the table of sinusoids to a number of positions."""

@@ -245,9 +245,7 @@ class Recurrent(nn.Module):
     """The recurrent encoder-decoder model."""
 
     max_positions: int | None = None  # sentences may have any length
-    part_rows: int | None = None  # see `tfm.search.model.SearchableModel`
     output_bias: nn.Parameter | None = None  # of the logits; always without
-    packs = False  # whether packed batches are computed without padding them
 
     def __init__(
         self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int

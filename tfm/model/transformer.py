@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
 from tfm.data.packing import Layout, Packing, Padded
-from tfm.model.cache import DecoderCache, DecodingState, StepRows
+from tfm.model.cache import DecoderCache, DecodingState, KeysValues, StepRows
 from tfm.model.layers import DecoderLayer, Embedding, EncoderLayer, new_embedding_weights
 
 
@@ -45,7 +45,12 @@ class Decoder(nn.ModuleList):
         """Return the cache of one hypothesis for each encoded source [B, S, d_model]."""
         layers = list(self.layers())
         memory = [layer.cross_attention.keys_values(encoded) for layer in layers]
-        window = layers[0].self_attention.heads.window
+        return self.new_cache(memory, lengths, layers[0].self_attention.heads.window)
+
+    def new_cache(
+        self, memory: list[KeysValues], lengths: Tensor, window: int | None
+    ) -> DecoderCache:
+        """Create the cache of sources of [B] lengths: see `DecoderCache.for_sources`."""
         return DecoderCache.for_sources(memory, lengths, window=window)
 
     def step(self, x: Tensor, cache: DecoderCache, outputs: Tensor | None) -> Tensor:
@@ -80,8 +85,6 @@ class ToLogits(nn.Module):
 class Transformer(nn.Module):
     """The encoder-decoder model."""
 
-    packs = True  # whether packed batches are computed without padding them
-    part_rows: int | None = None  # see `tfm.search.model.SearchableModel`
     output_bias: nn.Parameter | None  # [V] of the logits, where the settings ask for one
 
     def __init__(

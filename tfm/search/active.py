@@ -20,6 +20,10 @@ from tfm.search.continuations import NextTokens, indices_on, negative_infinity
 from tfm.search.model import SearchableModel
 from tfm.search.spelling import OpenEnd, SpellingStep, next_step
 
+# A thread of a CPU projects this number of hypotheses to logits at a time: enough that products are
+# fast, and few enough that all these logits stay in a cache.
+_PART_ROWS = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
@@ -201,8 +205,8 @@ class ActiveHypotheses:
         """
         num_sentences, num_hypotheses = self.log_probs.shape
         num_rows, num_parts = len(self._rows), 1
-        if self._model.part_rows is not None:
-            num_parts = -(-num_rows // (self._model.part_rows * torch.get_num_threads()))
+        if self.device.type == "cpu":
+            num_parts = -(-num_rows // (_PART_ROWS * torch.get_num_threads()))
         if num_parts == 1:
             return [(slice(0, num_sentences), slice(0, num_rows))]
         sentences = self._rows // num_hypotheses

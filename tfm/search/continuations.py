@@ -12,15 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfm.data.subword import EOS
-from tfm.device.compute import HAS_MKL
-from tfm.device.cpu import this_cpu
+from tfm.device.compute import has_fast_exp
 
 # The vocabulary is searched in blocks of about this many tokens.
 _BLOCK_SIZE = 64
 # Logits that a thread converts to fp32 at a time, so that they stay in the cache of its core.
 _CACHED_LOGITS = 1 << 17
-# MKL's exponentials take a third of the time of those in torch's softmax on Intel's CPUs.
-_HAS_FAST_EXP = HAS_MKL and this_cpu().vendor == "GenuineIntel"
 _MIN_SUM = 1e-30  # of exponentials; in a smaller sum, some may have underflowed
 
 
@@ -59,7 +56,7 @@ class NextTokens:
         columns = indices_on(logits.device, excluded)
         if logits.is_cpu and logits.dtype.itemsize < torch.float32.itemsize:
             excluded_scores = logits.index_select(1, columns)
-            normalizers, block_max = _normalize(logits, block_size, by_exp=_HAS_FAST_EXP)
+            normalizers, block_max = _normalize(logits, block_size, by_exp=has_fast_exp())
             scores = logits.index_fill_(1, columns, -math.inf).view(num_rows, -1, block_size)
             blocks = columns // block_size  # whose maxima may have been those of excluded tokens
             block_max[:, blocks] = scores[:, blocks].amax(dim=2).float() - normalizers

@@ -18,8 +18,6 @@ class SearchableModel(Protocol):
     """A model that can encode and step."""
 
     max_positions: int | None  # the maximum number of tokens of a source or output, if limited
-    # About how many hypotheses a thread should project to logits at a time; None for all.
-    part_rows: int | None = None
 
     def start(self, source: Tensor, lengths: Tensor) -> DecodingState:
         """Encode sources [B, S] of [B] lengths; return the state of one hypothesis for each."""
@@ -46,7 +44,6 @@ class Ensemble(SearchableModel):
         self._models = models
         limits = [model.max_positions for model in models if model.max_positions is not None]
         self.max_positions = min(limits, default=None)
-        self.part_rows = models[0].part_rows
 
     @override
     def start(self, source: Tensor, lengths: Tensor) -> "EnsembleState":

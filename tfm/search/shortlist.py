@@ -120,7 +120,7 @@ class ShortlistedModel(SearchableModel):
     """
 
     def __init__(self, model: Model, pieces: Tensor, excluded: Tensor) -> None:
-        self.max_positions, self.part_rows = model.max_positions, model.part_rows
+        self.max_positions = model.max_positions
         self._model = model
         self._project = model.projection(pieces)
         self._pieces, self._excluded = pieces, excluded

@@ -20,6 +20,7 @@ from tfm.errors import TrainingError
 from tfm.folders.tensor_file import count, record_from
 from tfm.model.build import Model, freeze
 from tfm.model.cost import Cost
+from tfm.model.transformer import Transformer
 from tfm.training.gradients import (
     build_gradients,
     full_tensor,
@@ -142,7 +143,7 @@ class Trainer:
             run,
             compute.device,
             num_processes=num_processes,
-            compiles=backend.compiles and model.packs,
+            compiles=backend.compiles and isinstance(model, Transformer),
         )
         # A multiple of the processes, so that all compute equally many microbatches.
         self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, num_processes)

@@ -13,7 +13,7 @@ from textwrap import shorten
 import torch
 
 from tfm.applications.doctor.checks import Finding, Level
-from tfm.backends import inference_cpu
+from tfm.backends import products_cpu
 from tfm.backends.selection import MAX_ERRORS, inference_error, training_error, verified_compute
 from tfm.device.compute import set_num_threads
 from tfm.device.cpu import num_cores, this_cpu
@@ -85,7 +85,7 @@ def check_fast_layers() -> Iterator[Finding]:
         name = f"fast {_NAMES[dtype]}"
         if dtype == torch.bfloat16 and not this_cpu().has_bf16:
             yield Finding(name, "no units in this CPU: not used")
-        elif dtype == torch.int8 and not inference_cpu.HAS_INT8:
+        elif dtype == torch.int8 and not products_cpu.HAS_INT8:
             yield Finding(name, "not in this build of torch: not used")
         else:
             training = 0.0 if dtype == torch.int8 else training_error(dtype)
