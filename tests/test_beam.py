@@ -172,8 +172,11 @@ def test_a_beam_of_one_is_greedy_search():
 
 
 def test_the_length_penalty_is_that_of_wu_et_al():
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 0.0) == 1
-    assert length_penalty(7, 0.6) == pytest.approx((5 + 7) ** 0.6 / 6**0.6)
-    assert length_penalty(13, 1.0) == pytest.approx(3)
-    assert length_penalty(7, -1.0) == pytest.approx(0.5)
+    def penalty(length, exponent):
+        return length_penalty(length, SearchConfig(length_penalty=exponent))
+
+    assert penalty(1, 0.6) == 1
+    assert penalty(7, 0.0) == 1
+    assert penalty(7, 0.6) == pytest.approx((5 + 7) ** 0.6 / 6**0.6)
+    assert penalty(13, 1.0) == pytest.approx(3)
+    assert penalty(7, -1.0) == pytest.approx(0.5)

@@ -64,7 +64,7 @@ def test_log_probabilities_of_tokens_equal_those_of_single_steps(models):
             ]
         assert output.token_log_probs == pytest.approx(steps, abs=1e-5)
         assert output.log_prob == pytest.approx(sum(steps), abs=1e-5)
-        penalty = length_penalty(len(target) + 1, CONFIG.length_penalty)
+        penalty = length_penalty(len(target) + 1, CONFIG)
         assert output.score == pytest.approx(sum(steps) / penalty, abs=1e-5)
 
 

@@ -49,9 +49,9 @@ def check_finite(is_finite: bool) -> None:
         )
 
 
-def length_penalty(length: int, alpha: float) -> float:
+def length_penalty(length: int, config: SearchConfig) -> float:
     """Return ((5 + |Y|) / 6)^α of |Y| tokens, EOS included (Wu et al. 2016, eq. 14)."""
-    return float(((5 + length) / 6) ** alpha)
+    return float(((5 + length) / 6) ** config.length_penalty)
 
 
 def keep_best(best: list[Hypothesis], hypothesis: Hypothesis, n_best: int) -> None:
@@ -140,7 +140,7 @@ class ActiveHypotheses:
         longest = self._max_lengths.max(initial=0)
         # By length.
         self._penalties: Array = np.array(
-            [length_penalty(length, config.length_penalty) for length in range(longest + 2)]
+            [length_penalty(length, config) for length in range(longest + 2)]
         )
         self._penalties_grow = config.length_penalty >= 0
 

@@ -48,7 +48,7 @@ def forced_decoding(
     outputs = []
     for target, values in zip(targets, torch.split(log_probs, sizes), strict=True):
         log_prob = float(values.double().sum())
-        score = log_prob / length_penalty(len(values), config.length_penalty)
+        score = log_prob / length_penalty(len(values), config)
         found = Hypothesis(
             tokens=tuple(target),
             log_prob=log_prob,
