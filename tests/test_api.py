@@ -176,7 +176,7 @@ MISTAKES = [
     ("attend('in.en', 'a', target='b', beam=2)", "attend in.en a --target b --beam 2"),
     ("serve('nowhere')", "serve nowhere"),
     ("learn_bpe('nowhere')", "learn-bpe nowhere"),
-    ("binarize('in.en', part='3/2')", "binarize in.en --part 3/2"),
+    ("binarize('in.en', share='3/2')", "binarize in.en --share 3/2"),
     ("models('in.en')", "models in.en"),
     ("runs()", "runs"),
     ("import_model('me/en-de')", "import me/en-de"),

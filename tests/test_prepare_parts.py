@@ -275,7 +275,7 @@ def test_text_that_shares_have_cleaned_is_as_in_one_pass(
     assert rows_of(folder) == rows_of(whole)
     before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
     assert {**before, "parts": 0} == {**after, "parts": 0}
-    assert {path.name for path in folder.glob("parts/*/*")} == {".lock"}
+    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
     assert not prepare(texts, folder, overrides=PARTS).is_new
 
 
@@ -309,7 +309,7 @@ def test_a_share_is_not_started_while_the_dataset_is_written(recipe, tmp_path, m
         ):
             with pytest.raises(LockedFolderError, match=r"x is being written to by process"):
                 work()
-    assert not (folder / "parts").exists()
+    assert not (folder / "shares").exists()
 
 
 def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
@@ -326,20 +326,20 @@ def test_a_share_of_text_that_is_complete_is_not_written(recipe, tmp_path, capsy
     folder = prepare(recipe("a", **SETTINGS), tmp_path / "x", text_only=True).data_dir
     prepare(recipe("a", **SETTINGS), folder, share=Share(2, 3))
     assert "unchanged" in capsys.readouterr().err
-    assert not list(folder.glob("parts/*/text.json"))
+    assert not list(folder.glob("shares/*/text.json"))
 
 
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     folder = tmp_path / "x"
     prepare(recipe("a"), folder, share=Share(2, 3))
-    killed = folder / "parts" / "1-of-3" / ".train.en.1.partial"
+    killed = folder / "shares" / "1-of-3" / ".train.en.1.partial"
     killed.parent.mkdir()
     killed.touch()
     with pytest.raises(DataError, match=r"share 1/3 .* is missing"):
         prepare(recipe("a"), folder, text_only=True)
     prepare(recipe("a"), folder, text_only=True, force=True)
     assert Manifest.load(folder).part_sizes() == {"train": 230}
-    assert {path.name for path in folder.glob("parts/*/*")} == {".lock"}
+    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
 
 
 def test_a_vocabulary_is_not_learned_while_a_share_is_encoded(recipe, tmp_path):

@@ -105,9 +105,9 @@ def test_the_second_of_two_that_prepare_is_told_of_the_first(
 def test_two_prepare_shares_at_the_same_time(start_slow, run, text, alone, tmp_path, monkeypatch):
     monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 20)
     command = ["prepare", *text[0], "--out", tmp_path / "data", *SETTINGS]
-    end, process = start_slow("text.json", *command, "--part", "1/2")
-    assert run(*command, "--part", "2/2")[0] == 0
-    for second in ([*command, "--part", "1/2"], command):
+    end, process = start_slow("text.json", *command, "--share", "1/2")
+    assert run(*command, "--share", "2/2")[0] == 0
+    for second in ([*command, "--share", "1/2"], command):
         code, _, errors = run(*second)
         assert code == 1
         assert f"1-of-2 is being written to by process {process} on" in errors

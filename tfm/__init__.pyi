@@ -39,7 +39,7 @@ def prepare(
     verify: bool | None = ...,
     text_only: bool | None = ...,
     append: bool | None = ...,
-    part: StrPath | None = ...,
+    share: StrPath | None = ...,
     fetch_only: bool | None = ...,
     force: bool | None = ...,
     normalize_space: bool | None = ...,
@@ -110,7 +110,7 @@ def prepare(
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
         append: Add the training text to the dataset in OUT, which keeps its vocabulary.
-        part: Only clean share I of N of the training text; for several machines.
+        share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
@@ -210,7 +210,7 @@ def learn_bpe(
 def binarize(
     data: StrPath | None = ...,
     *,
-    part: StrPath | None = ...,
+    share: StrPath | None = ...,
     force: bool | None = ...,
     max_length: int | None = ...,
     bpe_dropout: float | None = ...,
@@ -232,7 +232,7 @@ def binarize(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        part: Encode only share I of N of the parts of the training text; for several machines.
+        share: Encode only share I of N of the parts of the training text; for several machines.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         max_length: Drop training pairs with a side of more than N subword tokens.
         bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability X.

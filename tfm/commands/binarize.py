@@ -10,7 +10,7 @@ from tfm.errors import UsageError
 
 @command(BinarizeConfig)
 def binarize(
-    data: Dataset = None, *, part: Share = None, force: bool = False, **settings: Any
+    data: Dataset = None, *, share: Share = None, force: bool = False, **settings: Any
 ) -> bool:
     """Turn the text of a dataset into token ids on disk.
 
@@ -18,7 +18,7 @@ def binarize(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        part: Encode only share I of N of the parts of the training text; for several machines.
+        share: Encode only share I of N of the parts of the training text; for several machines.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [binarize].
 
@@ -38,11 +38,11 @@ def binarize(
     folder, given = chosen_dataset(data), settings["binarize"]
     table = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
     config = settings_from(BinarizeConfig, table)
-    if part is None:
+    if share is None:
         return stage.binarize(folder, config, force=force)
     if "shortlist" in given:
         raise UsageError(
-            "--shortlist has no effect with --part: give it to tfm binarize without --part"
+            "--shortlist has no effect with --share: give it to tfm binarize without --share"
         )
-    stage.binarize_share(folder, config, text_parts.Share.parse(part), force=force)
+    stage.binarize_share(folder, config, text_parts.Share.parse(share), force=force)
     return True

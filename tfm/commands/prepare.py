@@ -48,7 +48,7 @@ def prepare(
     verify: Hidden[bool] = True,
     text_only: bool = False,
     append: bool = False,
-    part: Hidden[Share] = None,
+    share: Hidden[Share] = None,
     fetch_only: Hidden[bool] = False,
     force: bool = False,
     **settings: Any,
@@ -81,7 +81,7 @@ def prepare(
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
         append: Add the training text to the dataset in OUT, which keeps its vocabulary.
-        part: Only clean share I of N of the training text; for several machines.
+        share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [cleaning], [subword] and [binarize].
@@ -98,10 +98,10 @@ def prepare(
         )
     if append and (out is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
-    exclusive = [bool(part), fetch_only, append]
+    exclusive = [bool(share), fetch_only, append]
     if sum(exclusive) > 1 or (any(exclusive[:2]) and (force or text_only)):
         raise UsageError(
-            "--part, --fetch-only and --append exclude each other, and the first two --force and "
+            "--share, --fetch-only and --append exclude each other, and the first two --force and "
             "--text-only, too: give one"
         )
     texts = {"train": train, "valid": valid, "test": test}
@@ -123,7 +123,7 @@ def prepare(
         archives,
         text_only=text_only,
         fetch_only=fetch_only,
-        share=None if part is None else text_parts.Share.parse(part),
+        share=None if share is None else text_parts.Share.parse(share),
         force=force,
     )
 

@@ -45,7 +45,7 @@ class Share:
             share = cls(int(match[1]), int(match[2]))
             if 1 <= share.number <= share.count:
                 return share
-        raise UsageError(f"--part is {shown(text)}, but must be I/N, such as 3/8 for share 3 of 8")
+        raise UsageError(f"--share is {shown(text)}, but must be I/N, such as 3/8 for share 3 of 8")
 
     def __str__(self) -> str:
         """Return the share as it is parsed."""
@@ -53,7 +53,7 @@ class Share:
 
     def folder(self, data_dir: Path) -> Path:
         """Return the folder in which this share of a dataset is locked and written."""
-        return data_dir / "parts" / f"{self.number}-of-{self.count}"
+        return data_dir / "shares" / f"{self.number}-of-{self.count}"
 
     def stripes(self, pairs: Iterable[T]) -> Iterator[Iterator[T]]:
         """Yield the stripes of a text that are of this share; each must be read to its end."""
@@ -76,7 +76,7 @@ def lock_dataset(data_dir: Path) -> Iterator[None]:
         LockedFolderError: Another process holds one of the locks.
     """
     with ExitStack() as stack:
-        for folder in (data_dir, *sorted(data_dir.glob("parts/*/"))):
+        for folder in (data_dir, *sorted(data_dir.glob("shares/*/"))):
             stack.enter_context(lock_folder(folder))
         yield
 
@@ -160,7 +160,7 @@ class JoinedShares:
             DataError: Some are missing.
         """
         found: dict[int, dict[int, ShareRecord]] = {}
-        for folder in data_dir.glob("parts/*/"):
+        for folder in data_dir.glob("shares/*/"):
             if record := ShareRecord.find(folder, inputs):
                 found.setdefault(record.share.count, {})[record.share.number] = record
         if not found:
@@ -169,7 +169,7 @@ class JoinedShares:
         if missing := [number for number in range(1, count + 1) if number not in records]:
             raise DataError(
                 f"share {missing[0]}/{count} of the training text is missing: prepare it with "
-                f"--part {missing[0]}/{count}, or prepare all text here with --force"
+                f"--share {missing[0]}/{count}, or prepare all text here with --force"
             )
         return cls(data_dir, [records[number] for number in range(1, count + 1)])
 
@@ -189,7 +189,7 @@ class JoinedShares:
 
 def remove_shares(data_dir: Path) -> None:
     """Remove the text of all shares of a dataset, complete or not, but not their locks."""
-    for path in data_dir.glob("parts/*/*"):
+    for path in data_dir.glob("shares/*/*"):
         if not path.name.startswith(".lock"):
             path.unlink()
 

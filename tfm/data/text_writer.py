@@ -115,7 +115,7 @@ class TextWriter:
         if self.sources.unpacked_paths and not is_unpacked:
             raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
         if self.scorers:
-            raise UsageError("min_score cannot go with --part: scores depend on the whole text")
+            raise UsageError("min_score cannot go with --share: scores depend on the whole text")
         clean_inputs = self._clean_inputs()
         folder = share.folder(self.manifest.data_dir)
         if self._is_done("clean", ["clean"], clean_inputs):

@@ -58,14 +58,14 @@ def binarize_share(
         names = manifest.text_parts("train")
         if len(names) < share.number:
             raise UsageError(
-                f"--part {share}: the training text in {data_dir} has {len(names)} parts: use "
+                f"--share {share}: the training text in {data_dir} has {len(names)} parts: use "
                 "fewer shares, or prepare the text with a smaller --part-pairs"
             )
         vocabulary = Vocabulary.load(data_dir, manifest.normalization)
         _check(manifest, vocabulary, config)
         share_names = names[share.number - 1 :: share.count]
         done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
-    say(f"binarize: part {share} with {sum(each.read for each in done):,} pairs")
+    say(f"binarize: share {share} with {sum(each.read for each in done):,} pairs")
 
 
 def update_token_ids(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> bool:
