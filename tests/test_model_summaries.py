@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tfm.folders.model_folder import CONFIG, WEIGHTS, ModelFolder
+from tfm.folders.model_info import Ancestor
 from tfm.folders.run_folder import checkpoint_path
 from tfm.folders.saving import save_checkpoint
 from tfm.stages.model_summaries import describe_export, find_models, summarize_model
@@ -63,6 +64,24 @@ def test_a_summary_has_languages_size_and_license(make_folder, tiny_run):
     assert found.num_bytes > 4 * found.num_parameters
 
 
+def test_a_model_has_the_license_and_origin_of_what_it_was_made_from(make_folder, tiny_run):
+    def ancestor(license_, origin):
+        return Ancestor(path="x", data_dir="", step=0, sha256="", license=license_, origin=origin)
+
+    ancestors = (ancestor("MIT", "a"), ancestor("CC-BY-4.0", None), ancestor(None, None))
+    found = summarize_model(make_folder("models/x", ancestors=ancestors))
+    assert (found.license, found.origin) == ("CC-BY-4.0", "a")
+    run = tiny_run(training={"license": "Apache-2.0"})
+    found = summarize_model(make_folder("models/y", run=run, ancestors=ancestors))
+    assert (found.license, found.origin) == ("Apache-2.0", "a")
+
+
+def test_of_many_languages_the_first_are_listed(make_folder):
+    found = summarize_model(make_folder("models/x", source="en", target="a+b+c+d+e"))
+    assert found.cells()["languages"] == "en-a+b+c+d+… (5)"
+    assert found.target == "a+b+c+d+e"
+
+
 def test_a_model_that_no_training_made_here_was_imported(make_folder):
     assert summarize_model(make_folder("models/x", step=0)).kind == "imported"
 
@@ -99,7 +118,7 @@ def test_the_command_prints_a_table_or_json(run_dir, run, elsewhere):
     out, err = run.ok("models")
     assert err == ""
     head, *rows = [re.split(" {2,}", row) for row in out.splitlines()]
-    assert head == ["model", "kind", "languages", "parameters", "size", "BLEU", "license"]
+    assert head == ["model", "kind", "languages", "parameters", "size", "BLEU", "license", "origin"]
     assert [row[1] for row in rows] == ["checkpoint", "averaged"]
     assert [row[5] for row in rows] == ["20.0", "~20.0"]
     out, _ = run.ok("models", run_dir, "--json")

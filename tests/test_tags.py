@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm.data.tags import untagged
+from tfm.data.tags import split_tag, tagged_language, untagged
 from tfm.errors import DataError
 
 
@@ -23,3 +23,26 @@ def test_another_tag_is_refused_with_its_place_and_other_words_are_text():
         assert untagged(line, "<bt>", ["<2de>"].__contains__, place="") == line
     with pytest.raises(DataError, match=r"^x\.en, line 7 begins with the tag <2de>, .* <bt>"):
         untagged("<2de> Hallo", "<bt>", ["<2de>"].__contains__, place="x.en, line 7")
+
+
+def test_a_tag_names_the_language_that_it_chooses():
+    tags = ("<2fr>", ">>fra<<", ">>cmn_Hans<<", "<bt>", "<fr>", "")
+    assert [*map(tagged_language, tags)] == ["fr", "fra", "cmn_Hans", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        *((f">>fra<<{space}你好 a", (">>fra<<", "你好 a")) for space in ("", " ", " \t", "\xa0")),
+        ("\ufeff <2de> x\n", ("<2de>", "\ufeff x\n")),
+        ("  >>fra<<\r\n", (">>fra<<", "  \r\n")),
+        (">>fra<<", (">>fra<<", "")),
+        (">>fra<<>>fra<<x", (">>fra<<", ">>fra<<x")),
+        *(
+            (line, ("", line))
+            for line in ("", "  ", "<2de>x", ">>deu<<x", "x >>fra<<", " >>fra <<")
+        ),
+    ],
+)
+def test_a_tag_is_separated_from_its_text(line, expected):
+    assert split_tag(line, [">>fra<<", "<2de>"]) == expected

@@ -517,7 +517,10 @@ def import_model(
     model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
     one. No code in a checkpoint is run.
 
-    The result is an ordinary model folder: translate with it, adapt it with tfm train --from.
+    The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
+    records the license and the origin that the model's card names (README.md, LICENSE).
+
+    A model whose vocabulary has several tags such as >>fra<< translates to all their languages.
 
     Examples::
 
@@ -528,7 +531,7 @@ def import_model(
         model: Folder of the model, or fairseq's checkpoint in it.
         out: Model folder to write (default: MODEL-tfm).
         source: Source language (default: the one that the model names).
-        target: Target language (default: the one that the model names).
+        target: Target language (default: the one that the model names, or those of its tags).
         force: Overwrite an earlier import.
 
     Raises:

@@ -66,7 +66,8 @@ def steps_around(
     if config.document:
         from tfm.features.documents.step import Sentences
 
-        steps.append(Sentences("" if info is None else info.source, target))
+        tags = () if info is None else info.tags
+        steps.append(Sentences("" if info is None else info.source, target, tags))
     if config.align:
         from tfm.features.align.step import Align
 

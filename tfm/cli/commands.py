@@ -135,8 +135,12 @@ def _say_agreement(agreement: "Agreement") -> None:
 
 def _import(call: Call, /) -> None:
     result = call()
-    from_to = " to ".join(result.languages)
+    from tfm.data.languages import shown_languages
+
+    from_to = " to ".join(map(shown_languages, result.languages))
     say(f"import: {call.keywords['model']}, {from_to}, {result.num_parameters:,} parameters")
+    if result.license is not None:
+        say(f"import: license {result.license}")
     if result.takes_tokens:
         say(
             "import: there is no SentencePiece model: translate and train with text that is split "

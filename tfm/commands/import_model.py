@@ -25,6 +25,7 @@ class ImportResult:
     num_parameters: int
     max_positions: int | None  # the longest sentence in tokens, if the model has a limit
     takes_tokens: bool  # whether text in and out is tokens separated by spaces
+    license: str | None  # that its card names; None if unknown
 
 
 def _existing_model(path: Path) -> Path:
@@ -56,7 +57,10 @@ def import_model(
     model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
     one. No code in a checkpoint is run.
 
-    The result is an ordinary model folder: translate with it, adapt it with tfm train --from.
+    The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
+    records the license and the origin that the model's card names (README.md, LICENSE).
+
+    A model whose vocabulary has several tags such as >>fra<< translates to all their languages.
 
     Examples::
 
@@ -67,7 +71,7 @@ def import_model(
         model: Folder of the model, or fairseq's checkpoint in it.
         out: Model folder to write (default: MODEL-tfm).
         source: Source language (default: the one that the model names).
-        target: Target language (default: the one that the model names).
+        target: Target language (default: the one that the model names, or those of its tags).
         force: Overwrite an earlier import.
 
     Raises:
@@ -78,8 +82,9 @@ def import_model(
     """
     folder = model if model.is_dir() else model.parent
     out = out or folder.resolve().with_name(f"{folder.resolve().name}-tfm")
+    from tfm.applications.importing.card import read_card
     from tfm.applications.importing.fairseq import find_checkpoint, read_fairseq
-    from tfm.applications.importing.foreign import convert
+    from tfm.applications.importing.foreign import convert, language_tags
     from tfm.applications.importing.marian import is_marian, read_marian
     from tfm.folders.model_folder import own_files
     from tfm.folders.model_info import Ancestor, ModelInfo
@@ -93,7 +98,8 @@ def import_model(
         read, takes_tokens = read_fairseq(find_checkpoint(model), (source, target))
     run, weights = convert(read)
     vocabulary = read.vocabulary
-    tags = [tag for tag in vocabulary.source.tags() if tag.startswith(">>")]
+    tags = language_tags(vocabulary.source.tags())
+    card = read_card(folder)
     info = ModelInfo(
         run=run,
         source=read.languages[0],
@@ -104,7 +110,14 @@ def import_model(
         step=0,
         tags=tuple(tags) if len(tags) > 1 else (),
         ancestors=(
-            Ancestor(path=str(read.path), data_dir="", step=0, sha256=sha256_of(read.path)),
+            Ancestor(
+                path=str(read.path),
+                data_dir="",
+                step=0,
+                sha256=sha256_of(read.path),
+                license=card.license,
+                origin=card.origin,
+            ),
         ),
     )
     save_checkpoint(out, info, weights, subword_files=vocabulary.files())
@@ -114,6 +127,7 @@ def import_model(
         num_parameters=sum(each.numel() for each in weights.values()),
         max_positions=getattr(run.model, "learned_positions", None),
         takes_tokens=takes_tokens,
+        license=card.license,
     )
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tfm.config import BleuTokenizer
+from tfm.data.tags import tagged_language
 from tfm.errors import UsageError, install_command
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _UNSPACED_SCRIPTS = ("Jpan", "Khmr", "Lana", "Laoo", "Mymr", "Tale", "Talu", "Ta
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SAME = {"fil": "tl"}  # the standard form of Tagalog, whose two-letter code is the usual one
 _MACROLANGUAGES = {"nb": "no"}  # as the identifier calls it
+_MAX_SHOWN = 4
 _LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
 
 
@@ -91,6 +93,12 @@ def closest(code: str, candidates: Iterable[str]) -> str | None:
     return next(iter(same_script or ([] if names_script(code) else same)), None)
 
 
+def shown_languages(side: str) -> str:
+    """Return the languages of a side for messages: of many, the first ones and the number."""
+    codes = side.split("+")
+    return side if len(codes) <= _MAX_SHOWN else f"{'+'.join(codes[:_MAX_SHOWN])}+… ({len(codes)})"
+
+
 def are_same(one: str, other: str) -> bool:
     """Return whether a side is in the same languages as another, whatever their codes."""
     sides = [{(base_language(c), script_of(c)) for c in side.split("+")} for side in (one, other)]
@@ -98,14 +106,13 @@ def are_same(one: str, other: str) -> bool:
 
 
 def target_language(target: str, tag: str | None) -> str:
-    """Return the language that a model translates to, which a tag such as <2fr> may choose.
+    """Return the language that a model translates to, which <2fr> or >>fra<< may choose.
 
     Args:
         target: The target language of the model; several languages are joined by +.
         tag: The tag before each source sentence; None without.
     """
-    chosen = tag[2:-1] if tag and tag.startswith("<2") else ""
-    return closest(chosen, target.split("+")) or target
+    return closest(tagged_language(tag or ""), target.split("+")) or target
 
 
 def bleu_tokenizer(target: str) -> BleuTokenizer:

@@ -24,6 +24,7 @@ from tfm.config import (
 )
 from tfm.data.background import run_in_thread
 from tfm.data.bpe_dropout import BpeDropout, TokenIds
+from tfm.data.tags import split_tag
 from tfm.data.text import read_lines
 from tfm.device.cpu import chosen_threads, num_cores
 from tfm.errors import DataError, TfmError, UsageError, tfm_command
@@ -278,7 +279,12 @@ class Vocabulary:
     def clean(self, lines: Iterable[str]) -> list[str]:
         """Return lines as the text that was trained on; lines without text are empty."""
         cleaned = map(self.normalization.normalize, lines)
-        return [line if line.strip() else "" for line in cleaned]
+        return [self._with_space(line) if line.strip() else "" for line in cleaned]
+
+    def _with_space(self, line: str) -> str:
+        """Return a line with a space after a tag such as >>fra<<, which OPUS-MT does not need."""
+        tag, text = split_tag(line, self.tags) if line.startswith(">>") else ("", line)
+        return f"{tag} {text}".rstrip() if tag else line
 
     def outputs(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode translations to lines, as they are printed."""

@@ -292,6 +292,7 @@ class ModelFolder:
             data_dir=self.info.data_dir,
             step=self.info.step,
             sha256=str(self._digests.get(WEIGHTS)),
+            license=self.info.run.training.license,
         )
 
 

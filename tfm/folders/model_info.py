@@ -54,12 +54,16 @@ class Ancestor:
         data_dir: Its training dataset.
         step: Number of its training steps.
         sha256: Checksum of its weights.
+        license: The license that its card names, of a model of another program; None if unknown.
+        origin: Address or name of what that model was made from; None if unknown.
     """
 
     path: str
     data_dir: str
     step: int
     sha256: str
+    license: str | None = None
+    origin: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +113,17 @@ class ModelInfo:
 
     @property
     def license(self) -> str | None:
-        """The license that the user gave it; None if unknown."""
-        return self.run.training.license
+        """The license that the user gave it, or else that of the last ancestor with one."""
+        return self.run.training.license or self._of_ancestors("license")
+
+    @property
+    def origin(self) -> str | None:
+        """The address or name of the imported model that it comes from; None if unknown."""
+        return self._of_ancestors("origin")
+
+    def _of_ancestors(self, name: str) -> str | None:
+        found = (getattr(each, name) for each in reversed(self.ancestors))
+        return next((value for value in found if value is not None), None)
 
     def quality(self, metric: str) -> float | None:
         """Return its validation score or negated loss; None if it was not measured.

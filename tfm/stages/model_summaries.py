@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from tfm.config.schema import from_table
+from tfm.data.languages import shown_languages
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
 from tfm.folders.model_info import SCORES, ModelInfo
@@ -44,7 +45,8 @@ class ModelSummary:
         metric: "bleu" or "f1".
         score: That of its validation; None if it was not validated.
         checkpoint_score: Of an average, the best of the checkpoints that it averages.
-        license: The license that the user gave it; None if unknown.
+        license: The license that the user gave it, or an ancestor; None if unknown.
+        origin: The address or name of the imported model that it comes from; None if unknown.
         problem: Why the model cannot be used; None if nothing is wrong. Of the weights, only the
             size is checked.
     """
@@ -59,6 +61,7 @@ class ModelSummary:
     score: float | None = None
     checkpoint_score: float | None = None
     license: str | None = None
+    origin: str | None = None
     problem: str | None = None
 
     def cells(self) -> dict[str, str]:
@@ -67,14 +70,16 @@ class ModelSummary:
         if (value := self.score or self.checkpoint_score) is not None:
             score = f"{'' if self.score else '~'}{value:.1f}"
         count = self.num_parameters
+        sides = [shown_languages(each) for each in (self.source, self.target) if each]
         return {
             "model": self.model,
             "kind": self.kind,
-            "languages": f"{self.source}-{self.target}" if self.source else "",
+            "languages": "-".join(sides),
             "parameters": "" if count is None else f"{count / 1e6:,.1f} M",
             "size": decimal(self.num_bytes),
             "BLEU": score if self.metric != "f1" else f"F1 {score}",
             "license": self.license or "",
+            "origin": self.origin or "",
         }
 
 
@@ -108,6 +113,7 @@ def summarize_model(folder: Path) -> ModelSummary:
         score=info.metrics.get(metric),
         checkpoint_score=_best_of_checkpoints(folder, info),
         license=info.license,
+        origin=info.origin,
     )
 
 

@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 import torch
 from foreign_models import PAIRS, new_fairseq, new_marian, unused_copies
+from safetensors.torch import load_file
 
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
@@ -45,11 +46,11 @@ def scores_of(model, sources, targets):
     return found
 
 
-def marian_ids(folder):
+def marian_ids(folder, lines=LINES):
     from transformers import MarianTokenizer
 
     tokenizer = MarianTokenizer.from_pretrained(folder)
-    sources = [ids[:-1] for ids in tokenizer(LINES)["input_ids"]]
+    sources = [ids[:-1] for ids in tokenizer(lines)["input_ids"]]
     return sources, [ids[:-1] for ids in tokenizer(text_target=TARGETS)["input_ids"]]
 
 
@@ -116,17 +117,59 @@ def test_names_of_special_pieces_in_text_are_text(imported):
         assert not {PAD, BOS, EOS}.intersection(chain(*model.encode(lines)))
 
 
-def test_old_files_of_weights_and_tags_are_read(tmp_path):
-    folder = tmp_path / "marian"
-    model = new_marian(folder, tags=[">>fra<<"])
+def test_old_files_of_weights_are_read(imported, tmp_path):
+    folder = shutil.copytree(imported.with_name("marian"), tmp_path / "marian")
+    weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    import_model(folder, out=tmp_path / "ours")
-    vocabulary = Vocabulary.load(tmp_path / "ours")
-    [ids] = vocabulary.source.encode([">>fra<< " + LINES[0]])
-    assert ids[1:] == vocabulary.source.encode([LINES[0]])[0]
-    assert vocabulary.source.has_tag(">>fra<<")
-    assert vocabulary.target.decode([ids[1:]]) == [LINES[0]]  # pieces of source.spm alone, too
+    torch.save(weights, folder / "pytorch_model.bin")
+    found = import_model(folder, out=tmp_path / "ours").out_dir
+    files = [(each / "model.safetensors").read_bytes() for each in (imported, found)]
+    assert files[0] == files[1]
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory):
+    """A model with two target languages, and the folder of transformers."""
+    folder = tmp_path_factory.mktemp("tagged")
+    model = new_marian(folder / "marian", tags=[">>fra<<", ">>cmn_Hans<<"])
+    return model, import_model(folder / "marian", out=folder / "ours").out_dir
+
+
+@pytest.mark.parametrize("space", [" ", "", "  \t"])
+def test_tags_choose_the_language_as_in_transformers(tagged, space):
+    model, folder = tagged
+    info = ModelFolder(folder).info
+    assert (info.target, info.tags) == ("fra+cmn_Hans", (">>fra<<", ">>cmn_Hans<<"))
+    ours = Translator.load(folder, device="cpu", precision="fp32")
+    for tag in info.tags:
+        lines = [f"{tag}{space}{line}" for line in LINES]
+        expected = scores_of(model, *marian_ids(folder.with_name("marian"), lines))
+        found = [each.log_prob for each in ours.score_targets(lines, TARGETS)]
+        assert found == pytest.approx(expected, abs=2e-3)
+        by_flag = [each.log_prob for each in ours.score_targets(LINES, TARGETS, tag=tag)]
+        assert by_flag == found
+    with pytest.raises(UsageError, match=r"has no tag, .* >>fra<<, >>cmn_Hans<<, or give --tag"):
+        ours.translate(LINES[0])
+
+
+def test_target_languages_need_their_tags(tagged, tmp_path):
+    original = tagged[1].with_name("marian")
+    result = import_model(original, out=tmp_path / "one", target="fr")
+    assert result.languages == ("en", "fr")
+    with pytest.raises(UsageError, match=r"a tag only for fra, cmn_Hans, not for deu"):
+        import_model(original, out=tmp_path / "two", target="fra+deu")
+
+
+def test_each_language_of_tags_is_served(tagged):
+    pytest.importorskip("uvicorn")
+    from tfm.applications.serve.served_models import ServedModel, routes_of
+    from tfm.applications.serve.settings import ServeConfig
+    from tfm.config import InferenceConfig
+
+    inference = InferenceConfig(device="cpu")
+    served = ServedModel(tagged[1], {}, config=ServeConfig(), inference=inference)
+    tags = {pair: route.search.tag for pair, route in routes_of([served]).items()}
+    assert tags == {("en", "fra"): ">>fra<<", ("en", "cmn_Hans"): ">>cmn_Hans<<"}
 
 
 def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):

@@ -560,7 +560,8 @@ def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run
 
 
 def test_tags_choose_among_the_target_languages_of_a_model(start):
-    vocabulary = SimpleNamespace(source=SimpleNamespace(has_tag=lambda tag: tag != "<2it>"))
+    source = SimpleNamespace(has_tag=lambda tag: tag != "<2it>")
+    vocabulary = SimpleNamespace(source=source, tags=())
     model = SimpleNamespace(search=SearchConfig(), vocabulary=vocabulary, folder="m")
     model.info = SimpleNamespace(source="en+nl", target="de+fr")
     model.pairs = partial(ServedModel.pairs, model)
@@ -573,6 +574,11 @@ def test_tags_choose_among_the_target_languages_of_a_model(start):
         assert address.post("/translate", fields) == (200, {"translatedText": f"<2{target}>a"})
     targets = {each["code"]: each["targets"] for each in address.send("/languages")[1]}
     assert targets == {"en": ["de", "fr"], "nl": ["de", "fr"], "de": [], "fr": []}
+    vocabulary.tags, model.info.target = (">>cmn_Hans<<", ">>fra<<"), "fra+cmn_Hans"
+    routes = routes_of([model])
+    tags = [(source, target, route.search.tag) for (source, target), route in routes.items()]
+    assert tags[:2] == [("en", "fra", ">>fra<<"), ("nl", "fra", ">>fra<<")]
+    assert tags[2:] == [(each, "cmn_Hans", ">>cmn_Hans<<") for each in ("en", "nl")]
     model.info.target = "de+it"
     with pytest.raises(UsageError, match="has no tag <2it> that chooses the language"):
         routes_of([model])

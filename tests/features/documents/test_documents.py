@@ -165,6 +165,18 @@ def test_paragraphs_become_numbered_sentences_and_are_joined_by_rank():
     assert [bool(each.pieces) for _, each in last[0].parts] == [False, True, False]
 
 
+def test_the_tag_of_a_paragraph_is_that_of_each_sentence():
+    step = Sentences("en", "deu+zho_Hans", tags=(">>deu<<", ">>zho_Hans<<"))
+    lines = ["  >>zho_Hans<<One. Two.\n", ">>deu<< One. Two.\r\n", ">>deu<<\n", "One. Two."]
+    pairs = [step.before(Segment(number, line)) for number, line in enumerate(lines, 1)]
+    tags = [">>zho_Hans<< ", ">>deu<< ", "", ""]
+    expected = [[f"{tags[i]}One.", f"{tags[i]}Two."] if i != 2 else [] for i in range(4)]
+    assert [[each.source for each in found] for found, _ in pairs] == expected
+    found = [[Output(text, -1.0, -2.0, ("x",))] for text in "abcdef"]
+    joined = [each.text for [each] in step.after([state for _, state in pairs], found)]
+    assert joined == ["  ab\n", "c d\r\n", "\n", "e f"]
+
+
 DOCUMENT = "  On Monday. I am!\r\n\r\n\t- seven\n* * *\n\n8. “Today is the third of May.” I am"
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.config import RunConfig, TransformerConfig, run_config
+from tfm.config import RunConfig, TransformerConfig, run_config, tag_problem
 from tfm.config.schema import check_table, shown
 from tfm.data.manifest import LANGUAGE
 from tfm.data.subword import BOS, SubwordModel, Vocabulary
+from tfm.data.tags import tagged_language
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
 
@@ -163,15 +164,39 @@ def check_supported(unsupported: Sequence[str], path: Path) -> None:
         raise UsageError(f"{path} cannot be imported: tfm has no {' or '.join(unsupported)}")
 
 
+def language_tags(pieces: Iterable[str]) -> list[str]:
+    """Return the pieces such as >>fra<<, which choose the target language."""
+    return [each for each in pieces if each.startswith(">>") and tag_problem(each) is None]
+
+
 def chosen_languages(
-    given: tuple[str | None, str | None], named: Mapping[str, Any], path: Path
+    given: tuple[str | None, str | None],
+    named: Mapping[str, Any],
+    path: Path,
+    tags: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """Return the given languages, or those that the model's files name."""
-    codes = given[0] or named.get("source_lang"), given[1] or named.get("target_lang")
+    """Return the given languages, or those that the model's files name.
+
+    Args:
+        given: Source and target; None if they are not given.
+        named: What the files name: source_lang and target_lang.
+        path: The model, for error messages.
+        tags: Those of the vocabulary. Several name the target languages.
+
+    Raises:
+        UsageError: A language is unknown, or one of several given target languages has no tag.
+    """
+    tagged = list(filter(LANGUAGE.fullmatch, map(tagged_language, tags)))
+    target = "+".join(tagged) if len(tagged) > 1 else named.get("target_lang")
+    codes = given[0] or named.get("source_lang"), given[1] or target
     for code in codes:
         if not LANGUAGE.fullmatch(str(code or "")):
             found = "no languages" if code is None else f"the language {shown(code)}"
             raise UsageError(f"{path} names {found}: give --source and --target, such as en and de")
+    targets = str(codes[1]).split("+")
+    if len(targets) > 1 and (unknown := [code for code in targets if code not in tagged]):
+        has = f"only for {', '.join(tagged)}" if tagged else "for no language"
+        raise UsageError(f"{path} has a tag {has}, not for {unknown[0]}: give another --target")
     return str(codes[0]), str(codes[1])
 
 

@@ -19,6 +19,7 @@ from tfm.applications.importing.foreign import (
     checked_weights,
     chosen_languages,
     joint_or_separate,
+    language_tags,
     renumber,
 )
 from tfm.data.foreign_subword import with_vocabulary
@@ -56,7 +57,7 @@ def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> Forei
     named = read_json(tokenizer) if tokenizer.is_file() else {}
     return ForeignModel(
         path=path,
-        languages=chosen_languages(languages, named, folder),
+        languages=chosen_languages(languages, named, folder, language_tags(tokens[0].pieces)),
         settings=settings,
         weights={name.removeprefix("model."): each for name, each in weights.items()},
         embeddings=embeddings,
@@ -155,7 +156,7 @@ def _read_vocabulary(
         _tokens(each, len(embedding), config, folder=folder)
         for each, embedding in zip(ids, embeddings[::2], strict=True)
     )
-    tags = {each for each in source.pieces if each.startswith(">>") and each.endswith("<<")}
+    tags = set(language_tags(source.pieces))
     return (source, target), (
         with_vocabulary(contents[0], source.pieces, tags=tags, origin=paths[0]),
         with_vocabulary(contents[1], target.pieces, origin=paths[1]),

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
-from tfm.data.tags import untagged
+from tfm.data.tags import tagged_language, untagged
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.features.documents.step import Sentences
@@ -233,7 +233,8 @@ class ServedModel:
         """
         targets = self.info.target.split("+")
         for target in targets:
-            own = f"<2{target}>"
+            tags = (tag for tag in self.vocabulary.tags if tagged_language(tag) == target)
+            own = next(tags, f"<2{target}>")
             tag = own if len(targets) > 1 or own in self.vocabulary.tags else None
             if tag is not None and not self.vocabulary.source.has_tag(tag):
                 raise UsageError(
@@ -282,8 +283,10 @@ class Route:
             DataError: One of them is too long.
         """
         if (tag := self.search.tag) is not None:
-            is_tag = self.model.vocabulary.source.has_tag
-            source = f"{tag} {untagged(source, tag, is_tag, place='the sentence')}"
+            vocabulary = self.model.vocabulary
+            [cleaned] = vocabulary.clean([source])
+            is_tag = vocabulary.source.has_tag
+            source = f"{tag} {untagged(cleaned, tag, is_tag, place='the sentence')}"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.model.thread, self.model.attention, source, target)
 

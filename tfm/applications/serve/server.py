@@ -15,6 +15,7 @@ from tfm.applications.serve.requests import digest_of
 from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, Table
+from tfm.data.languages import shown_languages
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
 from tfm.search.constraints import read_phrases
@@ -36,8 +37,9 @@ def serve(
     with _bound_socket(config) as listener:
         loaded = [ServedModel(path, search, config=config, inference=inference) for path in models]
         routes = routes_of(loaded)
-        for (source, target), route in routes.items():
-            say(f"serve: {route.model.folder} translates from {source} to {target}")
+        for model in loaded:
+            source, target = map(shown_languages, (model.info.source, model.info.target))
+            say(f"serve: {model.folder} translates from {source} to {target}")
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         if key_digest is None and not ipaddress.ip_address(host).is_loopback:

@@ -1,14 +1,18 @@
 """The step that translates paragraphs sentence by sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from types import MappingProxyType
 
 from typing_extensions import override
 
+from tfm.data.languages import target_language
+from tfm.data.tags import split_tag
 from tfm.features.documents.splitting import Piece, split, translated_pieces
 from tfm.inference.steps import Output, Segment, Step
+
+_State = tuple[list[Piece], str]  # of a paragraph, and the language of its translation
 
 
 class Sentences(Step):
@@ -18,44 +22,50 @@ class Sentences(Step):
     best translation of each sentence, or the last one if a sentence has fewer. Its `parts` are the
     sentences, and the text that is kept between them, which has no pieces.
 
+    A tag before a paragraph is put before each of its sentences.
+
     Args:
         source: Language code of the paragraphs.
-        target: Language code of the translations.
+        target: Language code of the translations; several languages are joined by +.
+        tags: The tags of the model.
     """
 
     settings = MappingProxyType({"form": "document"})
 
-    def __init__(self, source: str, target: str) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: str, target: str, tags: Collection[str] = ()) -> None:
+        self._source, self._target, self._tags = source, target, tags
         self._num_sentences = 0
 
     @override
-    def before(self, unit: Segment) -> tuple[Sequence[Segment], list[Piece]]:
-        pieces = split(unit.source, self._source)
+    def before(self, unit: Segment) -> tuple[Sequence[Segment], _State]:
+        tag, text = split_tag(unit.source, self._tags)
+        pieces = split(text, self._source)
         sentences = [piece.text for piece in pieces if piece.is_sentence]
         numbered = enumerate(sentences, start=self._num_sentences + 1)
         self._num_sentences += len(sentences)
-        return [Segment(number, text, unit="sentence") for number, text in numbered], pieces
+        space = " " if tag else ""
+        segments = [
+            Segment(number, f"{tag}{space}{text}", unit="sentence") for number, text in numbered
+        ]
+        return segments, (pieces, target_language(self._target, tag))
 
     @override
-    def after(
-        self, states: Sequence[Sequence[Piece]], outputs: list[list[Output]]
-    ) -> list[list[Output]]:
+    def after(self, states: Sequence[_State], outputs: list[list[Output]]) -> list[list[Output]]:
         remaining = iter(outputs)
         paragraphs = []
-        for pieces in states:
+        for pieces, target in states:
             sentences = list(islice(remaining, sum(piece.is_sentence for piece in pieces)))
             ranked: dict[str, Output] = {}
             for rank in range(max(map(len, sentences), default=1)):
-                output = self._join(pieces, [each[: rank + 1][-1] for each in sentences])
+                output = self._join(pieces, [each[: rank + 1][-1] for each in sentences], target)
                 ranked.setdefault(output.text, output)
             paragraphs.append(list(ranked.values()))
         return paragraphs
 
-    def _join(self, pieces: Sequence[Piece], sentences: Sequence[Output]) -> Output:
+    def _join(self, pieces: Sequence[Piece], sentences: Sequence[Output], target: str) -> Output:
         """Return a paragraph with its translated sentences; probabilities are multiplied."""
         texts = translated_pieces(
-            pieces, [each.text for each in sentences], source=self._source, target=self._target
+            pieces, [each.text for each in sentences], source=self._source, target=target
         )
         remaining = iter(sentences)
         kept = Output("", score=0.0, log_prob=0.0)

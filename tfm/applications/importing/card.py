@@ -1,0 +1,86 @@
+"""What the files beside a model of another program say about its license and its origin."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from tfm.config.training import License
+
+_MAX_CHARACTERS = 100_000  # of a file that are read
+_FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
+# A scalar, or the first item of a list.
+_FIELD = r"""(?m)^{}:[ \t]*(?:\n[ \t]*-[ \t]*|\[[ \t]*)?["']?([^\s"'#\[\],][^\n"'#\],]*)"""
+# In the cards of OPUS-MT, old and new, and of its copies in transformers.
+_DOWNLOAD = re.compile(r"(?i)\b(?:download|original model)\b[^\n(]*\((https?://[^\s()]{1,300})\)")
+_LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE")
+# Names of licenses by words at the beginning of their text; the first that fits.
+_TEXTS = (
+    (r"Attribution-NonCommercial-ShareAlike 4\.0", "CC-BY-NC-SA-4.0"),
+    (r"Attribution-NonCommercial 4\.0", "CC-BY-NC-4.0"),
+    (r"Attribution-ShareAlike 4\.0", "CC-BY-SA-4.0"),
+    (r"Attribution 4\.0", "CC-BY-4.0"),
+    (r"CC0 1\.0", "CC0-1.0"),
+    (r"Apache License\s+Version 2\.0", "Apache-2.0"),
+    (r"MIT License", "MIT"),
+    (r"GNU GENERAL PUBLIC LICENSE\s+Version 3", "GPL-3.0"),
+)
+_NUM_FIRST = 1_000  # characters in which a license says its name
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known about a model from its files.
+
+    Attributes:
+        license: Its license; None if unknown.
+        origin: The address or name of the model that it was made from; None if unknown.
+    """
+
+    license: str | None = None
+    origin: str | None = None
+
+
+def read_card(folder: Path) -> Card:
+    """Return what README.md and LICENSE in a folder say; a license that nobody knows is quoted."""
+    readme = _text(folder / "README.md").replace("\r\n", "\n")
+    matter = _FRONT_MATTER.match(readme)
+    fields = matter[1] if matter else ""
+    named = _field(fields, "license")
+    if named == "other":
+        named = _field(fields, "license_name") or named
+    link = _DOWNLOAD.search(readme)
+    return Card(
+        license=_recorded(named) or next(_licenses(folder), None),
+        origin=link[1] if link else _field(fields, "base_model"),
+    )
+
+
+def _field(front_matter: str, name: str) -> str | None:
+    found = re.search(_FIELD.format(name), front_matter)
+    return None if found is None else found[1].strip()
+
+
+def _licenses(folder: Path) -> Iterator[str]:
+    for name in _LICENSE_FILES:
+        start = _text(folder / name)[:_NUM_FIRST]
+        found = [license_ for words, license_ in _TEXTS if re.search(words, start)]
+        if known := found[0] if found else _recorded(start.strip().partition("\n")[0]):
+            yield known
+
+
+def _recorded(license_: str | None) -> str | None:
+    """Return the name of a license without the characters that a record refuses."""
+    _, pattern, _ = get_args(License)
+    match = None if license_ is None else pattern.match(license_)
+    return None if match is None else match[0].strip()
+
+
+def _text(path: Path) -> str:
+    """Return the beginning of a file; "" if there is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_CHARACTERS)
+    except OSError:
+        return ""
