@@ -16,6 +16,7 @@ from tfm.config import (
     presets,
     read_toml,
     run_config,
+    settings_missing_in,
     settings_to,
 )
 from tfm.errors import DataError, UsageError, install_command, tfm_command
@@ -158,10 +159,8 @@ class TrainingPlan:
             CheckpointError: `from_model` is no model, or a damaged one.
         """
         run, arch, config, from_model = self.run, self.arch, self.config, self.from_model
-        own_config = None if run is None else run / "config.toml"
         is_plain = arch is None and config is None
-        if is_plain and own_config is not None and own_config.exists():
-            recorded = read_toml(own_config)
+        if is_plain and run is not None and (recorded := _own_settings(run)) is not None:
             _check_same_start(run, recorded.get("from_model"), from_model)
             return run_config(None, recorded, self.settings)
         table: Table = {} if config is None else read_toml(config)
@@ -177,6 +176,28 @@ class TrainingPlan:
             arch, reason = arch_for_data(data_dir, device, precision)
             say(f"train: --arch {arch}, for {reason} (choose another with --arch)")
         return run_config(arch, table, self.settings)
+
+
+def _own_settings(run: Path) -> Table | None:
+    """Return the settings of an existing run by section; None if it has not started.
+
+    Without config.toml, they are those of its newest checkpoint.
+
+    Raises:
+        UsageError: The file lacks settings of the checkpoint: it was cut off, perhaps by a copy.
+    """
+    from tfm.folders.model_folder import recorded_settings
+
+    path, newest = run / "config.toml", recorded_settings(run)
+    if not path.exists():
+        return None if newest is None else newest[1]
+    settings = read_toml(path)
+    if newest is not None and (missing := settings_missing_in(path, newest[1])):
+        raise UsageError(
+            f"{path} lacks {', '.join(missing)} of {newest[0]}: copy it again, or remove it to "
+            "resume with the settings of the checkpoint"
+        )
+    return settings
 
 
 def _adapting_settings(

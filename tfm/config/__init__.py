@@ -18,6 +18,7 @@ from tfm.config.presets import (
     run_config,
     run_table,
     run_toml,
+    settings_missing_in,
     suitable_arch,
 )
 from tfm.config.schema import Settings, Table, by_section, flag_of, settings_from, settings_to

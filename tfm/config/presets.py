@@ -175,8 +175,23 @@ def run_table(run: RunConfig) -> dict[str, Any]:
 
 
 _HEADER_OR_KEY = re.compile(r"\s*(?:\[(\[?)([^]#]*)\]|([^=#]*)=)")
+_NAMED = re.compile(r"^\s*(?:\[(\w+)\]|#?\s*(\w+)\s*=)", re.MULTILINE)
 _MAX_BYTES = 1 << 20
 _MAX_DOTS = 100  # per line: tomllib takes minutes for a key of thousands of parts
+
+
+def settings_missing_in(path: Path, run: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a run's table that a file does not name, not even in a comment.
+
+    `run_toml` names all, so the file was cut off.
+    """
+    text, section = path.read_text(encoding="utf-8"), ""
+    named = set()
+    for header, name in _NAMED.findall(text):
+        section = header or section
+        named.add((section, name))
+    groups = {name: values for name, values in run.items() if isinstance(values, Mapping)}
+    return [n for section, values in groups.items() for n in values if (section, n) not in named]
 
 
 def run_toml(run: RunConfig) -> str:

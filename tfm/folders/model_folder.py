@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -341,6 +342,15 @@ def ranked(infos: Mapping[ModelT, ModelInfo], metric: str) -> list[ModelT]:
     scored = [(info.quality(metric), info.step, model) for model, info in infos.items()]
     known = [(quality, step, model) for quality, step, model in scored if quality is not None]
     return [model for *_, model in sorted(known, key=lambda each: each[:2], reverse=True)]
+
+
+def recorded_settings(run_dir: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the newest checkpoint of a run that can be read, and the settings in it by section."""
+    for path in reversed(checkpoints(run_dir)):
+        with suppress(CheckpointError):
+            if isinstance(settings := _read_record(path).get("run"), dict):
+                return path, settings
+    return None
 
 
 def check_newest(run_dir: Path) -> None:
