@@ -3,7 +3,7 @@
 Marian in transformers and fairseq name their weights alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
