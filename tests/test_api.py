@@ -331,7 +331,7 @@ def test_preparing_and_scoring_from_python_do_not_import_torch(elsewhere):
 
 
 def test_the_package_offers_its_names_and_types():
-    assert set(tfm.__all__) <= set(dir(tfm))
+    assert dir(tfm) == sorted(tfm.__all__)
     assert tfm.Translator is Translator
     assert all(callable(getattr(tfm, name)) for name in tfm.__all__ if name != "__version__")
     with pytest.raises(AttributeError, match="module 'tfm' has no attribute 'trian'"):

@@ -21,5 +21,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return all names, so that those not yet imported are completed, too."""
-    return sorted({*globals(), *__all__})
+    """Return the public names, so that those not yet imported are completed, too."""
+    return sorted(__all__)
