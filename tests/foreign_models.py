@@ -134,7 +134,7 @@ def new_fairseq(folder, *, norm="post", tokens=False, changes=None, **arguments)
         forced_eos_token_id=None,
         decoder_start_token_id=2,
         activation_function="relu",
-        scale_embedding=True,
+        scale_embedding=not arguments.get("no_scale_embedding"),
         max_position_embeddings=64,
     )
     model = randomize(getattr(transformers, name + heads[name])(config))

@@ -68,8 +68,9 @@ def imported(tmp_path_factory):
         {"model_type": "bpe"},
         {"activation_function": "relu", "tie_word_embeddings": False},
         {"share_encoder_decoder_embeddings": False},
+        {"scale_embedding": False},
     ],
-    ids=["unigram", "bpe", "untied", "two vocabularies"],
+    ids=["unigram", "bpe", "untied", "two vocabularies", "unscaled"],
 )
 def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, changes):
     model = new_marian(tmp_path / "marian", **changes)
@@ -215,10 +216,16 @@ def test_an_imported_model_is_exported(imported, tmp_path):
 # --- fairseq
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("tokens", [False, True], ids=["sentencepiece", "tokens"])
-def test_an_imported_fairseq_model_gives_targets_the_same_probability(tmp_path, norm, tokens):
-    model = new_fairseq(tmp_path / "fairseq", norm=norm, tokens=tokens)
+@pytest.mark.parametrize(
+    ("norm", "scale", "tokens"),
+    [("post", True, False), ("post", False, True), ("pre", True, True), ("pre", False, False)],
+)
+def test_an_imported_fairseq_model_gives_targets_the_same_probability(
+    tmp_path, norm, scale, tokens
+):
+    model = new_fairseq(
+        tmp_path / "fairseq", norm=norm, tokens=tokens, no_scale_embedding=not scale
+    )
     result = import_model(tmp_path / "fairseq", out=tmp_path / "ours")
     assert (result.takes_tokens, result.max_positions) == (tokens, 64)
     lines = (tmp_path / "fairseq" / "dict.en.txt").read_text(encoding="utf-8").splitlines()
@@ -401,7 +408,7 @@ def test_settings_and_names_of_other_kinds_are_refused(import_changed, tmp_path,
     ("arguments", "message"),
     [
         ({"encoder_ffn_embed_dim": 48}, "encoder_ffn_embed_dim 48 with decoder_ffn_embed_dim 24"),
-        ({"no_scale_embedding": True}, "tfm has no no_scale_embedding"),
+        ({"no_token_positional_embeddings": True}, "tfm has no no_token_positional_embeddings"),
         ({"activation_fn": "gelu_fast"}, "tfm has no activation_fn gelu_fast"),
         ({"encoder_layers": 1}, "weights without a counterpart in tfm, such as encoder.layers.1"),
         ({"encoder_layers": 3}, r"has no weight encoder.layers.2.self_attn.q_proj.weight"),
@@ -425,7 +432,6 @@ def test_what_tfm_lacks_is_refused_by_name(tmp_path, arguments, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale_embedding": False}, "tfm has no embeddings that are not scaled"),
         ({"activation_function": "gelu_new"}, "tfm has no activation_function gelu_new"),
         ({"decoder_start_token_id": 100_000}, "does not fit config.json"),
         ({"encoder_attention_heads": 3}, "attention_heads that differ"),

@@ -21,6 +21,7 @@ from tfm.applications.importing.foreign import (
     chosen_languages,
     joint_or_separate,
     renumber,
+    unscaled,
 )
 from tfm.data.foreign_subword import with_vocabulary, word_model
 from tfm.data.text import read_lines
@@ -80,7 +81,6 @@ _FIRST_POSITION = _PAD + 1
 _MAX_POSITIONS = 1024  # fairseq's default
 _UNSUPPORTED = (
     "no_token_positional_embeddings",
-    "no_scale_embedding",
     "no_cross_attention",
     "cross_self_attention",
     "adaptive_softmax_cutoff",
@@ -143,6 +143,8 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
     weights = checked_weights(weights, path)
     weights = {name: each for name, each in weights.items() if not _is_copy(name, weights)}
     embeddings = _take_embeddings(weights, path)
+    if arguments.get("no_scale_embedding"):
+        embeddings = unscaled(embeddings, settings["d_model"])
     positions = {
         f"{side}_embedding": _positions(weights, arguments, stack, side, path)
         for stack, side in (("encoder", "source"), ("decoder", "target"))

@@ -3,6 +3,7 @@
 Marian in transformers and fairseq name their weights alike.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +157,15 @@ def checked_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]
                 "training diverged: import another model"
             )
     return checked
+
+
+def unscaled(embeddings: Sequence[Tensor], d_model: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return source, target and output embeddings [V, d_model] of a model that scales none.
+
+    tfm multiplies the first two by √d_model, so they cannot be tied to the output.
+    """
+    source, target, output = embeddings
+    return source / math.sqrt(d_model), target / math.sqrt(d_model), output
 
 
 def check_supported(unsupported: Sequence[str], path: Path) -> None:

@@ -21,6 +21,7 @@ from tfm.applications.importing.foreign import (
     joint_or_separate,
     language_tags,
     renumber,
+    unscaled,
 )
 from tfm.data.foreign_subword import with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
@@ -50,6 +51,8 @@ def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> Forei
     path, weights = _load_weights(folder)
     settings = _settings(config, folder)
     embeddings = _take_embeddings(weights, path)
+    if not config.get("scale_embedding"):
+        embeddings = unscaled(embeddings, settings["d_model"])
     _check_positions(weights, settings["d_model"], path)
     output_bias = weights.pop("final_logits_bias", None)
     tokens, models = _read_vocabulary(folder, config, embeddings)
@@ -101,8 +104,6 @@ def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     unsupported = [f"{name} that differ" for name, (one, other) in pairs.items() if one != other]
     if activation not in ACTIVATIONS:
         unsupported.append(f"activation_function {activation}")
-    if not config.get("scale_embedding"):
-        unsupported.append("embeddings that are not scaled")
     check_supported(unsupported, folder)
     others = {
         "d_ff": pairs["ffn_dim"][0],
