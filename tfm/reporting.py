@@ -73,7 +73,7 @@ def format_number(value: float, *, decimals: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in the largest unit of which it has at least two."""
+    """Return a duration in the largest unit that gives a number of at least 2."""
     units = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     unit, size = next((each for each in units if seconds >= 2 * each[1]), units[-1])
     number = seconds / size

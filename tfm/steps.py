@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsConfig(Settings, section="steps"):
-    """What is done with text before a search, and with outputs after it."""
+    """Settings of the steps that prepare text before a search, or complete outputs after it."""
 
     document: bool = setting(
         False, "Split paragraphs into sentences; keep white space.", common=True
@@ -51,7 +51,7 @@ def steps_around(
 
     Args:
         search: Settings of the search.
-        info: The description of the model; None if only its weights are known.
+        info: The description of the model; None for a model that has weights only.
         config: The steps that users ask for.
         models: The folders of the models, whose steps are those of a parser if they are parsers.
         device: Where steps compute.

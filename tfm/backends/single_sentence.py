@@ -228,7 +228,7 @@ class SingleSentenceCache:
             self._set_bias(bias)
 
     def _set_cache(self, cache: Tensor) -> None:
-        """Use a cache [layers, capacity, h · (d_k + d_v)], of which steps use views."""
+        """Use a cache [layers, capacity, h · (d_k + d_v)], as views for the next steps."""
         self._cache = cache
         self._views = []
         for rows in cache:

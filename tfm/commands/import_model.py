@@ -75,7 +75,7 @@ def import_model(
         force: Overwrite an earlier import.
 
     Raises:
-        UsageError: There is no such model, it has something that tfm has not, languages are
+        UsageError: There is no such model, it has a part that tfm does not support, languages are
             unknown, or `out` exists.
         CheckpointError: Weights are missing or damaged, or contain code.
         DataError: The vocabulary is missing or damaged.

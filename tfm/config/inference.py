@@ -21,7 +21,7 @@ from tfm.config.training import Kernels
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
-# Of the tokenizers of sacreBLEU, those that suit a language.
+# The tokenizers of sacreBLEU that suit a language.
 BleuTokenizer = Literal["13a", "zh", "char"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 

@@ -262,5 +262,5 @@ class RunConfig:
             )
 
 
-# The groups of settings of a run, with those of both kinds of models.
+# The groups of settings of a run, for both kinds of models.
 RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)

@@ -344,8 +344,8 @@ class SeenHashes:
 
     Hashes are kept in sorted arrays ("runs"), each more than twice as long as the next: there are
     few to search, and each hash is merged a logarithmic number of times. Long runs are in unnamed
-    files in a folder, mapped into memory, of which the system keeps as much as fits. Among 100
-    million distinct pairs, the probability that any two have equal hashes is about 1 in 3,700.
+    files in a folder, which are mapped into memory: the system keeps as much of them as fits. Among
+    100 million distinct pairs, the probability that any two have equal hashes is about 1 in 3,700.
     """
 
     def __init__(self, scratch_dir: Path | None = None) -> None:

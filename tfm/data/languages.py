@@ -62,7 +62,7 @@ def base_language(code: str) -> str:
 
 @cache
 def script_of(code: str) -> str:
-    """Return the ISO 15924 code of the script of a language: Hant for zh-TW; "" if it is unknown.
+    """Return the ISO 15924 code of the script of a language: Hant for zh-TW; "" if unknown.
 
     Without a script in the code, it is the one in which the language is mostly written.
     """

@@ -517,7 +517,7 @@ def _summary(counts: PairCounts, unit: str = "pairs") -> str:
 
 
 def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:
-    """Refuse training text of which too many lines are not UTF-8."""
+    """Raise DataError if too many lines of a training text are not UTF-8."""
     num_invalid = counts.dropped["not_utf8"]
     if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
         for path in paths:

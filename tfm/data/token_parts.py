@@ -38,7 +38,7 @@ class BinarizedPart:
         inputs: JSON values of all that determines it.
         files: {file name: size in bytes} of its files.
         read: Number of pairs in the text.
-        copied: For each training text, the number of pairs of which a copy was added.
+        copied: For each training text, the number of pairs with an added copy.
         too_long: The same for pairs, or copies, that were dropped.
         unknown: Numbers of unknown tokens of source and target.
         parts: The segmentation without dropout, then its variants.

@@ -174,7 +174,7 @@ def parse_tree_line(line: str, *, where: str) -> Tree | None:
 
     Returns:
         The tree; TOP over the trees if there are several; None if the line or its brackets are
-        empty, as if a parser found no tree.
+        empty, which means that a parser gave no tree.
 
     Raises:
         DataError: Brackets are unbalanced, or one is neither a word nor a constituent.

@@ -257,7 +257,7 @@ def by_length(
 ) -> Iterator[list[Segment]]:
     """Yield chunks of lines, the longest first, so that the lines of a chunk have similar lengths.
 
-    They are numbered from 1 on in the order of all lines, of which `indices` selects some.
+    They are numbered from 1 in the order of all lines; `indices` selects the lines to yield.
     """
     order = sorted(indices, key=lambda index: -len(lines[index]))
     for start in range(0, len(order), size):

@@ -104,7 +104,7 @@ class Spellings:
         return fixed, open_ends
 
     def _spell(self, text: bytes) -> OpenEnd:
-        """Return the steps that spell a text, from each of which the rest can be spelled."""
+        """Return the steps that spell a text; after each of them, the rest can be spelled."""
         steps: dict[int, dict[int, int]] = {len(text): {}}
         for start in range(len(text) - 1, -1, -1):
             following = self.beginning_with(text[start:])

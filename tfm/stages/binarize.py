@@ -108,7 +108,7 @@ def _update_splits(
     for split in splits:
         names = manifest.text_parts(split)
         done = binarize_split(manifest, split, names, vocabulary, config, force=force)
-        # The rows of each variant follow those of all parts without dropout.
+        # The indices of each variant follow the indices of all parts without dropout.
         parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
         result[split] = _counts(done) | {"parts": [asdict(each) for each in done]}
         if split == "train" and texts:

@@ -219,7 +219,7 @@ def _lock(descriptor: int, path: Path) -> None:
     import fcntl  # not part of Python on Windows
 
     try:
-        # Unlike those of `flock`, these locks are not inherited by forked processes.
+        # Unlike the locks of `flock`, these locks are not inherited by forked processes.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):

@@ -98,7 +98,7 @@ class PendingStep:
         pairs: [B] numbers of its sentence pairs.
         position: The run's position after the step.
         clock: With a mark at the beginning of the step, and before it one where the wait for its
-            batch began, if that is known; the end of the step is marked here.
+            batch began, if available; the end of the step is marked here.
         results: Loss, negative log-likelihood, norm of the gradient, whether the update was
             skipped, and loss scale: scalars on the device.
         other_fields: The other fields of its report.

@@ -131,8 +131,8 @@ _TEXTS = _Chart("loss", "Loss by training text", "nats/token, of a sample of eac
 def write_report(run_dir: Path) -> None:
     """Write report.html of a run, from its metrics.jsonl and, if present, its config.toml.
 
-    Equal files of the same age give identical reports. Truncated lines are ignored. A run of which
-    no metrics could be written, as on a full disk, has a report without metrics.
+    Equal files of the same age give identical reports. Truncated lines are ignored. A run that
+    could write no metrics, as on a full disk, has a report without them.
     """
     path = run_dir / "metrics.jsonl"
     training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)

@@ -29,7 +29,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 
 
 class Record:
-    """Stands for an object of settings or statistics, of which only attributes are kept."""
+    """Stands for an object of settings or statistics; only its attributes are kept."""
 
     def __init__(self, *_arguments: Any, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -53,7 +53,7 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a file of torch.save: tensors, plain values and `Record`s.
 
     Raises:
-        CheckpointError: It is damaged, or names other objects, which are not loaded.
+        CheckpointError: The file is damaged, or names other objects, which are not loaded.
     """
     try:
         with (
@@ -125,13 +125,13 @@ def find_checkpoint(path: Path) -> Path:
 def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
     """Read a checkpoint, and the dictionaries beside it.
 
-    Languages that are None are those of the checkpoint.
+    Languages that are None are read from the checkpoint.
 
     Returns:
         The model, and whether its text is tokens separated by spaces.
 
     Raises:
-        UsageError: Languages are unknown, or the model has something that tfm has not.
+        UsageError: Languages are unknown, or the model has a part that tfm does not support.
         CheckpointError: The checkpoint is damaged, or contains code.
         DataError: A dictionary or SentencePiece model is missing or damaged.
     """
@@ -195,7 +195,7 @@ def _arguments(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _settings(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return the settings of the model; UsageError names those that tfm has not."""
+    """Return the settings of the model; UsageError names unsupported ones."""
     unsupported = [name for name in _UNSUPPORTED if arguments.get(name)]
     for name in _SIZES:
         encoder, decoder = (arguments.get(f"{side}_{name}") for side in ("encoder", "decoder"))
@@ -256,7 +256,7 @@ def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Te
 def _positions(
     weights: dict[str, Tensor], arguments: Mapping[str, Any], stack: str, side: str, path: Path
 ) -> Tensor:
-    """Return the table of positions [N, d_model], which is removed if it was learned."""
+    """Return the encoder's or decoder's positions [N, d_model]; learned ones are removed."""
     learned = weights.pop(f"{stack}.embed_positions.weight", None)
     if learned is not None:
         return learned[_FIRST_POSITION:]

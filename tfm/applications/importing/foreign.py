@@ -48,12 +48,12 @@ class Tokens:
 
     Attributes:
         pieces: [V] distinct pieces.
-        rows: [V] the id that each has in the original model.
+        original_ids: [V] the id of each piece in the original model.
         has_own_start: Whether the start of a translation is another token than padding and EOS.
     """
 
     pieces: Sequence[str]
-    rows: Sequence[int]
+    original_ids: Sequence[int]
     has_own_start: bool
 
 
@@ -98,9 +98,9 @@ def renumber(
     Args:
         pieces: [V] distinct pieces by their ids in the original model.
         pad: The id of padding; the others also are ids in the original.
-        start: That of the token before each translation, which may also be pad or eos.
-        eos: That of the end of a sentence.
-        unk: That of unknown pieces.
+        start: The id of the token before each translation, which may also be pad or eos.
+        eos: The id of the end of a sentence.
+        unk: The id of unknown pieces.
     """
     special = [pad, start, eos, unk]
     others = [number for number in range(len(pieces)) if number not in special]
@@ -114,7 +114,7 @@ def renumber(
         taken.add(name)
     return Tokens(
         pieces=[*_SPECIAL_PIECES, *names],
-        rows=[*special, *others],
+        original_ids=[*special, *others],
         has_own_start=start not in (pad, eos),
     )
 
@@ -169,7 +169,7 @@ def unscaled(embeddings: Sequence[Tensor], d_model: int) -> tuple[Tensor, Tensor
 
 
 def check_supported(unsupported: Sequence[str], path: Path) -> None:
-    """Raise UsageError if a model has something that tfm has not."""
+    """Raise a UsageError that lists the parts of a model that tfm does not support, if any."""
     if unsupported:
         raise UsageError(f"{path} cannot be imported: tfm has no {' or '.join(unsupported)}")
 
@@ -185,13 +185,13 @@ def chosen_languages(
     path: Path,
     tags: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """Return the given languages, or those that the model's files name.
+    """Return the given languages; languages that are None are read from the model's files.
 
     Args:
         given: Source and target; None if they are not given.
         named: What the files name: source_lang and target_lang.
         path: The model, for error messages.
-        tags: Those of the vocabulary. Several name the target languages.
+        tags: The tags of the vocabulary. Several name the target languages.
 
     Raises:
         UsageError: A language is unknown, or one of several given target languages has no tag.
@@ -221,7 +221,7 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
     """Return the settings and the weights, of any shape, for tfm; they are taken out of the model.
 
     Raises:
-        UsageError: The model has something that tfm has not, or settings out of range.
+        UsageError: The model has a part that tfm does not support, or settings out of range.
         CheckpointError: Weights are missing, or of another shape than the settings say.
     """
     tied = _tied(*model.embeddings)
@@ -258,7 +258,7 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
 
 
 def _tied(source: Tensor, target: Tensor, output: Tensor) -> str:
-    """Return the setting of embeddings of which some are equal."""
+    """Return the value of `tied_embeddings` for these embeddings."""
     if not torch.equal(target, output):
         return "none"
     return "three-way" if torch.equal(source, target) else "two-way"
@@ -278,13 +278,13 @@ def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tens
     """Return the embeddings by the names of tfm; tied ones have the last of their names."""
     names = ("source_embedding.weight", "target_embedding.weight", "output_weight")
     kept = {"none": names, "two-way": names[::2], "three-way": names[2:]}[tied]
-    rows = [torch.tensor(side.rows) for side in (*model.tokens, model.tokens[1])]
+    ids = [torch.tensor(side.original_ids) for side in (*model.tokens, model.tokens[1])]
     _, target, output = model.embeddings
     if target.shape != output.shape:
         raise IndexError("the output embedding has another shape")
     return {
-        name: _reordered(weight[row], order, 1)
-        for name, weight, row in zip(names, model.embeddings, rows, strict=True)
+        name: _reordered(weight[chosen], order, 1)
+        for name, weight, chosen in zip(names, model.embeddings, ids, strict=True)
         if name in kept
     }
 
@@ -292,11 +292,11 @@ def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tens
 def _output_bias(model: ForeignModel) -> Tensor:
     """Return [V] the bias of the logits, which makes a copy of another token improbable."""
     tokens = model.tokens[1]
-    bias = torch.zeros(len(tokens.rows))
+    bias = torch.zeros(len(tokens.original_ids))
     if model.output_bias is not None:
         if len(model.output_bias) != len(model.embeddings[1]):
             raise IndexError("the output bias has another shape")
-        bias = model.output_bias[torch.tensor(tokens.rows)]
+        bias = model.output_bias[torch.tensor(tokens.original_ids)]
     if not tokens.has_own_start:
         bias[BOS] += _COPY_BIAS
     return bias
@@ -344,7 +344,7 @@ def _take(weights: dict[str, Tensor], name: str, part: str) -> Tensor:
 
 
 def _check_shapes(model: ForeignModel, run: RunConfig, weights: Mapping[str, Tensor]) -> None:
-    source_size, target_size = (len(side.rows) for side in model.tokens)
+    source_size, target_size = (len(side.original_ids) for side in model.tokens)
     empty = empty_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
     for name, parameter in empty.named_parameters():
         if weights[name].shape != parameter.shape:

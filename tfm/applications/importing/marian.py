@@ -1,4 +1,4 @@
-"""Marian models of transformers, such as those of OPUS-MT."""
+"""Marian models of transformers, such as OPUS-MT."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,10 +40,10 @@ def is_marian(folder: Path) -> bool:
 
 
 def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
-    """Read a folder of transformers; languages that are None are those that it names.
+    """Read a folder of transformers; languages that are None are read from its files.
 
     Raises:
-        UsageError: Languages are unknown, or the model has something that tfm has not.
+        UsageError: Languages are unknown, or the model has a part that tfm does not support.
         CheckpointError: Weights are missing or damaged.
         DataError: Another file is missing or damaged.
     """
@@ -83,7 +83,7 @@ def _load_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the model; UsageError names one that tfm has not."""
+    """Return the settings of the model; UsageError names unsupported ones."""
     try:
         pairs = {
             name: (config[f"encoder_{name}"], config[f"decoder_{name}"])

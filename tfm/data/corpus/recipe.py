@@ -13,7 +13,7 @@ from tfm.data.manifest import LANGUAGE, SPLITS
 
 _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
-# The name of a recipe may be used as that of a folder.
+# The name of a recipe may be used as a folder's name.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _OF_ALL_TEXTS = {"normalize_space", "normalize_unicode", "part_pairs"}  # settings of [cleaning]
