@@ -51,6 +51,24 @@ def randomize(model):
     return model.eval()
 
 
+def scores_of(model, sources, targets):
+    """Return the log probability of targets, as token ids without EOS, under a model of
+    transformers."""
+    config = model.config
+    found = []
+    for source, target in zip(sources, targets, strict=True):
+        labels = torch.tensor([[*target, config.eos_token_id]])
+        start = torch.tensor([[config.decoder_start_token_id]])
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([[*source, config.eos_token_id]]),
+                decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1),
+            ).logits
+        log_probs = logits.log_softmax(-1).gather(2, labels[..., None])
+        found.append(float(log_probs.sum()))
+    return found
+
+
 def new_marian(folder, *, model_type="unigram", num_missing=0, tags=(), **changes):
     """Write a Marian model of random weights as `transformers` does; return the model."""
     from transformers import MarianConfig, MarianMTModel

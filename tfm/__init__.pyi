@@ -509,13 +509,15 @@ def import_model(
     out: StrPath | None = ...,
     source: StrPath | None = ...,
     target: StrPath | None = ...,
+    revision: StrPath | None = ...,
     force: bool | None = ...,
 ) -> ImportResult:
-    """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
+    """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
 
-    A Marian model is a folder with config.json, weights, source.spm, target.spm and vocab.json. A
-    model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
-    one. No code in a checkpoint is run.
+    Models of Marian are those of transformers, in a folder or by the name that the Hugging Face Hub
+    has for them (pip install "tfm-mt[hub]"), and Marian's own: a .npz file with its vocabularies
+    beside it, or a zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its
+    dict.LANG.txt, and its SentencePiece model if it has one. No code in a file is run.
 
     The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
     records the license and the origin that the model's card names (README.md, LICENSE).
@@ -524,21 +526,24 @@ def import_model(
 
     Examples::
 
-        tfm import opus-mt-en-de --out models/en-de
+        tfm import Helsinki-NLP/opus-mt-en-de
+        tfm import opus-2020-02-26.zip --out models/en-de
         tfm import wmt16.en-de/checkpoint_best.pt
 
     Args:
-        model: Folder of the model, or fairseq's checkpoint in it.
-        out: Model folder to write (default: MODEL-tfm).
+        model: Folder or file of the model, or its name on the Hugging Face Hub.
+        out: Model folder to write (default: MODEL-tfm, or models/NAME if it is from the Hub).
         source: Source language (default: the one that the model names).
         target: Target language (default: the one that the model names, or those of its tags).
+        revision: For a model of the Hub: a branch, tag or commit (default: the newest).
         force: Overwrite an earlier import.
 
     Raises:
         UsageError: There is no such model, it has a part that tfm does not support, languages are
             unknown, or `out` exists.
         CheckpointError: Weights are missing or damaged, or contain code.
-        DataError: The vocabulary is missing or damaged.
+        DataError: The vocabulary or the archive is missing or damaged.
+        DownloadError: The Hub cannot be reached.
     """
 
 

@@ -111,6 +111,11 @@ def _export(call: Call, /) -> None:
         f"export: {result.model_dir} for {call.keywords['format']}, weights in {weights}, "
         f"{result.num_bytes / 1e6:,.1f} MB"
     )
+    if call.keywords["format"] == "huggingface":
+        say(
+            "export: to publish it, choose the license in its README.md, and run pip install "
+            f"huggingface_hub, hf auth login, and hf upload USER/NAME {result.out_dir}"
+        )
     typer.echo(result.out_dir)
 
 

@@ -1,18 +1,20 @@
 """tfm import: a model of another program → an ordinary model folder."""
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tfm.commands.declaration import Flag, NewFolder, command
-from tfm.errors import CheckpointError, UsageError, tfm_command
+from tfm.errors import CheckpointError, UsageError
 from tfm.storage.files import sha256_of
-from tfm.storage.paths import existing_path, new_output_folder
+from tfm.storage.paths import MODELS_ROOT, existing_path, new_output_folder
 
 # Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
 _HUB_NAME = re.compile(
-    r"(?:https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?:/(?:tree|blob)/.*)?"
+    r"(https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?<!\.npz)"
+    r"(?<!\.zip)(?:/(?:tree|blob)/([^/]+).*)?"
 )
 
 
@@ -28,34 +30,33 @@ class ImportResult:
     license: str | None  # that its card names; None if unknown
 
 
-def _existing_model(path: Path) -> Path:
-    """Return the path; raise UsageError if there is none, and say how to fetch it from the Hub."""
-    try:
-        return existing_path(path)
-    except UsageError as error:
-        if (found := _HUB_NAME.fullmatch(str(path))) is None:
-            raise
-        name = found[1]
-        raise UsageError(
-            f"{error}; if it is a model of the Hugging Face Hub, run hf download {name} "
-            f"--local-dir {name} (pip install huggingface_hub), then {tfm_command('import', name)}"
-        ) from None
+def _existing_or_named(path: Path) -> Path:
+    """Return the path; raise UsageError unless it exists, or names a model of the Hub."""
+    return path if _named(path) else existing_path(path)
+
+
+def _named(path: Path) -> re.Match[str] | None:
+    """Return the match of a name of the Hub; None for a path, or a mistake in one."""
+    match = _HUB_NAME.fullmatch(path.as_posix())
+    return match if match and (match[1] or not path.parent.exists()) else None
 
 
 @command()
 def import_model(
-    model: Annotated[Path, _existing_model, Flag("MODEL")],
+    model: Annotated[Path, _existing_or_named, Flag("MODEL")],
     *,
     out: NewFolder = None,
     source: Annotated[str | None, Flag("LANG")] = None,
     target: Annotated[str | None, Flag("LANG")] = None,
+    revision: Annotated[str | None, Flag("NAME")] = None,
     force: bool = False,
 ) -> ImportResult:
-    """Import a Marian model of transformers (OPUS-MT), or a Transformer of fairseq.
+    """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
 
-    A Marian model is a folder with config.json, weights, source.spm, target.spm and vocab.json. A
-    model of fairseq is a checkpoint with its dict.LANG.txt, and its SentencePiece model if it has
-    one. No code in a checkpoint is run.
+    Models of Marian are those of transformers, in a folder or by the name that the Hugging Face Hub
+    has for them (pip install "tfm-mt[hub]"), and Marian's own: a .npz file with its vocabularies
+    beside it, or a zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its
+    dict.LANG.txt, and its SentencePiece model if it has one. No code in a file is run.
 
     The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
     records the license and the origin that the model's card names (README.md, LICENSE).
@@ -64,42 +65,76 @@ def import_model(
 
     Examples::
 
-        tfm import opus-mt-en-de --out models/en-de
+        tfm import Helsinki-NLP/opus-mt-en-de
+        tfm import opus-2020-02-26.zip --out models/en-de
         tfm import wmt16.en-de/checkpoint_best.pt
 
     Args:
-        model: Folder of the model, or fairseq's checkpoint in it.
-        out: Model folder to write (default: MODEL-tfm).
+        model: Folder or file of the model, or its name on the Hugging Face Hub.
+        out: Model folder to write (default: MODEL-tfm, or models/NAME if it is from the Hub).
         source: Source language (default: the one that the model names).
         target: Target language (default: the one that the model names, or those of its tags).
+        revision: For a model of the Hub: a branch, tag or commit (default: the newest).
         force: Overwrite an earlier import.
 
     Raises:
         UsageError: There is no such model, it has a part that tfm does not support, languages are
             unknown, or `out` exists.
         CheckpointError: Weights are missing or damaged, or contain code.
-        DataError: The vocabulary is missing or damaged.
+        DataError: The vocabulary or the archive is missing or damaged.
+        DownloadError: The Hub cannot be reached.
     """
-    folder = model if model.is_dir() else model.parent
-    out = out or folder.resolve().with_name(f"{folder.resolve().name}-tfm")
+    named = _named(model)
+    if revision is not None and not named:
+        raise UsageError(f"--revision is for models of the Hugging Face Hub: {model} is a path")
+    from tfm.applications.importing.hub import fetch, unpacked
+    from tfm.folders.model_folder import own_files
+
+    out = out or (MODELS_ROOT / Path(named[2]).name if named else _default_folder(model))
+    own = own_files(out) if _is_import(out) else None
+    new_output_folder(out, own=own, kind="model folder of tfm import", force=force)
+    with ExitStack() as stack:
+        origin = None
+        if named:
+            place, commit = fetch(named[2], revision or named[3])
+            origin = f"{named[2]}@{commit}"
+        elif model.suffix == ".zip" and model.is_file():
+            place, origin = stack.enter_context(unpacked(model)), str(model)
+        else:
+            place = model
+        return _import(place, origin, out, (source, target))
+
+
+def _default_folder(model: Path) -> Path:
+    """Return the folder to write for a model in a folder or archive."""
+    if model.suffix == ".zip" and model.is_file():
+        return model.with_name(f"{model.stem}-tfm")
+    folder = (model if model.is_dir() else model.parent).resolve()
+    return folder.with_name(f"{folder.name}-tfm")
+
+
+def _import(
+    model: Path, origin: str | None, out: Path, languages: tuple[str | None, str | None]
+) -> ImportResult:
+    """Convert the model in a folder or file, and record where it is from."""
     from tfm.applications.importing.card import read_card
     from tfm.applications.importing.fairseq import find_checkpoint, read_fairseq
     from tfm.applications.importing.foreign import convert, language_tags
     from tfm.applications.importing.marian import is_marian, read_marian
-    from tfm.folders.model_folder import own_files
+    from tfm.applications.importing.native import find_weights, read_native
     from tfm.folders.model_info import Ancestor, ModelInfo
     from tfm.folders.saving import save_checkpoint
 
-    own = own_files(out) if _is_import(out) else None
-    new_output_folder(out, own=own, kind="model folder of tfm import", force=force)
     if model.is_dir() and is_marian(model):
-        read, takes_tokens = read_marian(model, (source, target)), False
+        read, takes_tokens = read_marian(model, languages), False
+    elif (weights_path := find_weights(model)) is not None:
+        read, takes_tokens = read_native(weights_path, languages)
     else:
-        read, takes_tokens = read_fairseq(find_checkpoint(model), (source, target))
+        read, takes_tokens = read_fairseq(find_checkpoint(model), languages)
     run, weights = convert(read)
     vocabulary = read.vocabulary
     tags = language_tags(vocabulary.source.tags())
-    card = read_card(folder)
+    card = read_card(model if model.is_dir() else model.parent)
     info = ModelInfo(
         run=run,
         source=read.languages[0],
@@ -111,7 +146,7 @@ def import_model(
         tags=tuple(tags) if len(tags) > 1 else (),
         ancestors=(
             Ancestor(
-                path=str(read.path),
+                path=origin or str(read.path),
                 data_dir="",
                 step=0,
                 sha256=sha256_of(read.path),

@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from tfm.data.text_files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors, open_packed
@@ -77,6 +77,24 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
         )
 
 
+def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool]) -> None:
+    """Extract files of a zip archive to a folder, each under its name without the folders in it.
+
+    Raises:
+        DataError: A file is encrypted, all are too large, or the archive is truncated or damaged.
+    """
+    with _open(archive) as packed:
+        infos: dict[str, zipfile.ZipInfo] = {}
+        directory = zipfile.ZipFile(packed)
+        for info in directory.infolist():
+            name = PureWindowsPath(info.filename).name  # "/" and "\\" separate folders
+            if _is_file(info) and is_wanted(name):
+                infos[name] = info
+        _check_expansion(archive, sum(info.file_size for info in infos.values()))
+        for name, info in infos.items():
+            _write(_open_zip_member(directory, info, archive), folder / name, archive=archive)
+
+
 def unpack_file(packed: Path, output: Path) -> None:
     """Copy a file, and decompress it if it is compressed.
 
@@ -137,11 +155,15 @@ def _open(path: Path) -> Iterator[io.FileIO]:
 def _zip_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(packed) as directory:
         for info in directory.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            # Not `is_dir`, which fails if a damaged name is empty.
-            is_file = not info.filename.endswith("/") and kind in (0, stat.S_IFREG)
             open_ = partial(_open_zip_member, directory, info, archive)
-            yield info.filename, open_ if is_file else None
+            yield info.filename, open_ if _is_file(info) else None
+
+
+def _is_file(info: zipfile.ZipInfo) -> bool:
+    """Return whether a member of a zip archive is a regular file."""
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    # Not `is_dir`, which fails if a damaged name is empty.
+    return not info.filename.endswith("/") and kind in (0, stat.S_IFREG)
 
 
 def _open_zip_member(directory: zipfile.ZipFile, info: zipfile.ZipInfo, archive: Path) -> Any:

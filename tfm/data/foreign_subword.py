@@ -127,6 +127,18 @@ def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
     }
 
 
+def pieces_by_id(content: bytes, *, origin: Path) -> tuple[list[str], int, int]:
+    """Return the pieces of a SentencePiece model, and the ids of eos and unk.
+
+    Raises:
+        DataError: It is not a SentencePiece model, or has no eos.
+    """
+    model = _load(content, origin)
+    if model.eos_id() < 0:
+        raise DataError(f"{origin} has no piece for the end of a sentence: name another file")
+    return [model.IdToPiece(i) for i in range(len(model))], model.eos_id(), model.unk_id()
+
+
 def with_vocabulary(
     content: bytes, vocabulary: Sequence[str], *, tags: Collection[str] = (), origin: Path
 ) -> bytes:

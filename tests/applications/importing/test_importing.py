@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 import torch
-from foreign_models import PAIRS, new_fairseq, new_marian, unused_copies
+from foreign_models import PAIRS, new_fairseq, new_marian, scores_of, unused_copies
 from safetensors.torch import load_file
 
 from tfm.applications.importing.fairseq import load_pickle
@@ -26,24 +26,6 @@ from tfm.stages.train import train
 pytest.importorskip("transformers")
 
 LINES, TARGETS = map(list, zip(*PAIRS[:12], strict=True))
-
-
-def scores_of(model, sources, targets):
-    """Return the log probability of targets, as token ids without EOS, under a model of
-    transformers."""
-    config = model.config
-    found = []
-    for source, target in zip(sources, targets, strict=True):
-        labels = torch.tensor([[*target, config.eos_token_id]])
-        start = torch.tensor([[config.decoder_start_token_id]])
-        with torch.no_grad():
-            logits = model(
-                input_ids=torch.tensor([[*source, config.eos_token_id]]),
-                decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1),
-            ).logits
-        log_probs = logits.log_softmax(-1).gather(2, labels[..., None])
-        found.append(float(log_probs.sum()))
-    return found
 
 
 def marian_ids(folder, lines=LINES):

@@ -1,6 +1,5 @@
 """Transformers of fairseq: a checkpoint, dictionaries, and perhaps SentencePiece models."""
 
-import math
 import pickle
 import re
 import warnings
@@ -21,6 +20,7 @@ from tfm.applications.importing.foreign import (
     chosen_languages,
     joint_or_separate,
     renumber,
+    sinusoids,
     unscaled,
 )
 from tfm.data.foreign_subword import with_vocabulary, word_model
@@ -264,18 +264,7 @@ def _positions(
     num_positions = num_positions or _MAX_POSITIONS
     checked_settings({"learned_positions": num_positions}, path)
     numbers = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_positions)
-    return _sinusoids(numbers, arguments[f"{stack}_embed_dim"])
-
-
-def _sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Return fairseq's [N, d_model]: all sines before all cosines, of other wavelengths than §3.5.
-
-    It computes in float32, which the table repeats.
-    """
-    half = d_model // 2
-    exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / max(1, half - 1))
-    angles = positions[:, None].float() * exponents.exp()
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
+    return sinusoids(numbers, arguments[f"{stack}_embed_dim"])
 
 
 def _segmenters(folder: Path, languages: tuple[str, str]) -> list[Path]:

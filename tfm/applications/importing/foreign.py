@@ -22,7 +22,7 @@ from tfm.model.build import empty_model
 
 # Added to the logit of a start that is a copy of another token. Beside a probability of 1, e^-100
 # is 0 in float32, but label smoothing still gives a sensible loss.
-_COPY_BIAS = -100.0
+COPY_BIAS = -100.0
 # By the names that transformers and fairseq give them.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 _SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
@@ -210,6 +210,17 @@ def chosen_languages(
     return str(codes[0]), str(codes[1])
 
 
+def sinusoids(positions: Tensor, d_model: int) -> Tensor:
+    """Return the [N, d_model] of fairseq and Marian, of other wavelengths than §3.5.
+
+    All sines come before all cosines. Both programs compute in float32, which the table repeats.
+    """
+    half = d_model // 2
+    exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / max(1, half - 1))
+    angles = positions[:, None].float() * exponents.exp()
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
     """Return the vocabulary of two subword models, which is joint if they are equal."""
     source = SubwordModel(models[0], origin=origin)
@@ -298,7 +309,7 @@ def _output_bias(model: ForeignModel) -> Tensor:
             raise IndexError("the output bias has another shape")
         bias = model.output_bias[torch.tensor(tokens.original_ids)]
     if not tokens.has_own_start:
-        bias[BOS] += _COPY_BIAS
+        bias[BOS] += COPY_BIAS
     return bias
 
 

@@ -1,5 +1,6 @@
 """Marian models of transformers, such as OPUS-MT."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from tfm.model.layers import sinusoidal_encoding
 from tfm.storage.files import read_json
 
 CONFIG = "config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_SHARD = re.compile(r"[\w.-]+\.safetensors")
 _MAX_POSITION_ERROR = 1e-3  # tables may be in fp16
 
 
@@ -76,10 +78,24 @@ def _load_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         raise CheckpointError(f"{folder} has no {' or '.join(_WEIGHTS)}: download the whole model")
     if path.suffix == ".bin":
         return path, checked_weights(load_pickle(path), path)
-    try:
-        return path, checked_weights(safetensors.torch.load_file(path), path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: download it again") from error
+    weights: dict[str, Tensor] = {}
+    for shard in _shards(path) if path.suffix == ".json" else [path]:
+        try:
+            weights |= checked_weights(safetensors.torch.load_file(shard), shard)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{shard} is missing: download the whole model") from error
+        except SafetensorError as error:
+            raise CheckpointError(f"{shard} is damaged: download it again") from error
+    return path, weights
+
+
+def _shards(index: Path) -> list[Path]:
+    """Return the files of weights that an index names, all in its folder."""
+    by_weight = read_json(index).get("weight_map")
+    names = [*by_weight.values()] if isinstance(by_weight, dict) else []
+    if not names or not all(isinstance(each, str) and _SHARD.fullmatch(each) for each in names):
+        raise CheckpointError(f"{index} names no files of weights: download it again")
+    return [index.with_name(each) for each in sorted({*names})]
 
 
 def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:

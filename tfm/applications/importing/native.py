@@ -1,0 +1,405 @@
+"""Transformers in Marian's own files: weights with settings (.npz), and vocabularies."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tfm.applications.importing.foreign import (
+    COPY_BIAS,
+    ForeignModel,
+    Tokens,
+    check_supported,
+    checked_settings,
+    checked_weights,
+    chosen_languages,
+    joint_or_separate,
+    language_tags,
+    renumber,
+    sinusoids,
+)
+from tfm.applications.importing.npz import read_arrays
+from tfm.applications.importing.yaml_lines import read_mapping
+from tfm.data.foreign_subword import pieces_by_id, with_vocabulary, word_model
+from tfm.data.text import read_lines
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.storage.files import read_json
+
+_SETTINGS = "special:model.yml"  # an array of bytes beside the weights
+_STATES = (".optimizer.npz", ".orig.npz")  # of training
+_MAX_POSITIONS = 1024
+_FLAGS = (
+    "right-left",
+    "transformer-disable-position-embeddings",
+    "transformer-no-affine",
+    "transformer-no-bias",
+    "transformer-no-projection",
+    "transformer-pool",
+    "transformer-train-position-embeddings",
+    "ulr",
+)
+# The values that tfm has. Older versions lack some of the settings.
+_SUPPORTED: Mapping[str, Sequence[str | Sequence[str]]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),  # SSRU is rnn
+    "transformer-ffn-activation": ("relu", "swish"),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-attention-mask": ("default",),
+    "transformer-tied-layers": ([],),
+    "input-types": ([], ["sequence", "sequence"]),
+    "lemma-dim-emb": ("0",),
+    **dict.fromkeys(_FLAGS, ("false",)),
+}
+# Operations before and after a sub-layer, and after a stack, without dropout.
+_NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
+_ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+# Settings of training, which only the file beside the weights has, with what OPUS-MT trains with.
+_DROPOUT = {"": "0.1", "-attention": "0", "-ffn": "0"}
+_WEIGHT = re.compile(
+    r"(encoder|decoder)_(?:top|l([0-9]{1,4})_(self|context|ffn))"
+    r"_(?:([Wb])([qkvo12])|(?:(?:Wo|ffn)_)?ln_(scale|bias)(?:_pre)?)"
+)
+_BLOCKS = {"self": "self_attn", "context": "encoder_attn", "ffn": "final"}
+_KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
+_LANGUAGES = re.compile(r"\W*(source|target)[ -]languages?(?:\(s\))?\W+(\w.*)")
+# The words of a vocabulary for the end of a sentence and the unknown, and those of Nematus.
+_EOS, _UNK = ("</s>", "eos"), ("<unk>", "UNK")
+
+
+def find_weights(path: Path) -> Path | None:
+    """Return Marian's file of weights at a path or in this folder; None without any.
+
+    Raises:
+        UsageError: There are several.
+    """
+    if path.is_file():
+        return path if path.suffix == ".npz" else None
+    found = [each for each in sorted(path.glob("*.npz")) if not each.name.endswith(_STATES)]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise UsageError(f"{path} has several models ({names}): name the file of one")
+    return found[0] if found else None
+
+
+def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
+    """Read a file of weights, and the vocabularies beside it.
+
+    Languages that are None are those of the README.md beside it.
+
+    Returns:
+        The model, and whether its text is tokens separated by spaces.
+
+    Raises:
+        UsageError: Languages are unknown, or the model has something that tfm has not.
+        CheckpointError: Weights are missing or damaged.
+        DataError: A vocabulary or SentencePiece model is missing or damaged.
+    """
+    arrays = read_arrays(path)
+    settings = _settings(arrays, path)
+    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    weights = _renamed(checked_weights(tensors, path), path)
+    embeddings, output_bias = _take_embeddings(weights, path)
+    sides = _vocabularies(path, [len(each) - 1 for each in embeddings[::2]])
+    tokens, models = _read_vocabulary(sides)
+    model = ForeignModel(
+        path=path,
+        languages=chosen_languages(
+            languages,
+            _named_languages(path.parent),
+            path.parent,
+            () if sides[0].segmenter is None else language_tags(tokens[0].pieces),
+        ),
+        settings=settings,
+        weights=weights,
+        embeddings=embeddings,
+        output_bias=output_bias,
+        positions={
+            f"{side}_embedding": sinusoids(torch.arange(_MAX_POSITIONS), settings["d_model"])
+            for side in ("source", "target")
+        },
+        tokens=tokens,
+        vocabulary=joint_or_separate(models, path.parent),
+    )
+    return model, sides[0].segmenter is None
+
+
+def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, Any]:
+    """Take the settings out of the arrays; UsageError names those that tfm has not."""
+    if _SETTINGS not in arrays:
+        raise CheckpointError(f"{path} has no {_SETTINGS}: it is no model of Marian")
+    text = arrays.pop(_SETTINGS).tobytes().decode(errors="replace").rstrip("\0")
+    try:
+        given = read_mapping(text.split("\n"))
+        _check_supported(given, path)
+        settings = {
+            "num_encoder_layers": given["enc-depth"],
+            "num_decoder_layers": given["dec-depth"],
+            "d_model": given["dim-emb"],
+            "d_ff": given["transformer-dim-ffn"],
+            "num_heads": given["transformer-heads"],
+        }
+        activation = _ACTIVATIONS[str(given["transformer-ffn-activation"])]
+        norm = _NORMS[_operations(given)]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} has damaged settings ({error}): download it again"
+        ) from error
+    numbers = {name: _number(value) for name, value in settings.items()}
+    others = {"activation": activation, "norm": norm, **_dropout(path)}
+    return checked_settings(numbers | others, path)
+
+
+def _check_supported(given: Mapping[str, Any], path: Path) -> None:
+    """Raise UsageError if a setting has a value that tfm has not."""
+    unsupported = [
+        f"{name} {', '.join(value) if isinstance(value, list) else value or '(empty)'}"
+        for name, supported in _SUPPORTED.items()
+        if (value := given.get(name, supported[0])) not in supported
+    ]
+    if given.get("transformer-decoder-autoreg") == "rnn":
+        unsupported.append(f"dec-cell {given.get('dec-cell')}")
+    if given.get("transformer-decoder-dim-ffn", "0") not in ("0", given["transformer-dim-ffn"]):
+        unsupported.append("transformer-decoder-dim-ffn other than transformer-dim-ffn")
+    if (operations := _operations(given)) not in _NORMS:
+        names = ("preprocess", "postprocess", "postprocess-top")
+        parts = zip(names, operations, strict=True)
+        unsupported.append(", ".join(f"transformer-{name} {each!r}" for name, each in parts))
+    check_supported(unsupported, path)
+
+
+def _operations(given: Mapping[str, Any]) -> tuple[str, str, str]:
+    before, after, top = (
+        str(given.get(f"transformer-{name}", "")).replace("d", "")
+        for name in ("preprocess", "postprocess", "postprocess-top")
+    )
+    return before, after, top
+
+
+def _dropout(path: Path) -> dict[str, Any]:
+    """Return the dropout of training from the settings beside the weights, if they are there."""
+    given = _beside(path, f"{path.name}.yml") or {}
+    rest, attention, inner = (
+        _number(given.get(f"transformer-dropout{name}", default))
+        for name, default in _DROPOUT.items()
+    )
+    return {
+        "dropout": rest,
+        "embedding_dropout": rest,
+        "attention_dropout": attention,
+        "relu_dropout": inner,
+    }
+
+
+def _number(value: Any) -> Any:
+    """Return the number that a text is; anything else, which no setting accepts, as it is."""
+    try:
+        return int(value) if re.fullmatch("[0-9]{1,9}", value) else float(value)
+    except (ValueError, TypeError):
+        return value
+
+
+def _beside(path: Path, name: str) -> Mapping[str, Any] | None:
+    """Return the content of a YAML file beside the weights; None if there is none."""
+    file = path.with_name(name)
+    if not file.is_file():
+        return None
+    try:
+        return read_mapping(each.decode() for each in read_lines(file, strict=True))
+    except ValueError as error:
+        raise DataError(f"{file} is damaged ({error}): download it again") from error
+
+
+def _renamed(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the weights, of any shape, by the names of fairseq, if they have one there.
+
+    Marian's map from rows to columns, and its vectors have one row.
+    """
+    found = {}
+    for name, each in weights.items():
+        if each.ndim != 2:
+            raise CheckpointError(f"{path} is damaged ({name} is no matrix): download it again")
+        if (match := _WEIGHT.fullmatch(name)) is None:
+            found[name] = each
+        elif match[4] == "W":
+            found[_new_name(match)] = each.T
+        else:
+            found[_new_name(match)] = each.flatten()
+    return found
+
+
+def _new_name(match: re.Match[str]) -> str:
+    stack, number, block, kind, part, norm_kind = match.groups()
+    if number is None:
+        return f"{stack}.layer_norm.{_KINDS[norm_kind or kind]}"
+    prefix = f"{stack}.layers.{int(number) - 1}"
+    if norm_kind:
+        return f"{prefix}.{_BLOCKS[block]}_layer_norm.{_KINDS[norm_kind]}"
+    if block == "ffn":
+        return f"{prefix}.fc{part}.{_KINDS[kind]}"
+    return f"{prefix}.{_BLOCKS[block]}.{'out' if part == 'o' else part}_proj.{_KINDS[kind]}"
+
+
+def _take_embeddings(
+    weights: dict[str, Tensor], path: Path
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Remove the embeddings and the output bias; return them with a row for the start.
+
+    A translation starts with a vector of zeros, which is never output.
+    """
+    shared = weights.pop("Wemb", None)
+    source, target = (weights.pop(f"{side}_Wemb", shared) for side in ("encoder", "decoder"))
+    output = weights.pop("decoder_ff_logit_out_Wt", target)
+    if (older := weights.pop("decoder_ff_logit_out_W", None)) is not None:
+        output = older.T
+    if source is None or target is None or output is None:
+        raise CheckpointError(f"{path} has no embeddings: download it again")
+    source, target, output = (
+        torch.cat([each, torch.zeros(1, each.size(1))]) for each in (source, target, output)
+    )
+    bias = weights.pop("decoder_ff_logit_out_b", torch.zeros(1, len(output) - 1))
+    return (source, target, output), torch.cat([bias.flatten(), torch.tensor([COPY_BIAS])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """The vocabulary of source or target.
+
+    Attributes:
+        path: Its file.
+        pieces: [V] by id.
+        eos: Id of the end of a sentence.
+        unk: Id of unknown pieces.
+        segmenter: The SentencePiece model; None if text is tokens of the vocabulary.
+    """
+
+    path: Path
+    pieces: Sequence[str]
+    eos: int
+    unk: int
+    segmenter: Path | None
+
+
+def _vocabularies(path: Path, sizes: Sequence[int]) -> list[_Side]:
+    """Read the vocabularies of source and target, with these numbers of rows."""
+    paths = _find_vocabularies(path)
+    found = []
+    for vocabulary, size, side in zip(paths, sizes, ("source", "target"), strict=True):
+        segmenter = vocabulary if vocabulary.suffix == ".spm" else path.with_name(f"{side}.spm")
+        if segmenter == vocabulary:
+            pieces, eos, unk = pieces_by_id(vocabulary.read_bytes(), origin=vocabulary)
+        else:
+            pieces, eos, unk = _words(vocabulary, size)
+        if len(pieces) != size:
+            raise DataError(
+                f"{vocabulary} has {len(pieces):,} pieces, but the model {size:,}: copy both from "
+                "the same model"
+            )
+        is_there = segmenter.is_file()
+        found.append(
+            _Side(
+                path=vocabulary,
+                pieces=pieces,
+                eos=eos,
+                unk=unk,
+                segmenter=segmenter if is_there else None,
+            )
+        )
+    if (found[0].segmenter is None) != (found[1].segmenter is None):
+        raise DataError(f"{path.parent} has one of source.spm and target.spm: copy both")
+    return found
+
+
+def _find_vocabularies(path: Path) -> list[Path]:
+    """Return the files of source and target, which decoder.yml or settings of training name."""
+    for name in (f"{path.name}.decoder.yml", "decoder.yml", f"{path.name}.yml"):
+        named = (_beside(path, name) or {}).get("vocabs")
+        if isinstance(named, list) and len(named) == 2:
+            # Of paths on another machine or elsewhere, only the names count.
+            found = [path.with_name(PurePath(each).name or "?") for each in named]
+            break
+    else:
+        found = sorted(path.parent.glob("*vocab*")) or sorted(path.parent.glob("*.spm"))
+        found = found * 2 if len(found) == 1 else found
+        if len(found) != 2 or (found[0] != found[1] and not re.search("src|source", found[0].name)):
+            raise DataError(
+                f"{path.parent} has no decoder.yml, which names the vocabularies: copy it there"
+            )
+    if missing := [each for each in found if not each.is_file()]:
+        raise DataError(f"{missing[0]} is missing: copy the vocabulary of the model there")
+    return found
+
+
+def _words(path: Path, size: int) -> tuple[list[str], int, int]:
+    """Return the pieces of a vocabulary by id, and the ids of the end and the unknown."""
+    lines = (line.decode() for line in read_lines(path, strict=True))
+    pieces = [f"<unnamed {number}>" for number in range(size)]
+    is_mapping = path.suffix in (".yml", ".yaml", ".json")
+    try:
+        if path.suffix == ".json":
+            ids: Mapping[str, Any] = read_json(path)
+        elif is_mapping:
+            ids = read_mapping(lines)
+        else:
+            ids = {line: number for number, line in enumerate(lines)}
+        taken = set()
+        for piece, value in ids.items():
+            number = _number(str(value))
+            if type(number) is not int or number in taken:
+                raise ValueError(f"the id of {piece!r:.80} is {value!r:.80}")
+            taken.add(number)
+            if number < size:  # Marian does not use the others
+                pieces[number] = piece
+        eos, unk = (
+            number if pieces[number] in (f"<unnamed {number}>", theirs) else pieces.index(ours)
+            for number, (ours, theirs) in enumerate((_EOS, _UNK))
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{path} is no vocabulary of the model ({error}): download it again"
+        ) from error
+    return pieces, eos, unk
+
+
+def _read_vocabulary(
+    sides: Sequence[_Side],
+) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
+    """Return the tokens and the subword model of source and target."""
+    source, target = (
+        renumber(
+            [*side.pieces, f"<unnamed {len(side.pieces)}>"],
+            pad=len(side.pieces),
+            start=len(side.pieces),
+            eos=side.eos,
+            unk=side.unk,
+        )
+        for side in sides
+    )
+    tags = language_tags(source.pieces)
+    return (source, target), (
+        _subword_model(sides[0], source, tags),
+        _subword_model(sides[1], target, ()),
+    )
+
+
+def _subword_model(side: _Side, tokens: Tokens, tags: Collection[str]) -> bytes:
+    if side.segmenter is None:
+        return word_model(tokens.pieces)
+    content = side.segmenter.read_bytes()
+    return with_vocabulary(content, tokens.pieces, tags=tags, origin=side.segmenter)
+
+
+def _named_languages(folder: Path) -> dict[str, str]:
+    """Return the languages that the README.md of OPUS-MT names."""
+    path = folder / "README.md"
+    if not path.is_file():
+        return {}
+    lines = (line.decode(errors="replace") for line in read_lines(path, strict=False))
+    found = [match for line in lines if (match := _LANGUAGES.match(line))]
+    return {f"{match[1]}_lang": "+".join(re.findall(r"[\w-]+", match[2])) for match in found[::-1]}
