@@ -1,0 +1,36 @@
+"""The steps around a search: their order, and what asks for them."""
+
+from dataclasses import replace
+
+import pytest
+
+from tfm.commands.translator import Translator
+from tfm.config import SearchConfig
+from tfm.errors import UsageError
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import Calibration
+from tfm.steps import StepsConfig, steps_around
+
+TEXTS = StepsConfig(document=True, align=True)
+
+
+def names(steps):
+    return [type(step).__name__ for step in steps]
+
+
+def test_candidates_are_chosen_first_and_documents_joined_last(trained_run):
+    folder = ModelFolder.open(trained_run)
+    calibration = Calibration(num_lines=1, log_probs=(-1.0,), qualities=(0.5,))
+    info = replace(folder.info, calibration=calibration)
+    search = SearchConfig(n_best=4, mbr="chrf")
+    found = names(steps_around(search, info, TEXTS, models=[folder]))
+    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Align", "Sentences"]
+    given = names(steps_around(search, info, TEXTS, models=[folder], scores_given=True))
+    assert given == ["Sentences", "Align"]
+    assert names(steps_around(search, None)) == ["MinimumBayesRisk"]
+
+
+def test_translator_takes_no_settings_of_whole_texts(trained_run):
+    translator = Translator.load(trained_run, device="cpu")
+    with pytest.raises(UsageError, match="unknown setting 'document'"):
+        translator.translate("seven", document=True)
