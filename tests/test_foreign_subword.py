@@ -9,7 +9,12 @@ import sentencepiece
 from helpers import decoded, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.foreign_subword import load_subword_models, with_fixed_ids, with_vocabulary
+from tfm.data.foreign_subword import (
+    load_subword_models,
+    with_fixed_ids,
+    with_vocabulary,
+    word_model,
+)
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
@@ -84,6 +89,23 @@ def test_another_vocabulary_changes_ids_but_not_the_segmentation(tmp_path, model
         assert model.encode_block_with_dropout(lines, 0.0, random)[0].tolist() == [*chain(*found)]
     ids = [*range(4, 4 + len(absent))]
     assert model.decode([ids]) == ["".join(absent).replace("▁", " ").removeprefix(" ")]
+
+
+def test_each_word_that_a_vocabulary_of_words_lacks_is_unknown(tmp_path):
+    words = ["a", "b@@", "▁", "日本", "x\u2585"]
+    content = word_model(["<pad>", "<s>", "</s>", "<unk>", *words])
+    model = SubwordModel(content, origin=tmp_path)
+    texts = {
+        "a zzz yyy b@@ 日本": [4, 3, 3, 5, 7],
+        "zzz yyy </s> <pad>": [3, 3, 3, 3],
+        "▁ x\u2585 ▁▁ <unk>": [6, 8, 3, 3],
+        "": [],
+    }
+    assert model.encode(texts) == [*texts.values()]
+    assert [model.encode([text])[0] for text in texts] == [*texts.values()]
+    ids, lengths = model.encode_block([text.encode() for text in texts])
+    assert (ids.tolist(), lengths.tolist()) == ([*chain(*texts.values())], [5, 4, 4, 0])
+    assert model.decode([[4, 5, 6, 7, 8]]) == [" ".join(words)]
 
 
 def test_byte_fallback_survives_the_mapping(tmp_path):

@@ -175,12 +175,15 @@ def with_vocabulary(
     others = known.keys() - {*vocabulary, *(SPACE_MARK + tag for tag in tags)}
     unknown = [each for piece, each in known.items() if piece in others]
     pieces = [*map(message, vocabulary[len(_SPECIAL) :]), *unknown]
-    size = _text(_VOCABULARY_SIZE, str(len(vocabulary))) if unknown else b""
+    size = _size(vocabulary) if unknown else b""
     return _assemble(special, pieces, _split(content, origin)) + size
 
 
 def word_model(vocabulary: Sequence[str]) -> bytes:
-    """Return a model whose pieces are words between spaces; the first four are as above."""
+    """Return a model whose pieces are words between spaces; the first four are as above.
+
+    Each word that it lacks is an unknown token, unlike in other models.
+    """
     words = vocabulary[len(_SPECIAL) :]
     escapes = escapes_of()
     pieces = [_new_piece(SPACE_MARK + escape(word, escapes), _NORMAL) for word in words]
@@ -188,7 +191,11 @@ def word_model(vocabulary: Sequence[str]) -> bytes:
         (_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD)),
         (_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity")),
     ]
-    return _assemble(_special_pieces(vocabulary), pieces, settings)
+    return _assemble(_special_pieces(vocabulary), pieces, settings) + _size(vocabulary)
+
+
+def _size(vocabulary: Sequence[str]) -> bytes:
+    return _text(_VOCABULARY_SIZE, str(len(vocabulary)))
 
 
 def _special_pieces(vocabulary: Sequence[str]) -> dict[str, bytes]:

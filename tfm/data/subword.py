@@ -55,7 +55,7 @@ ABSENT_SCORE = -float(2**24)
 _ABSENT_END = b"\x15" + struct.pack("<f", ABSENT_SCORE) + b"\x18"  # of its message; then the type
 _UNUSED, _CONTROL = b"\x05", b"\x03"
 # Field 200, which SentencePiece leaves to others, gives the size of the vocabulary at the end of a
-# model. Its further pieces divide text, but stand for unknown text.
+# model of another program. Its further pieces divide text, but stand for unknown text.
 _SIZE = re.compile(rb"\xc2\x0c.([0-9]+)\Z", re.DOTALL)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -112,13 +112,30 @@ class SubwordModel:
             raise DataError(
                 f"{broken[:40]!r} has an unpaired surrogate, which is not valid Unicode: correct it"
             ) from error
+        return self._known(texts, ids)
+
+    def _known(self, texts: Sequence[str | bytes], ids: list[list[int]]) -> list[list[int]]:
+        """Return the token ids of texts, of which those beyond the vocabulary are unknown.
+
+        So is each word that a vocabulary of words lacks, of which SentencePiece joins several.
+        """
         if self._has_unknown_pieces:
             return [[i if i < self._size else UNK for i in sequence] for sequence in ids]
+        if words := self._words:
+            pairs = zip(texts, ids, strict=True)
+            return [_ids(text, words) if UNK in sequence else sequence for text, sequence in pairs]
         return ids
 
     @property
     def _has_unknown_pieces(self) -> bool:
         return self._size < int(self._processor.GetPieceSize())
+
+    @cached_property
+    def _words(self) -> dict[str, int]:
+        """The token ids of another program's vocabulary of words; empty if it has other pieces."""
+        pieces = self._pieces[UNK + 1 :]
+        are_words = _SIZE.search(self.content) and all(p.startswith(SPACE_MARK) for p in pieces)
+        return {piece[1:]: id_ for id_, piece in enumerate(pieces, UNK + 1)} if are_words else {}
 
     @property
     def is_bpe(self) -> bool:
@@ -134,21 +151,18 @@ class SubwordModel:
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
-        token_ids: list[list[int]] = self._encoder.EncodeAsIds(self._escaped(lines), num_threads=1)
+        texts = self._escaped(lines)
+        token_ids = self._known(texts, self._encoder.EncodeAsIds(texts, num_threads=1))
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
         ids = chain.from_iterable(token_ids)
-        return self._known(np.fromiter(ids, dtype=np.int32, count=int(lengths.sum()))), lengths
+        return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
 
     def encode_block_with_dropout(
         self, lines: list[bytes], dropout: float, random: np.random.Generator
     ) -> TokenIds:
         """Encode lines as `encode_block` does, but leave out merges with some probability."""
         ids, lengths = self._bpe_dropout.encode(self._escaped(lines), dropout, random)
-        return self._known(ids), lengths
-
-    def _known(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return token ids [N], unknown beyond the vocabulary."""
-        return np.where(ids < self._size, ids, UNK) if self._has_unknown_pieces else ids
+        return np.where(ids < self._size, ids, UNK), lengths
 
     def _escaped(self, lines: list[bytes]) -> list[bytes]:
         text = b"\n".join(lines)
@@ -247,6 +261,12 @@ class SubwordModel:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         score = self._processor.GetScore
         return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self._pieces))
+
+
+def _ids(text: str | bytes, words: Mapping[str, int]) -> list[int]:
+    """Return the token ids of words between spaces."""
+    decoded = text.decode() if isinstance(text, bytes) else text
+    return [words.get(word, UNK) for word in decoded.split(" ") if word]
 
 
 def _load(content: bytes) -> Any:

@@ -292,7 +292,13 @@ def test_a_pickle_that_names_code_is_refused_and_runs_nothing(tmp_path, function
     assert canary.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a pickle", b"PK\x03\x04", pickle.dumps([1])])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"not a pickle", b"PK\x03\x04", pickle.dumps([1])),
+        *(b"\x80\x02}r\x01", b"\x80\x02K\x01Q."),  # a number cut off; no persistent id
+    ],
+)
 def test_a_damaged_checkpoint_is_one_line(tmp_path, content):
     (tmp_path / "checkpoint.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
@@ -391,7 +397,7 @@ def test_settings_and_names_of_other_kinds_are_refused(import_changed, tmp_path,
     [
         ({"encoder_ffn_embed_dim": 48}, "encoder_ffn_embed_dim 48 with decoder_ffn_embed_dim 24"),
         ({"no_token_positional_embeddings": True}, "tfm has no no_token_positional_embeddings"),
-        ({"activation_fn": "gelu_fast"}, "tfm has no activation_fn gelu_fast"),
+        ({"activation_fn": "gelu_fast"}, "tfm has no activation_fn .gelu_fast"),
         ({"encoder_layers": 1}, "weights without a counterpart in tfm, such as encoder.layers.1"),
         ({"encoder_layers": 3}, r"has no weight encoder.layers.2.self_attn.q_proj.weight"),
         ({"source_lang": None}, "names no languages: give --source and --target"),
@@ -414,7 +420,7 @@ def test_what_tfm_lacks_is_refused_by_name(tmp_path, arguments, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation_function": "gelu_new"}, "tfm has no activation_function gelu_new"),
+        ({"activation_function": "gelu_new"}, "tfm has no activation_function .gelu_new"),
         ({"decoder_start_token_id": 100_000}, "does not fit config.json"),
         ({"encoder_attention_heads": 3}, "attention_heads that differ"),
     ],

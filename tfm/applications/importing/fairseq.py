@@ -23,6 +23,7 @@ from tfm.applications.importing.foreign import (
     sinusoids,
     unscaled,
 )
+from tfm.config.schema import shown
 from tfm.data.foreign_subword import with_vocabulary, word_model
 from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError, UsageError
@@ -67,7 +68,7 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
                 f"{path} is not loaded: it names code to run ({named[1]}), which tfm refuses"
             ) from error
         raise CheckpointError(f"{path} is damaged: download it again") from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as error:
+    except Exception as error:  # which of them torch raises depends on where a byte is wrong
         raise CheckpointError(f"{path} is damaged: download it again") from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name: name another file")
@@ -77,6 +78,7 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
 # The first ids of each dictionary. Translations start with </s>, and positions after that of <pad>.
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS, _UNK = 1, 2, 3
+_OVERWRITES = " #fairseq:overwrite"  # after a token of the dictionary with the name of one of these
 _FIRST_POSITION = _PAD + 1
 _MAX_POSITIONS = 1024  # fairseq's default
 _UNSUPPORTED = (
@@ -200,10 +202,12 @@ def _settings(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     for name in _SIZES:
         encoder, decoder = (arguments.get(f"{side}_{name}") for side in ("encoder", "decoder"))
         if encoder != decoder:
-            unsupported.append(f"encoder_{name} {encoder} with decoder_{name} {decoder}")
+            unsupported.append(
+                f"encoder_{name} {shown(encoder)} with decoder_{name} {shown(decoder)}"
+            )
     activation = str(arguments.get("activation_fn", "relu"))
     if activation not in ACTIVATIONS:
-        unsupported.append(f"activation_fn {activation}")
+        unsupported.append(f"activation_fn {shown(activation)}")
     check_supported(unsupported, path)
     try:
         settings = {
@@ -311,8 +315,8 @@ def _dictionary(path: Path) -> list[str]:
     """Return the tokens of a dictionary by id."""
     if not path.is_file():
         raise DataError(f"{path} is missing: copy it from the folder of fairseq's binarized data")
-    # Each line has a token and its count.
-    tokens = [line.decode().rsplit(" ", 1)[0] for line in read_lines(path, strict=True)]
+    lines = (line.decode().removesuffix(_OVERWRITES) for line in read_lines(path, strict=True))
+    tokens = [line.rsplit(" ", 1)[0] for line in lines]  # each has its count after it
     if len(set(tokens)) < len(tokens):
         raise DataError(f"{path} has a token twice, which tfm does not support")
     return [*_SPECIAL, *tokens]

@@ -24,6 +24,7 @@ from tfm.applications.importing.foreign import (
     renumber,
     unscaled,
 )
+from tfm.config.schema import shown
 from tfm.data.foreign_subword import with_vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.layers import sinusoidal_encoding
@@ -119,7 +120,7 @@ def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         raise DataError(f"{folder / CONFIG} has no {error.args[0]}: download it again") from error
     unsupported = [f"{name} that differ" for name, (one, other) in pairs.items() if one != other]
     if activation not in ACTIVATIONS:
-        unsupported.append(f"activation_function {activation}")
+        unsupported.append(f"activation_function {shown(activation)}")
     check_supported(unsupported, folder)
     others = {
         "d_ff": pairs["ffn_dim"][0],
