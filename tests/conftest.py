@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 import typer
+from helpers import write_pairs
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
@@ -115,12 +116,9 @@ def make_dataset() -> Callable[..., Path]:
     """Make a binarized dataset of sentence pairs in a folder."""
 
     def make(folder: Path, splits: dict[str, list[tuple[str, str]]], **subword: Any) -> Path:
-        manifest = Manifest.draft(folder, name="tiny", source="en", target="de", settings={})
-        manifest.save()
+        Manifest.draft(folder, name="tiny", source="en", target="de", settings={}).save()
         for split, pairs in splits.items():
-            for side, language in enumerate(("en", "de")):
-                text = "".join(f"{pair[side]}\n" for pair in pairs)
-                manifest.text_path(split, language).write_text(text, encoding="utf-8")
+            write_pairs(folder, split, pairs)
         learn_bpe(folder, SubwordConfig(threads=1, **subword))
         binarize(folder, BinarizeConfig(threads=1))
         return folder

@@ -1,8 +1,13 @@
 """What many tests do with files: write text, take snapshots, read metrics, edit descriptions."""
 
+import contextlib
 import io
 import itertools
 import json
+import resource
+import signal
+import subprocess
+import sys
 import tarfile
 
 from tfm.data.dataset import ParallelDataset
@@ -41,6 +46,12 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def python(*arguments, **options):
+    """Run Python in a process of its own, as a shell does; return how it ended."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "check": False, **options}
+    return subprocess.run([sys.executable, *map(str, arguments)], text=True, **options)
+
+
 def opened(folder, split="train"):
     """Open a split of a binarized dataset."""
     vocabulary = Vocabulary.load(folder)
@@ -54,6 +65,19 @@ def decoded(folder, split="train"):
     source = vocabulary.source.decode(dataset.source)
     target = vocabulary.target.decode(dataset.target)
     return list(zip(source, target, strict=True))
+
+
+@contextlib.contextmanager
+def limited_files(num_bytes):
+    """Limit the size of all files, including pytest's output, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def edit_json(path, **changes):

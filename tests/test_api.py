@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stub
+from helpers import write_lines, write_pairs
 
 import tfm
 from tfm.commands.declaration import command
@@ -50,10 +51,7 @@ AS_FLAGS = [
 def text(elsewhere):
     """Write a small text for each split into the current folder."""
     for split, size in {"train": 150, "valid": 8, "test": 8}.items():
-        pairs = list(generate_pairs(split, num_pairs=size, seed=1))
-        for side, language in enumerate(("en", "de")):
-            path = elsewhere / f"{split}.{language}"
-            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+        write_pairs(elsewhere, split, list(generate_pairs(split, num_pairs=size, seed=1)))
 
 
 def weights(model_dir):
@@ -277,7 +275,7 @@ def test_numbers_of_numpy_and_paths_are_settings(elsewhere):
 def test_lists_are_scored_as_their_files(elsewhere):
     texts = {"out": ["zwei Hunde .", "rot"], "one": ["zwei Hunde", "rot"], "two": ["2 Hunde", "r"]}
     for name, lines in texts.items():
-        (elsewhere / f"{name}.de").write_text("".join(f"{line}\n" for line in lines))
+        write_lines(elsewhere / f"{name}.de", lines)
     of_files = tfm.score("out.de", ["one.de", "two.de"])
     of_lists = tfm.score(texts["out"], [texts["one"], texts["two"]])
     assert of_lists.scores == of_files.scores
@@ -316,18 +314,6 @@ def test_ctrl_c_saves_a_run_and_raises_an_error(elsewhere, data_dir, capfd):
     [*_, newest] = checkpoints(elsewhere / "runs" / "x")
     step = step_of(newest)
     assert tfm.train(data_dir, run="runs/x", max_steps=step).step == step  # it was saved
-
-
-def test_preparing_and_scoring_from_python_do_not_import_torch(elsewhere):
-    code = (
-        "import shutil, sys, tfm\n"
-        "from tfm import average, prepare, score, train\n"
-        "prepare('numbers-en-de', out='data', text_only=True)\n"
-        "shutil.copy('data/test.de', 'out.de')\n"
-        "score('out.de', 'data/test.de')\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_the_package_offers_its_names_and_types():

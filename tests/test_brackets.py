@@ -19,13 +19,6 @@ def counts(gold, hypothesis):
     return score_brackets([tree(gold)], [tree(hypothesis)]).all
 
 
-def figures(gold, hypothesis):
-    """Return the numbers of matched, gold and hypothesis brackets."""
-    found = counts(gold, hypothesis)
-    assert (found.errors, found.skipped) == (0, 0)
-    return found.matched, found.gold, found.test
-
-
 def test_a_tree_scores_one_against_itself():
     found = counts(GOLD, GOLD)
     assert (found.matched, found.gold, found.test) == (4, 4, 4)
@@ -44,54 +37,45 @@ def test_precision_and_recall_differ_and_f1_is_their_harmonic_mean():
     assert found.complete_match == 0
 
 
-def test_punctuation_is_ignored_and_other_symbols_count():
-    punctuation = "(, ,) (: ;) (`` ``) ('' '') (. ?)"
-    signs = "(-LRB- -LRB-) ($ $) (# #)"
-    assert figures(
-        f"(S (NP (NN a)) (X {punctuation}) (Y {signs}))",
-        f"(S (NP (NN a) {punctuation}) (Y {signs}))",
-    ) == (3, 3, 3)
-    assert counts(f"(S {punctuation} {signs})", f"(S {punctuation} {signs})").words == 3
-
-
-def test_traces_are_ignored():
-    assert figures(
+PUNCTUATION, SIGNS = "(, ,) (: ;) (`` ``) ('' '') (. ?)", "(-LRB- -LRB-) ($ $) (# #)"
+MATCHES = {
+    "punctuation is ignored, other symbols count": (
+        f"(S (NP (NN a)) (X {PUNCTUATION}) (Y {SIGNS}))",
+        f"(S (NP (NN a) {PUNCTUATION}) (Y {SIGNS}))",
+        (3, 3, 3),
+    ),
+    "traces are ignored": (
         "(S (NP (NN a)) (VP (VBD b) (SBAR (-NONE- 0) (S (-NONE- *T*-1)))))",
         "(S (NP (NN a)) (VP (VBD b)))",
-    ) == (3, 3, 3)
+        (3, 3, 3),
+    ),
+    "TOP does not count": (f"(TOP {GOLD})", f"({GOLD})", (4, 4, 4)),
+    "TOP of the hypothesis": (f"( {GOLD})", f"(TOP {GOLD})", (4, 4, 4)),
+    "function tags do not count": (
+        "(S (NP-SBJ-1 (NN a)) (VP=2 (VB b)))",
+        "(S-TPC (NP (NN a)) (VP (VB b)))",
+        (3, 3, 3),
+    ),
+    "PRT is ADVP": ("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (ADVP (RP up)))", (2, 2, 2)),
+    "ADVP is PRT": ("(VP (VB b) (ADVP (RP up)))", "(VP (VB b) (PRT (RP up)))", (2, 2, 2)),
+    "PRT is not PP": ("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (PP (RP up)))", (1, 2, 2)),
+    # Equal brackets over one span are matched by their number.
+    "two and one": ("(NP (NP (NN a)))", "(NP (NN a))", (1, 2, 1)),
+    "one and three": ("(NP (NN a))", "(NP (NP (NP (NN a))))", (1, 1, 3)),
+    "two and two": ("(NP (NP (NN a)))", "(NP (NP (NN a)))", (2, 2, 2)),
+    "in another order": ("(NP (X (NP (NN a))))", "(X (NP (NP (NN a))))", (3, 3, 3)),
+}
 
 
-@pytest.mark.parametrize("gold", [GOLD, f"(TOP {GOLD})", f"( {GOLD})"])
-@pytest.mark.parametrize("hypothesis", [GOLD, f"(TOP {GOLD})", f"({GOLD})"])
-def test_top_does_not_count(gold, hypothesis):
-    assert figures(gold, hypothesis) == (4, 4, 4)
+@pytest.mark.parametrize(("gold", "hypothesis", "expected"), MATCHES.values(), ids=MATCHES)
+def test_matched_brackets_and_those_of_each_tree_are_counted(gold, hypothesis, expected):
+    found = counts(gold, hypothesis)
+    assert (found.errors, found.skipped) == (0, 0)
+    assert (found.matched, found.gold, found.test) == expected
 
 
-def test_function_tags_do_not_count():
-    assert figures("(S (NP-SBJ-1 (NN a)) (VP=2 (VB b)))", "(S-TPC (NP (NN a)) (VP (VB b)))") == (
-        3,
-        3,
-        3,
-    )
-
-
-def test_prt_and_advp_are_one_label():
-    assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (ADVP (RP up)))") == (2, 2, 2)
-    assert figures("(VP (VB b) (ADVP (RP up)))", "(VP (VB b) (PRT (RP up)))") == (2, 2, 2)
-    assert figures("(VP (VB b) (PRT (RP up)))", "(VP (VB b) (PP (RP up)))") == (1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("gold", "hypothesis", "expected"),
-    [
-        ("(NP (NP (NN a)))", "(NP (NN a))", (1, 2, 1)),
-        ("(NP (NN a))", "(NP (NP (NP (NN a))))", (1, 1, 3)),
-        ("(NP (NP (NN a)))", "(NP (NP (NN a)))", (2, 2, 2)),
-        ("(NP (X (NP (NN a))))", "(X (NP (NP (NN a))))", (3, 3, 3)),
-    ],
-)
-def test_equal_brackets_over_one_span_are_matched_by_their_number(gold, hypothesis, expected):
-    assert figures(gold, hypothesis) == expected
+def test_punctuation_is_no_word():
+    assert counts(f"(S {PUNCTUATION} {SIGNS})", f"(S {PUNCTUATION} {SIGNS})").words == 3
 
 
 @pytest.mark.parametrize(

@@ -76,19 +76,9 @@ def test_the_recipes_are_listed_one_per_line(run):
         assert languages.count("-") == 1
 
 
-def imported_by(statement):
-    code = f"import sys; {statement}; print(*sys.modules)"
-    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-
-
 def help_of(run, *command):
     """The help of a command with all its flags."""
     return run(*command, "--help-all" if command[0] in LONG_COMMANDS else "--help")[1]
-
-
-def test_the_command_line_starts_without_the_heavy_libraries():
-    heavy = {"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib", "safetensors"}
-    assert not imported_by("import tfm.cli.main") & heavy
 
 
 def test_help_names_every_command(run):

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from helpers import write_pairs
+from helpers import python, write_pairs
 
 from tfm.data.manifest import Manifest
 from tfm.data.synthetic.corpus import generate_pairs
@@ -107,13 +107,8 @@ def _allow_small_files_only():
 def test_a_full_disk_is_one_line_and_leaves_the_old_output(dataset, command, run):
     assert run("binarize", "data/mine")[0] == 0
     before = {path: path.read_bytes() for path in dataset.iterdir() if path.is_file()}
-    done = subprocess.run(
-        [*TFM, command, "data/mine", "--force"],
-        preexec_fn=_allow_small_files_only,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "tfm", command, "data/mine", "--force")
+    done = python(*words, preexec_fn=_allow_small_files_only)
     last_line = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"tfm: data/mine/\S+: File too large", last_line), last_line

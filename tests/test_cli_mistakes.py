@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import python
 
 from tfm.cli import main as cli
 from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.run_folder import checkpoints
 
-TFM = [sys.executable, "-m", "tfm"]
 FULL = "No space left on device: free space, or choose a folder on another disk"
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -254,13 +254,6 @@ def test_a_bug_keeps_its_traceback(raises, monkeypatch):
 # --- full disks and closed pipes
 
 
-def end_of(writer, *arguments, **options):
-    """Run the command line in a process that writes to a descriptor; return how it ended."""
-    done = subprocess.run([*TFM, *arguments], text=True, check=False, **options)
-    os.close(writer)
-    return done
-
-
 def closed_pipe():
     reader, writer = os.pipe()
     os.close(reader)
@@ -276,7 +269,8 @@ def test_output_to_a_full_disk_is_one_line_and_a_closed_pipe_is_quiet():
         (full_disk(), ["--help"], f"tfm: {FULL}\n"),
         (closed_pipe(), ["train", "--print-config"], ""),
     ):
-        done = end_of(writer, *arguments, stdout=writer, stderr=subprocess.PIPE)
+        done = python("-m", "tfm", *arguments, stdout=writer)
+        os.close(writer)
         assert (done.returncode, done.stderr) == (1, err)
 
 
@@ -287,19 +281,13 @@ def test_messages_that_cannot_be_written_change_neither_output_nor_exit_code(els
         (full_disk(), "score --hypotheses out.txt --reference in.txt", 0),
         (closed_pipe(), "trian", 2),
     ):
-        done = end_of(writer, *command.split(), stdout=subprocess.PIPE, stderr=writer)
+        done = python("-m", "tfm", *command.split(), stderr=writer)
+        os.close(writer)
         assert (done.returncode, "BLEU = 100.00" in done.stdout) == (code, code == 0)
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
 def test_a_closed_standard_stream_is_one_line(stream):
-    done = subprocess.run(
-        [*TFM, "score"],
-        preexec_fn=lambda: os.close(stream),
-        stdin=subprocess.PIPE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "tfm", "score", preexec_fn=lambda: os.close(stream), stdin=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (1 if stream else 2, "")
     assert stream == 2 or len(done.stderr.splitlines()) == 1

@@ -57,15 +57,11 @@ def test_bf16_is_refused_without_units_for_it(this_cpu_has, trains, advice):
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_missing_gpu_is_refused():
-    with pytest.raises(UsageError, match="torch sees no GPU: use --device cpu"):
-        choose_compute("cuda", "auto")
-
-
-def test_a_missing_apple_gpu_is_refused(monkeypatch):
+def test_a_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="torch sees no Apple GPU: use --device cpu"):
-        choose_compute("mps", "auto")
+    for device, name in (("cuda", "GPU"), ("mps", "Apple GPU")):
+        with pytest.raises(UsageError, match=f"torch sees no {name}: use --device cpu"):
+            choose_compute(device, "auto")
 
 
 def test_an_apple_gpu_computes_in_fp32_if_it_is_asked_for(monkeypatch):
@@ -146,35 +142,24 @@ def test_onednn_is_used_where_mkl_is_slow_if_it_is_exact(
     assert MATMUL.fp32_precision == expected
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 911360 bytes."),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        torch.distributed.DistBackendError("NCCL error\nLast error:\nCuda failure 'out of memory'"),
-    ],
-)
-def test_every_library_reports_out_of_memory_in_its_own_way(error):
-    assert is_out_of_memory(error)
+OUT_OF_MEMORY = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 911360 bytes."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    torch.distributed.DistBackendError("NCCL error\nLast error:\nCuda failure 'out of memory'"),
+]
+OTHER = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    Exception("out of resource: shared memory, Required: 131072"),  # of Triton
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
+    OSError("out of memory"),
+]
 
 
-def test_the_cpu_allocator_reports_out_of_memory():
+def test_every_library_reports_out_of_memory_in_its_own_way():
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory") as raised:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert is_out_of_memory(raised.value)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-        Exception("out of resource: shared memory, Required: 131072"),  # of Triton
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
-        OSError("out of memory"),
-    ],
-)
-def test_a_smaller_batch_does_not_repair_other_errors(error):
-    assert not is_out_of_memory(error)
+    assert all(map(is_out_of_memory, [*OUT_OF_MEMORY, raised.value]))
+    assert not any(map(is_out_of_memory, OTHER))  # which smaller batches do not repair

@@ -43,6 +43,14 @@ def write_cpuinfo(machine, flags, *, key="flags"):
     (machine / "proc" / "cpuinfo").write_text(f"{core}\n{core.replace(': 0', ': 1')}")
 
 
+def write_groups(machine, groups, files):
+    (machine / "proc" / "self" / "cgroup").write_text(groups)
+    for name, content in files.items():
+        path = machine / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
 @pytest.mark.parametrize(
     ("flags", "limit", "avx512", "multiplies_bf16", "bf16", "int8"),
     [
@@ -106,11 +114,7 @@ def test_cores_are_limited_by_affinity_and_by_the_smallest_quota(
     machine, set_affinity, groups, files, expected
 ):
     set_affinity(8)
-    (machine / "proc" / "self" / "cgroup").write_text(groups)
-    for name, content in files.items():
-        path = machine / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    write_groups(machine, groups, files)
     assert num_cores() == expected
 
 
@@ -127,11 +131,7 @@ def test_cores_are_limited_by_affinity_and_by_the_smallest_quota(
 def test_memory_is_limited_by_the_smallest_limit(machine, monkeypatch, groups, files, expected):
     sizes = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 22}
     monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-    (machine / "proc" / "self" / "cgroup").write_text(groups)
-    for name, content in files.items():
-        path = machine / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    write_groups(machine, groups, files)
     assert memory_bytes() == expected
 
 

@@ -5,15 +5,13 @@ import errno
 import hashlib
 import json
 import os
-import resource
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import contents
+from helpers import contents, limited_files
 
 from tfm.errors import DataError, UsageError
 from tfm.storage import files
@@ -34,19 +32,6 @@ from tfm.storage.files import (
 
 class StoppedError(Exception):
     """An error while a file is being written."""
-
-
-@contextlib.contextmanager
-def full_disk():
-    """Limit the size of all files, including pytest's output, to 1,000 bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def names(folder):
@@ -110,7 +95,11 @@ def test_an_error_leaves_the_older_file_or_folder_and_nothing_else(older, error)
 
 
 def test_a_full_disk_leaves_the_older_file_or_folder_and_the_error_names_it(older):
-    with pytest.raises(OSError, match="too large") as caught, full_disk(), replacing(older) as file:
+    with (
+        pytest.raises(OSError, match="too large") as caught,
+        limited_files(1_000),
+        replacing(older) as file,
+    ):
         file.write(b"x" * 2_000)
     assert caught.value.filename == str(older)
 

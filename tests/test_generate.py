@@ -5,12 +5,11 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import contents, edit_json, edit_model
+from helpers import contents, edit_json, edit_model, python
 
 from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig
@@ -412,10 +411,8 @@ def test_text_and_reference_of_a_test_set_are_not_overwritten(plan, tmp_path):
 def test_a_file_that_is_standard_input_is_not_overwritten(trained_run, tmp_path):
     text = write(tmp_path / "in.en", b"seven\n")
     with text.open() as stdin:
-        done = subprocess.run(
-            [sys.executable, "-m", "tfm", "generate", trained_run, "--output", text],
-            cwd=tmp_path, stdin=stdin, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        command = ("-m", "tfm", "generate", trained_run, "--output", text)
+        done = python(*command, cwd=tmp_path, stdin=stdin)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"tfm: {text} would be both read and overwritten: ")
     assert text.read_bytes() == b"seven\n"

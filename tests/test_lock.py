@@ -72,6 +72,17 @@ def note(folder):
     return (folder / ".lock").read_text()
 
 
+def assert_refused(folder, match=None):
+    with pytest.raises(LockedFolderError, match=match), lock_folder(folder):
+        pass
+
+
+def assert_free(folder):
+    with lock_folder(folder):
+        assert note(folder).startswith(f"process {os.getpid()} on {socket.gethostname()}")
+    assert note(folder) == ""
+
+
 def fail_flock(number, set_attribute):
     def fail(*_):
         raise OSError(number, os.strerror(number))
@@ -90,40 +101,24 @@ def test_a_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
     assert "\n" not in message
 
 
-def test_a_process_is_refused_a_second_lock_too(tmp_path):
-    with (
-        lock_folder(tmp_path),
-        pytest.raises(LockedFolderError, match=str(os.getpid())),
-        lock_folder(tmp_path),
-    ):
-        pass
+def test_a_process_is_refused_a_second_lock_and_a_released_one_is_free(tmp_path):
     with lock_folder(tmp_path):
-        pass
-
-
-def test_a_released_lock_is_free_and_its_note_is_empty(tmp_path):
-    with lock_folder(tmp_path / "run"):
-        assert note(tmp_path / "run").startswith(f"process {os.getpid()} on ")
-    assert (tmp_path / "run" / ".lock").read_bytes() == b""
-    with lock_folder(tmp_path / "run"):
-        pass
+        assert_refused(tmp_path, str(os.getpid()))
+    assert_free(tmp_path)
+    assert_free(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["alone", "child", "program"])
 def test_the_lock_of_a_killed_process_is_free_though_its_children_run(tmp_path, holder, mode):
     process = holder(mode)
-    with pytest.raises(LockedFolderError), lock_folder(tmp_path):
-        pass
+    assert_refused(tmp_path)
     process.kill()
     process.wait()
-    with lock_folder(tmp_path):
-        assert note(tmp_path).startswith(f"process {os.getpid()} on ")
+    assert_free(tmp_path)
 
 
 def test_a_child_that_ends_does_not_release_the_lock_of_its_parent(tmp_path, holder):
-    process = holder("ended child")
-    with pytest.raises(LockedFolderError, match=f"process {process.pid} on"), lock_folder(tmp_path):
-        pass
+    assert_refused(tmp_path, f"process {holder('ended child').pid} on")
 
 
 def test_a_lock_holds_though_its_note_cannot_be_written(tmp_path, monkeypatch):
@@ -131,8 +126,8 @@ def test_a_lock_holds_though_its_note_cannot_be_written(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fail)
-    with lock_folder(tmp_path), pytest.raises(LockedFolderError), lock_folder(tmp_path):
-        pass
+    with lock_folder(tmp_path):
+        assert_refused(tmp_path)
 
 
 @pytest.fixture
@@ -145,31 +140,19 @@ def no_locks(monkeypatch):
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_the_marker_of_a_process_here_counts_until_it_ends(tmp_path, holder):
     process = holder()
-    with (
-        pytest.raises(LockedFolderError, match=f"process {process.pid} on .*, remove .*marker"),
-        lock_folder(tmp_path),
-    ):
-        pass
+    assert_refused(tmp_path, f"process {process.pid} on .*, remove .*marker")
     process.kill()
     process.wait()
-    with lock_folder(tmp_path):
-        assert note(tmp_path).startswith(f"process {os.getpid()} on ")
-    with lock_folder(tmp_path):
-        pass
-    assert note(tmp_path) == ""
+    assert_free(tmp_path)
+    assert_free(tmp_path)
 
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_the_marker_of_another_machine_counts_until_it_is_removed(tmp_path):
     (tmp_path / ".lock.marker").write_text(f"{os.getpid()}\nelsewhere\n")
-    with (
-        pytest.raises(LockedFolderError, match=r"no longer runs, remove .*\.lock\.marker"),
-        lock_folder(tmp_path),
-    ):
-        pass
+    assert_refused(tmp_path, r"no longer runs, remove .*\.lock\.marker")
     (tmp_path / ".lock.marker").unlink()
-    with lock_folder(tmp_path):
-        assert socket.gethostname() in note(tmp_path)
+    assert_free(tmp_path)
 
 
 def test_other_errors_of_the_lock_are_raised_unchanged(tmp_path, monkeypatch):

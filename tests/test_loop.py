@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
+from helpers import steps_of
 
 from tfm.config import run_toml
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
-from tfm.folders.model_folder import ModelFolder
-from tfm.folders.run_folder import checkpoint_path, checkpoints
+from tfm.folders.run_folder import checkpoint_path
 from tfm.stages.train import train
 from tfm.training.trainer import Trainer
 
@@ -28,10 +28,6 @@ def records(run_dir, kind):
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     parsed = (json.loads(line, parse_constant=pytest.fail) for line in lines)
     return [line for line in parsed if line["kind"] == kind]
-
-
-def steps(run_dir):
-    return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
 @pytest.fixture
@@ -81,7 +77,7 @@ def test_weights_that_are_not_finite_are_not_saved(
     message = diverge(no_valid_dir, tmp_path / "run", tiny_run(training={"average": True}))
     good = checkpoint_path(tmp_path / "run", 4)
     assert message.startswith(f"step 8: the weights are not finite; last good checkpoint: {good}. ")
-    assert steps(tmp_path / "run") == [4]
+    assert steps_of(tmp_path / "run") == [4]
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(
@@ -108,7 +104,7 @@ def test_a_checkpoint_that_no_later_step_has_confirmed_is_not_called_good(
     pairs = records(tmp_path / "run", "skipped")[-1]["pairs"]
     assert ", ".join(map(str, sorted(pairs)[:10])) in message
     # Without validation, nothing is saved while steps are skipped.
-    assert steps(tmp_path / "run") == [1]
+    assert steps_of(tmp_path / "run") == [1]
 
 
 # --- models that have not learned
@@ -176,4 +172,4 @@ main()
     process = fork_python(source, "train", data_dir, "--run", tmp_path / "run", *settings)
     process.communicate(timeout=60)
     assert process.returncode == 0
-    assert steps(tmp_path / "run") == [4, 8, 12]
+    assert steps_of(tmp_path / "run") == [4, 8, 12]

@@ -33,8 +33,9 @@ def plain_loss(hidden_states, weight, targets, smoothing):
     return -(distribution.to(hidden_states) * log_probs).sum()
 
 
-def gradients(loss, *inputs):
-    return torch.autograd.grad(loss, inputs)
+def assert_same_gradients(found, expected, *inputs):
+    ours, theirs = (torch.autograd.grad(each, inputs) for each in (found, expected))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_with_five_classes_the_right_one_has_0_9_and_each_other_0_025():
@@ -61,12 +62,7 @@ def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, r
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(nll, plain_loss(hidden_states, weight, targets, 0.0))
     # Divide, because training divides the loss by the number of tokens before backward.
-    for ours, theirs in zip(
-        gradients(found / 3, hidden_states, weight),
-        gradients(expected / 3, hidden_states, weight),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
+    assert_same_gradients(found / 3, expected / 3, hidden_states, weight)
 
 
 def test_a_bias_of_the_logits_is_part_of_the_loss_and_gets_a_gradient():
@@ -79,9 +75,7 @@ def test_a_bias_of_the_logits_is_part_of_the_loss_and_gets_a_gradient():
         torch.cat([hidden_states, ones], 1), torch.cat([weight, bias[:, None]], 1), targets, 0.1
     )
     torch.testing.assert_close(found, expected)
-    inputs = (hidden_states, weight, bias)
-    for ours, theirs in zip(gradients(found, *inputs), gradients(expected, *inputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    assert_same_gradients(found, expected, hidden_states, weight, bias)
 
 
 def test_bf16_loss_and_gradients_are_close():
@@ -90,11 +84,9 @@ def test_bf16_loss_and_gradients_are_close():
         found, _ = label_smoothed_cross_entropy(hidden_states, weight, targets, label_smoothing=0.1)
     expected = plain_loss(hidden_states, weight, targets, 0.1)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
-    for ours, theirs in zip(
-        gradients(found, hidden_states, weight),
-        gradients(expected, hidden_states, weight),
-        strict=True,
-    ):
+    inputs = (hidden_states, weight)
+    both = (torch.autograd.grad(each, inputs) for each in (found, expected))
+    for ours, theirs in zip(*both, strict=True):
         assert ours.dtype == torch.float32
         assert (ours - theirs).norm() < 0.02 * theirs.norm()
 

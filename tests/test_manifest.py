@@ -1,10 +1,10 @@
 """manifest.json: whether a step must run again, and its recorded result."""
 
-import json
 import os
 from dataclasses import asdict, replace
 
 import pytest
+from helpers import edit_json
 
 from tfm.config import FIRST_NORMALIZATION, Normalization
 from tfm.data.manifest import Manifest, newest_dataset
@@ -123,29 +123,10 @@ def test_fingerprints_change_with_the_text(manifest):
         manifest.text_fingerprints(["valid"])
 
 
-def test_the_error_without_manifest_says_how_to_make_one(tmp_path):
-    with pytest.raises(DataError, match=r"is no dataset .*: make one with tfm prepare"):
-        Manifest.load(tmp_path)
-
-
-def test_another_format_is_refused(manifest):
-    path = manifest.data_dir / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(DataError, match=r"has format 99, but this tfm reads format"):
-        Manifest.load(manifest.data_dir)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "name": "x"}'])
-def test_a_damaged_manifest_is_named(manifest, content):
-    path = manifest.data_dir / "manifest.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
-        Manifest.load(manifest.data_dir)
-
-
 @pytest.mark.parametrize(
     "change",
     [
+        *("", "[]", '{"format": 1}', '{"format": 1, "name": "x"}'),
         {"name": 1},
         {"target": "../../de"},
         {"settings": {"task": "cooking"}},
@@ -154,12 +135,23 @@ def test_a_damaged_manifest_is_named(manifest, content):
     ],
     ids=str,
 )
-def test_a_manifest_with_a_value_of_another_type_is_damaged(manifest, change):
+def test_a_damaged_manifest_or_value_of_another_type_is_named(manifest, change):
     path = manifest.data_dir / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    if isinstance(change, str):
+        path.write_text(change)
+    else:
+        edit_json(path, **change)
     for read in (Manifest.load, create):
         with pytest.raises(DataError, match=r"manifest\.json is damaged"):
             read(manifest.data_dir)
+
+
+def test_another_format_and_no_manifest_are_named(manifest, tmp_path):
+    edit_json(manifest.data_dir / "manifest.json", format=99)
+    with pytest.raises(DataError, match=r"has format 99, but this tfm reads format"):
+        Manifest.load(manifest.data_dir)
+    with pytest.raises(DataError, match=r"is no dataset .*: make one with tfm prepare"):
+        Manifest.load(tmp_path)
 
 
 def test_the_newest_dataset_is_the_one_changed_last(tmp_path):
@@ -171,8 +163,5 @@ def test_the_newest_dataset_is_the_one_changed_last(tmp_path):
     create(tmp_path / "b")
     create(tmp_path / "failed")  # without text
     assert newest_dataset(tmp_path) == tmp_path / "b"
-
-
-def test_the_error_without_datasets_says_how_to_make_one(tmp_path):
     with pytest.raises(DataError, match=r"holds no dataset: make one with tfm prepare"):
         newest_dataset(tmp_path / "data")

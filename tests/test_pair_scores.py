@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers import write_pairs
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.corpus.loading import recipe_from_files
@@ -17,10 +18,7 @@ PAIRS = [*generate_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20
 
 @pytest.fixture
 def files(tmp_path):
-    paths = tmp_path / "train.en", tmp_path / "train.de"
-    for side, path in enumerate(paths):
-        path.write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    return paths
+    return write_pairs(tmp_path, "train", PAIRS)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Commands of text on a Python without names and modules of Linux, as on Windows."""
 
 import json
-import subprocess
-import sys
+
+from helpers import python
 
 _WINDOWS = """
 import ctypes, errno, fcntl, json, os, runpy, select, shutil, signal, subprocess, sys
@@ -62,8 +62,6 @@ def test_commands_of_text_need_no_names_of_linux(elsewhere):
         (elsewhere / f"a.{language}").write_text("".join(f"{words} {n}\n" for n in range(40)))
     (elsewhere / "data/a").mkdir(parents=True)
     (elsewhere / f"data/a/.manifest.json.{2**22 + 1}.partial").touch()  # of a killed process
-    done = subprocess.run(
-        [sys.executable, "-c", _WINDOWS], capture_output=True, text=True, check=False
-    )
+    done = python("-c", _WINDOWS)
     assert done.returncode == 0, done.stderr
     assert "BLEU" in done.stdout

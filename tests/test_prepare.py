@@ -9,7 +9,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from helpers import contents, write_tar
+from helpers import contents, write_pairs, write_tar
 
 from tfm.config import BinarizeConfig, Normalization, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
@@ -584,10 +584,7 @@ def test_a_link_to_itself_is_one_error(tmp_path):
 
 @pytest.mark.parametrize(("space", "unicode"), [(True, False), (False, True)])
 def test_a_model_knows_how_its_training_text_was_normalized(tmp_path, tiny_run, space, unicode):
-    paths = tmp_path / "train.en", tmp_path / "train.de"
-    for side, path in enumerate(paths):
-        path.write_bytes(as_text(TRAIN, side))
-    recipe = recipe_from_files(name="x", train=[paths])
+    recipe = recipe_from_files(name="x", train=[write_pairs(tmp_path, "train", TRAIN)])
     cleaning = {"normalize_space": space, "normalize_unicode": unicode}
     prepare(
         recipe, tmp_path / "x", overrides={"cleaning": cleaning, "subword": {"vocab_size": 300}}

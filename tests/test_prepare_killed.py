@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import contents, write_tar
+from helpers import contents, write_pairs, write_tar
 
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.storage.files import sha256_of
@@ -49,10 +49,8 @@ def mirror(tmp_path_factory):
     texts = []
     for split, size in SPLITS.items():
         pairs = list(generate_pairs(split, num_pairs=size, seed=1))
-        members = {
-            f"{split}.{language}": "".join(f"{pair[side]}\n" for pair in pairs).encode()
-            for side, language in enumerate(("en", "de"))
-        }
+        sides = write_pairs(folder, split, pairs)
+        members = {path.name: path.read_bytes() for path in sides}
         archive = folder / f"{split}.tgz"
         write_tar(archive, members)
         url = f"http://unreachable.invalid/{archive.name}"

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -310,18 +308,6 @@ def test_without_runs_the_command_says_so(run, elsewhere):
     out, err = run.ok("runs", "--json")
     assert json.loads(out) == {"runs": []}
     assert "none in runs/" in err
-
-
-@pytest.mark.parametrize("command", ["runs", "models"])
-def test_listing_does_not_import_torch(make_run, tmp_path, command):
-    make_run("a", training(100), step=100)
-    code = (
-        f"import sys; sys.argv = ['tfm', '{command}', 'runs']\n"
-        "from tfm.cli.app import app; import tfm.cli.main\n"
-        "app(standalone_mode=False); sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert done.returncode == 0
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong(make_run, run, tmp_path):

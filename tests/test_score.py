@@ -2,13 +2,12 @@
 
 import io
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from helpers import python
 
 from tfm.commands.score import _AFFECTED_METRICS
 from tfm.config import ScoreConfig
@@ -94,10 +93,7 @@ def test_a_reference_is_not_scored_against_itself(files, tmp_path, way, is_recor
     given = [] if way == "standard input" else ["--hypotheses", hypotheses]
     given += [] if is_recorded else ["--reference", reference]
     with reference.open() as stdin:
-        done = subprocess.run(
-            [sys.executable, "-m", "tfm", "score", *given],
-            cwd=tmp_path, stdin=stdin, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = python("-m", "tfm", "score", *given, cwd=tmp_path, stdin=stdin)
     name = "standard input" if way == "standard input" else hypotheses
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import pytest
+from helpers import write_pairs
 
 from tfm.data import text_parts
 from tfm.data.dataset import ParallelDataset
@@ -61,13 +62,8 @@ def text(tmp_path_factory):
     """Arguments for 150 training pairs, and for 50 others."""
     folder = tmp_path_factory.mktemp("text")
     pairs = list(islice(generate_pairs("train", num_pairs=200, seed=1), 200))
-    arguments = []
-    for name, part in (("a", pairs[:150]), ("b", pairs[150:])):
-        sides = [folder / f"{name}.en", folder / f"{name}.de"]
-        for side, path in enumerate(sides):
-            path.write_text("".join(f"{pair[side]}\n" for pair in part))
-        arguments.append(["--train", *sides])
-    return arguments
+    parts = {"a": pairs[:150], "b": pairs[150:]}
+    return [["--train", *write_pairs(folder, name, part)] for name, part in parts.items()]
 
 
 SETTINGS = ["--vocab-size", "360", "--threads", "1"]

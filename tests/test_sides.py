@@ -1,6 +1,7 @@
 """Swapped sides are found by the text of other splits, or by what a rule drops."""
 
 import pytest
+from helpers import write_pairs
 
 from tfm.data.cleaning import PairCounts, look_swapped
 from tfm.data.corpus.loading import recipe_from_files
@@ -52,18 +53,16 @@ def test_a_rule_that_would_pass_most_pairs_with_swapped_sides_tells():
     ],
 )
 def test_a_text_with_swapped_sides_is_refused_by_name(tmp_path, train, valid, rules, named):
-    splits = {"train": train, "valid": valid}
-    files = {}
-    for split, pairs in splits.items():
-        for side in (0, 1) if pairs else ():
-            path = tmp_path / f"{split}{side}.txt"
-            path.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-            files.setdefault(split, []).append(path)
+    files = {
+        split: [write_pairs(tmp_path, split, pairs, languages=("0.txt", "1.txt"))]
+        for split, pairs in {"train": train, "valid": valid}.items()
+        if pairs
+    }
     target = "ru" if train[0] in (RUSSIAN[0], RUSSIAN[0][::-1]) else "de"
     recipe = recipe_from_files(
         name="x",
         languages=("en", target),
-        **{split: [tuple(each)] for split, each in files.items()},
+        **files,
     )
 
     def run():
@@ -74,7 +73,7 @@ def test_a_text_with_swapped_sides_is_refused_by_name(tmp_path, train, valid, ru
         assert run().is_new
         return
     with pytest.raises(
-        DataError, match=rf"{named}0\.txt and .*{named}1\.txt: are the sides swapped"
+        DataError, match=rf"{named}\.0\.txt and .*{named}\.1\.txt: are the sides swapped"
     ):
         run()
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import sentencepiece
+from helpers import write_lines
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -32,13 +33,8 @@ LINES = [
 ] * 4
 
 
-def write_text(path, lines=LINES):
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    return path
-
-
 def learn(folder, lines=LINES, *, vocab_size=340, **settings):
-    text = write_text(folder / "text", lines)
+    text = write_lines(folder / "text", lines)
     return learn_subword_model([text], SubwordConfig(**settings), vocab_size=vocab_size)
 
 
@@ -110,7 +106,7 @@ FALLBACKS = [
 
 
 @pytest.mark.parametrize("settings", FALLBACKS)
-def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(tmp_path, settings):
+def test_the_error_for_an_impossible_vocabulary_names_the_nearest_possible(tmp_path, settings):
     with pytest.raises(VocabularySizeError) as caught:
         learn(tmp_path, vocab_size=5_000, **settings)
     message, largest = str(caught.value), caught.value.nearest
@@ -120,10 +116,6 @@ def test_the_error_for_a_too_large_vocabulary_names_the_largest_possible(tmp_pat
     assert len(learn(tmp_path, vocab_size=largest, **settings)) == largest
     with pytest.raises(VocabularySizeError, match="too large"):
         learn(tmp_path, vocab_size=largest + 1, **settings)
-
-
-@pytest.mark.parametrize("settings", FALLBACKS)
-def test_the_error_for_a_too_small_vocabulary_names_the_smallest_possible(tmp_path, settings):
     with pytest.raises(VocabularySizeError, match=r"too small .* at least") as caught:
         learn(tmp_path, vocab_size=10, **settings)
     smallest = caught.value.nearest
@@ -165,7 +157,9 @@ def test_lines_that_are_not_utf8_do_not_stop_learning(tmp_path):
     assert len(learn_subword_model([text], SubwordConfig(), vocab_size=320)) == 320
 
 
-def test_a_file_that_is_not_a_model_is_named(tmp_path, model):
+def test_a_missing_model_and_a_file_that_is_none_are_named(tmp_path, model):
+    with pytest.raises(DataError, match=r"no subword model .* run tfm learn-bpe "):
+        Vocabulary.load(tmp_path)
     not_utf8 = model.content.replace("\N{LOWER ONE EIGHTH BLOCK}".encode(), b"\xe2\xff\x81")
     for content in (b"", b"no model", not_utf8):
         (tmp_path / "bpe.model").write_bytes(content)
@@ -177,11 +171,6 @@ def test_an_unpaired_surrogate_is_refused(model):
     for lines in (["\ud800"], ["sound", "a\udfff b"]):
         with pytest.raises(DataError, match="an unpaired surrogate"):
             model.encode(lines)
-
-
-def test_the_error_without_model_says_how_to_learn_one(tmp_path):
-    with pytest.raises(DataError, match=r"no subword model .* run tfm learn-bpe "):
-        Vocabulary.load(tmp_path)
 
 
 def test_load_reads_what_files_returns(tmp_path, model):

@@ -2,10 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,11 +174,5 @@ def test_the_corpus_does_not_depend_on_the_hash_seed_of_the_process(corpus):
         "from tfm.data.synthetic.corpus import generate_pairs\n"
         "for pair in generate_pairs('valid', num_pairs=50, seed=1): print(ascii(pair))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = python("-c", code, env={**os.environ, "PYTHONHASHSEED": "77"})
     assert run.stdout.splitlines() == [ascii(pair) for pair in corpus["valid"][:50]]
