@@ -73,7 +73,7 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
     for each in findings:
         found.append(each)
         if not as_json:
-            row = (f"{each.level:<8} {each.check:<9}", each.what)
+            row = (f"{each.level:<8} {each.check:<9}", each.message)
             print(*format_table([row], _columns(), folds=True), sep="\n", flush=True)  # noqa: T201
             if each.remedy:
                 print(f"{'':<19} → {each.remedy}", flush=True)  # noqa: T201

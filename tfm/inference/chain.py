@@ -19,7 +19,7 @@ from tfm.search.active import Hypothesis
 _NUM_AHEAD = 2  # chunks that are read ahead, and batches that wait, per worker
 
 PartT = TypeVar("PartT")  # of a text
-Found = list[list[Hypothesis]]
+NBestLists = list[list[Hypothesis]]
 
 
 class _Prepared(NamedTuple):
@@ -72,7 +72,7 @@ class BatchEngine(Protocol):
     def limits(self) -> BatchLimits:
         """Limits on batches."""
 
-    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> NBestLists:
         """Return the `n_best` hypotheses of each sentence, best first, or its scored target."""
 
 
@@ -215,12 +215,12 @@ def run_batches(
             yield part, _by_number(batches, [engine.run(each, config) for each in batches])
         return
     underway: queue.Queue[
-        tuple[PartT, Sequence[SentenceBatch], list[Future[Found]]] | BaseException | None
+        tuple[PartT, Sequence[SentenceBatch], list[Future[NBestLists]]] | BaseException | None
     ] = queue.Queue(maxsize=_NUM_AHEAD * num_workers)
     waiting = threading.Semaphore(_NUM_AHEAD * num_workers)
     threads = ThreadPoolExecutor(num_workers)  # each thread waits for one worker
 
-    def submit(batch: SentenceBatch) -> Future[Found]:
+    def submit(batch: SentenceBatch) -> Future[NBestLists]:
         waiting.acquire()
         future = threads.submit(engine.run, batch, config)
         future.add_done_callback(lambda _: waiting.release())
@@ -246,7 +246,7 @@ def run_batches(
 
 
 def _by_number(
-    batches: Sequence[SentenceBatch], results: Iterable[Found]
+    batches: Sequence[SentenceBatch], results: Iterable[NBestLists]
 ) -> dict[int, list[Hypothesis]]:
     numbers = itertools.chain(*(batch.line_numbers for batch in batches))
     return dict(zip(numbers, itertools.chain(*results), strict=True))

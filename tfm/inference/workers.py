@@ -34,7 +34,7 @@ _EXIT_SECONDS = 10.0
 MIN_LINES_TO_FORK = 100
 
 ResultT = TypeVar("ResultT")
-Found = list[list[Hypothesis]]
+NBestLists = list[list[Hypothesis]]
 # What a function returns in a worker process, and the messages for the user since the last one.
 WithMessages = tuple[ResultT, list[str]]
 
@@ -93,7 +93,7 @@ class Workers:
         for worker in self._workers:
             worker.pool.shutdown(cancel_futures=True)
 
-    def run(self, batch: SentenceBatch, config: SearchConfig) -> Found:
+    def run(self, batch: SentenceBatch, config: SearchConfig) -> NBestLists:
         """Compute a batch as `Engine.run` does, in a process that is idle.
 
         Raises:
@@ -236,7 +236,7 @@ def _limits() -> WithMessages[BatchLimits]:
     return _with_messages(_engine.limits)
 
 
-def _run(batch: SentenceBatch, config: SearchConfig) -> WithMessages[Found]:
+def _run(batch: SentenceBatch, config: SearchConfig) -> WithMessages[NBestLists]:
     return _with_messages(_engine.run(batch, config))
 
 

@@ -56,7 +56,7 @@ def test_a_broken_torch_is_a_finding(monkeypatch, tmp_path, body, reason):
     monkeypatch.setattr(checks, "_TORCH_SECONDS", 2 if "sleep" in body else 60)
     [finding] = checks.check_torch()
     assert (finding.check, finding.level) == ("torch", "problem")
-    assert reason in finding.what
+    assert reason in finding.message
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch):
 
     monkeypatch.setattr(checks, "check_cpu", check_cpu)
     found = {each.check: each for each in checks.diagnose()}
-    assert found["cpu"].what == "cannot be checked: ValueError: no such file"
+    assert found["cpu"].message == "cannot be checked: ValueError: no such file"
     assert found["cpu"].level == "problem"
     assert {"python", "memory", "files"} <= set(found)
 
@@ -94,7 +94,7 @@ def test_free_space_is_compared_with_the_newest_dataset(monkeypatch, data_dir, f
 def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.chdir("/proc")
     [finding] = checks.check_files()
-    assert (finding.level, "/proc: cannot save" in finding.what) == ("problem", True)
+    assert (finding.level, "/proc: cannot save" in finding.message) == ("problem", True)
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -140,12 +140,12 @@ def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     finding, old, summary = checks.check_packages()
     assert finding.level == "problem"
-    assert finding.what == (
+    assert finding.message == (
         "torch>=2.11 is needed, but 2.10 is installed; rich>=13 is needed, but none is installed"
     )
     assert finding.remedy == "pip install 'torch>=2.11' 'rich>=13'"
-    assert (old.level, old.what) == ("warning", "serve: a>=2 is needed, but 1.0 is installed")
-    assert summary.what == "installed: x; not: serve, hf"
+    assert (old.level, old.message) == ("warning", "serve: a>=2 is needed, but 1.0 is installed")
+    assert summary.message == "installed: x; not: serve, hf"
     installed.update(torch="2.13.0+cpu", rich="14")
     assert levels(checks.check_packages())[0] == ("packages", "ok")
 
@@ -171,4 +171,4 @@ def test_processes_that_cannot_meet_are_a_problem(monkeypatch):
         raise RuntimeError("no network\nmore")
 
     [finding] = torch_checks.meet(0, "1")
-    assert (finding.level, "no network" in finding.what) == ("problem", True)
+    assert (finding.level, "no network" in finding.message) == ("problem", True)

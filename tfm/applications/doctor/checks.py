@@ -51,16 +51,16 @@ class Finding:
     """The result of a check."""
 
     check: str
-    what: str
+    message: str
     level: Level = "ok"
     remedy: str = ""  # what to do, unless all is well
 
     @classmethod
     def of(
-        cls, check: str, what: str, *, is_well: bool, remedy: str, level: Level = "warning"
+        cls, check: str, message: str, *, is_well: bool, remedy: str, level: Level = "warning"
     ) -> "Finding":
         """Return a finding that is "ok" if all is well, or else has this level and remedy."""
-        return cls(check, what) if is_well else cls(check, what, level, remedy)
+        return cls(check, message) if is_well else cls(check, message, level, remedy)
 
 
 def diagnose() -> Findings:
@@ -79,8 +79,8 @@ def diagnose() -> Findings:
         try:
             yield from check()
         except Exception as error:  # a failed check is a finding, and hides no other
-            what = f"cannot be checked: {type(error).__name__}: {error}"
-            yield Finding(check.__name__.removeprefix("check_"), what, "problem")
+            message = f"cannot be checked: {type(error).__name__}: {error}"
+            yield Finding(check.__name__.removeprefix("check_"), message, "problem")
 
 
 def check_python() -> Findings:
@@ -98,19 +98,19 @@ def check_packages() -> Findings:
             extra = _EXTRA.search(str(each.marker))
             by_extra.setdefault(extra[1] if extra else "", []).append(each)
     if not (needed := by_extra.pop("", [])):
-        what = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
-        yield Finding("packages", what, "warning", "in the checkout, run pip install -e .")
+        message = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
+        yield Finding("packages", message, "warning", "in the checkout, run pip install -e .")
         return
     wrong = [each for each in needed if not _is_new(each)]
-    what = _differences(wrong) or f"{len(needed)} needed, all there and new enough"
+    message = _differences(wrong) or f"{len(needed)} needed, all there and new enough"
     remedy = shlex.join(["pip", "install", *map(str, wrong)])
-    yield Finding.of("packages", what, is_well=not wrong, remedy=remedy, level="problem")
+    yield Finding.of("packages", message, is_well=not wrong, remedy=remedy, level="problem")
     extras = {name: each for name, each in by_extra.items() if name not in _FOR_DEVELOPERS}
     complete = [name for name, needed in extras.items() if all(map(_is_new, needed))]
     for name, needed in extras.items():
         if old := [each for each in needed if _version(each) and not _is_new(each)]:
-            what = f"{name}: {_differences(old)}"
-            yield Finding("extras", what, "warning", install_command(name))
+            message = f"{name}: {_differences(old)}"
+            yield Finding("extras", message, "warning", install_command(name))
     others = ", ".join(name for name in extras if name not in complete)
     yield Finding("extras", f"installed: {', '.join(complete) or 'none'}; not: {others or 'none'}")
 
@@ -157,9 +157,9 @@ def check_load() -> Findings:
         yield Finding("load", "this system does not tell")
         return
     busy = max(0.0, cpu.num_cores() - after.cores_since(before))
-    what = f"other programs use {busy:.1f} of {cpu.num_cores()} cores"
+    message = f"other programs use {busy:.1f} of {cpu.num_cores()} cores"
     remedy = "stop them, or expect lower speeds: see top"
-    yield Finding.of("load", what, is_well=busy <= _BUSY_CORES, remedy=remedy)
+    yield Finding.of("load", message, is_well=busy <= _BUSY_CORES, remedy=remedy)
 
 
 def check_memory() -> Findings:
@@ -167,9 +167,9 @@ def check_memory() -> Findings:
     if (available := cpu.available_memory_bytes()) is None:
         yield Finding("memory", "this system does not tell")
         return
-    what = f"{decimal(available)} of {decimal(cpu.memory_bytes())} available"
+    message = f"{decimal(available)} of {decimal(cpu.memory_bytes())} available"
     remedy = "stop other programs, or lower --max-tokens"
-    yield Finding.of("memory", what, is_well=available >= _LOW_MEMORY_BYTES, remedy=remedy)
+    yield Finding.of("memory", message, is_well=available >= _LOW_MEMORY_BYTES, remedy=remedy)
 
 
 def check_disks() -> Findings:
@@ -187,11 +187,11 @@ def check_disks() -> Findings:
         stat = os.statvfs(existing_parent(folders[0]))
         has_inodes = stat.f_files == 0 or stat.f_favail > 0
         free = stat.f_bavail * stat.f_frsize
-        what = f"{decimal(free)} free for {', '.join(map(str, folders))}{note}"
+        message = f"{decimal(free)} free for {', '.join(map(str, folders))}{note}"
         level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
         remedy = "delete old checkpoints, or use another disk"
         is_well = has_inodes and free >= needed
-        yield Finding.of("disk", what, is_well=is_well, remedy=remedy, level=level)
+        yield Finding.of("disk", message, is_well=is_well, remedy=remedy, level=level)
 
 
 def check_files() -> Findings:
@@ -207,8 +207,8 @@ def check_files() -> Findings:
     except OSError as error:
         is_full = error.errno == errno.ENOSPC
         remedy = "free some space" if is_full else "run tfm in a folder that you can write to"
-        what = f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}"
-        yield Finding("files", what, "problem", remedy)
+        message = f"{folder.absolute()}: cannot save a checkpoint: {error.strerror}"
+        yield Finding("files", message, "problem", remedy)
     else:
         yield Finding("files", f"{folder.absolute()}: files can be saved and renamed")
 

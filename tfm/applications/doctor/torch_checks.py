@@ -60,11 +60,11 @@ def check_threads() -> Finding:
     """Warn if torch has more threads than this process has cores."""
     threads, cores = torch.get_num_threads(), num_cores()
     variable = os.environ.get("OMP_NUM_THREADS")
-    what = f"{threads} for {cores} cores" + (
+    message = f"{threads} for {cores} cores" + (
         f", with OMP_NUM_THREADS={variable}" if variable else ""
     )
     remedy = f"threads wait for each other: set OMP_NUM_THREADS={cores}"
-    return Finding.of("threads", what, is_well=threads <= cores, remedy=remedy)
+    return Finding.of("threads", message, is_well=threads <= cores, remedy=remedy)
 
 
 def check_choices() -> Iterator[Finding]:
@@ -107,8 +107,8 @@ def check_products(device: torch.device, dtypes: list[torch.dtype]) -> Iterator[
 
 def _arithmetic(name: str, error: float, limit: float, *, level: Level, remedy: str) -> Finding:
     is_well = error <= limit  # NaN is wrong, too
-    what = f"relative error {error:.1g}, {'at most' if is_well else 'more than'} {limit:g}"
-    return Finding.of(name, what, is_well=is_well, remedy=remedy, level=level)
+    message = f"relative error {error:.1g}, {'at most' if is_well else 'more than'} {limit:g}"
+    return Finding.of(name, message, is_well=is_well, remedy=remedy, level=level)
 
 
 def meet(rank: int, port: str) -> Iterator[Finding]:
@@ -124,12 +124,12 @@ def meet(rank: int, port: str) -> Iterator[Finding]:
         with joined(world, device, timeout=_MEETING) as group:
             for each in {torch.device("cpu"), device}:
                 group.sum(torch.ones(1, device=each))
-        what = f"two met over {library} in {time.monotonic() - started:.1f} s"
-        yield Finding("processes", what)
+        message = f"two met over {library} in {time.monotonic() - started:.1f} s"
+        yield Finding("processes", message)
     except (LostPeersError, RuntimeError) as error:
-        what = f"two cannot meet over {library}: {shorten(str(error), _MESSAGE_CHARACTERS)}"
+        message = f"two cannot meet over {library}: {shorten(str(error), _MESSAGE_CHARACTERS)}"
         remedy = "several processes need a loopback interface: see ip link show lo"
-        yield Finding("processes", what, "problem", remedy)
+        yield Finding("processes", message, "problem", remedy)
 
 
 def main(command: str, *arguments: str) -> None:

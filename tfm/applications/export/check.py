@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tfm.applications.export import Format
-from tfm.applications.export.programs import PROGRAMS, Found, Program
+from tfm.applications.export.programs import PROGRAMS, Program, Translation
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.subword import Vocabulary
 from tfm.data.text import read_lines
@@ -131,14 +131,14 @@ def _limits(
     return [limit if max_positions is None else min(limit, max_positions - 1) for limit in limits]
 
 
-def _translate(program: Program, lines: Sequence[str], limits: Sequence[int]) -> list[Found]:
+def _translate(program: Program, lines: Sequence[str], limits: Sequence[int]) -> list[Translation]:
     """Translate lines; other programs have one maximum length per call, tfm one per sentence."""
-    found: dict[int, Found] = {}
+    translations: dict[int, Translation] = {}
     for limit in set(limits):
         indices = [index for index, each in enumerate(limits) if each == limit]
         results = program.translate([lines[index] for index in indices], limit)
-        found.update(zip(indices, results, strict=True))
-    return [found[index] for index in range(len(lines))]
+        translations.update(zip(indices, results, strict=True))
+    return [translations[index] for index in range(len(lines))]
 
 
 def _max_error(

@@ -22,7 +22,7 @@ _BATCH_TOKENS = 4_096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Translation:
     """A translation."""
 
     token_ids: list[int]  # without BOS and EOS
@@ -35,7 +35,7 @@ class Program(Protocol):
 
     name: str
 
-    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+    def translate(self, lines: Sequence[str], limit: int) -> list[Translation]:
         """Translate lines that are not empty to at most `limit` tokens, EOS not counted."""
 
     def log_probs(self, lines: Sequence[str], targets: Sequence[list[int]]) -> list[list[float]]:
@@ -58,7 +58,7 @@ class CTranslate2:
         self._token_ids = {p: number for number, p in enumerate(target.pieces(range(len(target))))}
         self._config = config
 
-    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+    def translate(self, lines: Sequence[str], limit: int) -> list[Translation]:
         """Translate as `Program.translate` does."""
         results = self._translator.translate_batch(
             self._pieces(lines),
@@ -72,7 +72,7 @@ class CTranslate2:
             batch_type="tokens",
         )
         return [
-            Found(
+            Translation(
                 token_ids=[self._token_ids[piece] for piece in result.hypotheses[0]],
                 log_prob=result.scores[0],
                 is_cut=len(result.hypotheses[0]) == limit,
@@ -109,7 +109,7 @@ class Transformers:
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self._config = config
 
-    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+    def translate(self, lines: Sequence[str], limit: int) -> list[Translation]:
         """Translate as `Program.translate` does."""
         size = max(1, _BATCH_TOKENS // limit)
         batches = [lines[start : start + size] for start in range(0, len(lines), size)]
@@ -133,7 +133,7 @@ class Transformers:
         ]
         targets = [output[1 : output.index(EOS)] for output in outputs]
         return [
-            Found(token_ids=token_ids, log_prob=sum(log_probs))
+            Translation(token_ids=token_ids, log_prob=sum(log_probs))
             for token_ids, log_probs in zip(targets, self.log_probs(lines, targets), strict=True)
         ]
 
@@ -170,7 +170,7 @@ class OnnxRuntime:
         self._source = vocabulary.source
         self._config = config
 
-    def translate(self, lines: Sequence[str], limit: int) -> list[Found]:
+    def translate(self, lines: Sequence[str], limit: int) -> list[Translation]:
         """Translate as `Program.translate` does."""
         return [self._translate(self._start(line), limit) for line in lines]
 
@@ -183,7 +183,7 @@ class OnnxRuntime:
             found.append([float(step(token)[following]) for token, following in pairs])
         return found
 
-    def _translate(self, step: Callable[[int], Array], limit: int) -> Found:
+    def _translate(self, step: Callable[[int], Array], limit: int) -> Translation:
         tokens, log_prob = [BOS], 0.0
         while tokens[-1] != EOS:
             log_probs = step(tokens[-1])
@@ -193,7 +193,7 @@ class OnnxRuntime:
                 allowed[EOS] = -np.inf
             tokens.append(int(allowed.argmax()) if len(tokens) <= limit else EOS)
             log_prob += float(log_probs[tokens[-1]])
-        return Found(token_ids=tokens[1:-1], log_prob=log_prob)
+        return Translation(token_ids=tokens[1:-1], log_prob=log_prob)
 
     def _start(self, line: str) -> Callable[[int], Array]:
         """Encode a line; return the step from a token to the log probabilities [V] of the next."""
