@@ -3,6 +3,8 @@
 import io
 import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -15,11 +17,16 @@ from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import Ancestor
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from tfm.applications.export.huggingface import check_supported, new_tokenizer  # noqa: E402 - needs tokenizers
+from tfm.applications.export.huggingface import (  # noqa: E402 - needs tokenizers
+    check_supported,
+    model_card,
+    new_tokenizer,
+)
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 TARGETS = ["sieben", "acht Autos kosten viel Geld, 🙂", "am Montag", ""]
@@ -190,6 +197,22 @@ def test_the_card_has_languages_data_quality_and_settings(trained_run, tmp_path)
     assert "Dataset `tiny`" in text
     assert "num_heads = 2" in text
     assert "Not measured yet." in text  # this run validates without BLEU
+
+
+@pytest.mark.parametrize(
+    ("license_", "expected"),
+    [
+        ("CC-BY-4.0", "license: cc-by-4.0\n"),
+        ("cc-by-nc-sa-4.0", "license: cc-by-nc-sa-4.0\n"),
+        ("Lizenz: für uns", 'license: other\nlicense_name: "Lizenz: für uns"\n'),
+    ],
+)
+def test_the_card_has_the_license(make_model, license_, expected, tmp_path):
+    model = make_model()
+    ancestor = Ancestor(path="x", data_dir="", step=0, sha256="", license=license_)
+    info = replace(ModelFolder(model).info, ancestors=(ancestor,))
+    card = model_card(SimpleNamespace(info=info, path=tmp_path, num_parameters=lambda: 1))
+    assert expected in card.split("---\n")[1]
 
 
 def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):

@@ -5,6 +5,8 @@ the same functions. Their sinusoids are all sines, then all cosines; ours altern
 d_model are therefore put into their order: Marian computes its positions anew at each loading.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -157,6 +159,10 @@ _NAMES = {
     "feed_forward_residual.norm": "final_layer_norm",
 }
 _ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
+# Those that models usually have, of the many that the Hub knows by name.
+_HUB_LICENSE = re.compile(
+    r"mit|apache-2\.0|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|[al]?gpl-3\.0|bsd-3-clause"
+)
 _EPSILON = 1e-5  # of the layer norms of both classes
 # transformers divides by length^β, tfm by ((5 + length) / 6)^α, which grows more slowly at first:
 # as fast as length^(2α/3) at 10 tokens.
@@ -345,7 +351,7 @@ def _layer_weights(name: str, tensor: Tensor, order: Tensor) -> Iterator[tuple[s
 
 
 def model_card(model: ModelFolder) -> str:
-    """Return a README.md in Markdown, with the licence left to the user."""
+    """Return a README.md in Markdown; a license that is unknown is left to the user."""
     info = model.info
     languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
     card = (resources.files("tfm.applications.export") / "model_card.md").read_text(
@@ -353,6 +359,7 @@ def model_card(model: ModelFolder) -> str:
     )
     return card.format(
         languages="\n".join(f"- {language}" for language in languages),
+        license=_license(info),
         source=info.source,
         target=info.target,
         num_parameters=model.num_parameters(),
@@ -364,6 +371,19 @@ def model_card(model: ModelFolder) -> str:
         model=_model(info),
         settings=run_toml(info.run),
     )
+
+
+def _license(info: ModelInfo) -> str:
+    """Return the fields of the license, whose names at the Hub are in lower case."""
+    match info.license:
+        case None:
+            return (
+                '# Choose a license that the training data allows, and add it here as "license: …".'
+            )
+        case name if _HUB_LICENSE.fullmatch(name.lower()):
+            return f"license: {name.lower()}"
+        case name:
+            return f"license: other\nlicense_name: {json.dumps(name, ensure_ascii=False)}"
 
 
 def _data(info: ModelInfo) -> str:
