@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tfm.applications.export import Format, Quantization
-from tfm.commands.declaration import Flag, NewFolder, command
+from tfm.commands.declaration import ExistingFile, Flag, NewFolder, command
 from tfm.errors import UsageError
 from tfm.storage.files import atomic_directory
 from tfm.storage.paths import RUNS_ROOT, existing_folder, new_output_folder
@@ -34,6 +34,7 @@ def export(
     format: Format = "ctranslate2",  # noqa: A002 - named as its flag
     quantization: Quantization = "none",
     check: Annotated[int, Flag("N")] = 0,
+    check_input: ExistingFile = None,
     force: bool = False,
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
@@ -62,6 +63,7 @@ def export(
         quantization: For CTranslate2 and Argos: type of weights, and of products if the CPU
             supports it.
         check: Translate N lines of the test set with both programs and print the differences.
+        check_input: File whose lines are translated instead, for a model without a test set.
         force: Overwrite an earlier export.
 
     Raises:
@@ -76,6 +78,8 @@ def export(
         )
     if not 0 <= check <= _MAX_CHECKED:
         raise UsageError(f"--check is {check}, but must be from 0 to {_MAX_CHECKED:,}")
+    if check_input is not None and not check:
+        raise UsageError("--check-input has no effect without --check N, the number of lines")
     from tfm.applications.export.check import compare, lines_to_check
     from tfm.applications.export.folder import check_installed, write_export
     from tfm.folders.model_folder import ModelFolder
@@ -95,7 +99,7 @@ def export(
         raise UsageError(
             "--check does not open packages: check --format ctranslate2, whose model they hold"
         )
-    lines = lines_to_check(model, check) if check else []
+    lines = lines_to_check(model, check, check_input) if check else []
     if lines and format == "huggingface":
         check_installed("transformers", remedy='pip install "transformers>=5"')
     with atomic_directory(out, own=own or ()) as folder:

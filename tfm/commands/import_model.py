@@ -151,7 +151,7 @@ def _import(
                 step=0,
                 sha256=sha256_of(read.path),
                 license=card.license,
-                origin=card.origin,
+                origin=card.origin or origin,
             ),
         ),
     )

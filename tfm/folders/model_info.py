@@ -55,7 +55,7 @@ class Ancestor:
         step: Number of its training steps.
         sha256: Checksum of its weights.
         license: The license that its card names, of a model of another program; None if unknown.
-        origin: Address or name of what that model was made from; None if unknown.
+        origin: Address or name that the model was made from or fetched by; None if unknown.
     """
 
     path: str

@@ -13,7 +13,7 @@ from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
-from tfm.errors import CheckpointError, DataError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
@@ -153,6 +153,16 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
     with pytest.raises(CheckpointError, match="is not written: log probabilities of CTranslate2"):
         export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]
+    (tmp_path / "text").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"no test set from en in .*text: give"):
+        export(model, check=2, check_input=tmp_path / "text")
+    with pytest.raises(UsageError, match="--check-input has no effect without --check N"):
+        export(model, check_input=tmp_path / "text")
+    (tmp_path / "text").write_text("seven\non Monday\nI am\n")
+    agreement = export(
+        model, out=tmp_path / "out", check=2, check_input=tmp_path / "text"
+    ).agreement
+    assert (agreement.num_lines, agreement.differences) == (2, [])
 
 
 def test_nan_does_not_pass_the_check():
@@ -168,14 +178,28 @@ def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_m
     opened = ModelFolder(model)
     info = opened.info
     opened.info = replace(info, source="de", target="en")
-    with pytest.raises(DataError, match=r"no test set from de in .*: leave --check out"):
+    with pytest.raises(
+        DataError, match=r"no test set from de in .*: give text with --check-input, or"
+    ):
         check.lines_to_check(opened, 3)
     info = replace(info, data_dir=str(tmp_path / "gone"))
     files = Vocabulary.load(model).files()
     save_checkpoint(model, info, dict(ModelFolder(model).weights()), subword_files=files)
-    with pytest.raises(DataError, match=r"no test set from en in .*gone.*: leave --check out"):
+    with pytest.raises(
+        DataError, match=r"no test set from en in .*gone.*: give text with --check-input"
+    ):
         export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]
+    (tmp_path / "text").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"no test set from en in .*text: give"):
+        export(model, check=2, check_input=tmp_path / "text")
+    with pytest.raises(UsageError, match="--check-input has no effect without --check N"):
+        export(model, check_input=tmp_path / "text")
+    (tmp_path / "text").write_text("seven\non Monday\nI am\n")
+    agreement = export(
+        model, out=tmp_path / "out", check=2, check_input=tmp_path / "text"
+    ).agreement
+    assert (agreement.num_lines, agreement.differences) == (2, [])
 
 
 # --- the command

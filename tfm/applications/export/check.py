@@ -1,6 +1,7 @@
 """Compare an exported model with its original on the same lines."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress, count, islice
 from pathlib import Path
@@ -56,19 +57,18 @@ class Agreement:
             )
 
 
-def lines_to_check(model: ModelFolder, number: int) -> list[str]:
-    """Return the first lines of the test set of a model; DataError if there is no test set."""
-    try:
-        path, _ = model.split("test", advice="leave --check out")
-    except NoSplitError:
-        lines = []
-    else:
+def lines_to_check(model: ModelFolder, number: int, path: Path | None = None) -> list[str]:
+    """Return the first lines of a file, or of the test set of a model; DataError without any."""
+    advice = "give text with --check-input, or leave --check out"
+    if path is None:
+        with suppress(NoSplitError):
+            path, _ = model.split("test", advice=advice)
+    lines = []
+    if path is not None:
         lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
     if not any(line.strip() for line in lines):
-        raise DataError(
-            f"there is no test set from {model.info.source} in {Path(model.info.data_dir)}, the "
-            "model's dataset: leave --check out"
-        )
+        where = path or f"{Path(model.info.data_dir)}, the model's dataset"
+        raise DataError(f"there is no test set from {model.info.source} in {where}: {advice}")
     return lines
 
 
