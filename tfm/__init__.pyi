@@ -465,6 +465,7 @@ def export(
     format: Literal['ctranslate2', 'huggingface', 'onnx', 'argos'] | None = ...,
     quantization: Literal['none', 'int8', 'int8_float16', 'int8_bfloat16', 'int16', 'float16', 'bfloat16'] | None = ...,
     check: int | None = ...,
+    check_input: StrPath | None = ...,
     force: bool | None = ...,
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
@@ -493,6 +494,7 @@ def export(
         quantization: For CTranslate2 and Argos: type of weights, and of products if the CPU
             supports it.
         check: Translate N lines of the test set with both programs and print the differences.
+        check_input: File whose lines are translated instead, for a model without a test set.
         force: Overwrite an earlier export.
 
     Raises:
