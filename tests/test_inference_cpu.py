@@ -14,8 +14,8 @@ from tfm.backends.sentence_attention import RandomMasks
 from tfm.config import SearchConfig, TransformerConfig
 from tfm.data.subword import BOS, EOS
 from tfm.device.cpu import this_cpu
-from tfm.model.attention import Heads
 from tfm.model.build import new_model
+from tfm.model.heads import Heads
 from tfm.search import search
 
 V = 70

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tfm.backends.sentence_attention import HeadsLayout, RandomMasks, SentenceHeads, keep_scale
 from tfm.data.packing import Packing
-from tfm.model.attention import AttentionMask, Heads, attention
+from tfm.model.attention import AttentionMask, attention
+from tfm.model.heads import Heads
 
 H, D = 2, 3
 LENGTHS = [[4, 4, 4], [5, 1, 3], [1], [2, 7]]

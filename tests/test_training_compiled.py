@@ -19,8 +19,8 @@ from tfm.backends.training_compiled import (
 from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
 from tfm.distributed.group import Group
-from tfm.model.attention import Heads
 from tfm.model.build import evaluation_copy, new_model
+from tfm.model.heads import Heads
 from tfm.training import trainer as trainer_module
 from tfm.training.gradients import ReplicatedGradients
 from tfm.training.loss import BatchLoss

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tfm.config import RecurrentConfig, TransformerConfig
-from tfm.model.attention import Heads
+from tfm.model.heads import Heads
 from tfm.model.recurrent import Recurrent
 from tfm.model.transformer import Transformer
 from tfm.model.weights import record_attention

@@ -17,8 +17,8 @@ from tfm.backends.products_cpu import SMALL_NUM_ROWS, Linear, Prepack
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads
 from tfm.data.packing import Layout, Packing, Padded
 from tfm.device.compute import Compute, onednn_products
-from tfm.model.attention import InputProjection
 from tfm.model.build import Model, evaluation_copy
+from tfm.model.heads import InputProjection
 from tfm.model.layers import FeedForward, Residual
 from tfm.model.transformer import Encoder, ToLogits, Transformer
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tfm.data.packing import Layout, Packing
-from tfm.model.attention import Heads
+from tfm.model.heads import Heads
 
 _NUM_LEVELS = 1 << 16
 # Sentences and positions of padded heads are multiples of these.

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.backends.products_cpu import Linear
-from tfm.model.attention import Heads, MultiHeadAttention
+from tfm.model.heads import Heads, MultiHeadAttention
 from tfm.model.layers import DecoderLayer
 
 _FIRST_CAPACITY = 64

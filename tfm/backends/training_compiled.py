@@ -17,8 +17,9 @@ from typing_extensions import override
 from tfm.backends.plain import TrainingBackend
 from tfm.data.packing import Layout, Packing
 from tfm.device.compute import autocast_dtype
-from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention
+from tfm.model.attention import AttentionMask
 from tfm.model.build import Model
+from tfm.model.heads import Heads, MultiHeadAttention
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from tfm.model.transformer import Transformer
 

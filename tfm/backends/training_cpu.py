@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend, cast_embeddings
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
-from tfm.model.attention import InputProjection, MultiHeadAttention
 from tfm.model.build import Model
+from tfm.model.heads import InputProjection, MultiHeadAttention
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from tfm.model.transformer import Transformer
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tfm.model.attention import MultiHeadAttention
+from tfm.model.heads import MultiHeadAttention
 
 KeysValues = tuple[Tensor, Tensor]
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.model.attention import AttentionMask, Heads, MultiHeadAttention, attention_weights
+from tfm.model.attention import AttentionMask, attention_weights
 from tfm.model.build import Model, evaluation_copy
+from tfm.model.heads import Heads, MultiHeadAttention
 from tfm.model.recurrent import Recurrent
 
 

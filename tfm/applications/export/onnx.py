@@ -13,8 +13,8 @@ from tfm.config import SearchConfig
 from tfm.data.packing import Padded
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
-from tfm.model.attention import MultiHeadAttention
 from tfm.model.build import Model
+from tfm.model.heads import MultiHeadAttention
 from tfm.model.layers import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 
