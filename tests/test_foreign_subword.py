@@ -9,6 +9,7 @@ import sentencepiece
 from helpers import decoded, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.data import foreign_subword
 from tfm.data.foreign_subword import (
     load_subword_models,
     with_fixed_ids,
@@ -89,6 +90,28 @@ def test_another_vocabulary_changes_ids_but_not_the_segmentation(tmp_path, model
         assert model.encode_block_with_dropout(lines, 0.0, random)[0].tolist() == [*chain(*found)]
     ids = [*range(4, 4 + len(absent))]
     assert model.decode([ids]) == ["".join(absent).replace("▁", " ").removeprefix(" ")]
+
+
+def test_pieces_that_are_only_decoded_are_no_steps_to_longer_ones(tmp_path):
+    special = foreign_subword._special_pieces(["<pad>", "<s>", "</s>", "<unk>"])
+    merges = ["ab", "cd", "ef", "abc", "def", "abcdef", *"▁abcdef"]
+    pieces = [
+        foreign_subword._new_piece(piece, foreign_subword._NORMAL, score=-rank)
+        for rank, piece in enumerate(merges)
+    ]
+    settings = [
+        (foreign_subword._TRAINER_SPEC, foreign_subword._number(foreign_subword._MODEL_TYPE, 2)),
+        (foreign_subword._NORMALIZER_SPEC, foreign_subword._text(1, "identity")),
+    ]
+    content = foreign_subword._assemble(special, pieces, settings)
+    original = sentencepiece.SentencePieceProcessor(model_proto=content)
+    assert original.EncodeAsPieces("abcdef") == ["▁", "ab", "cd", "ef"]
+    content = with_vocabulary(content, [*special, *merges, "abcd"], origin=tmp_path)
+    other = sentencepiece.SentencePieceProcessor(model_proto=content)
+    assert other.EncodeAsPieces("abcdef") == ["▁", "abcdef"]  # by way of abcd
+    model = SubwordModel(content, origin=tmp_path)
+    assert model.pieces(*model.encode(["abcdef"])) == ["▁", "ab", "cd", "ef"]
+    assert model.decode([model.ids(["▁", "abcd", "ef"])]) == ["abcdef"]
 
 
 def test_each_word_that_a_vocabulary_of_words_lacks_is_unknown(tmp_path):
