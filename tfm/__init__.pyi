@@ -516,10 +516,10 @@ def import_model(
 ) -> ImportResult:
     """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
 
-    Models of Marian are those of transformers, in a folder or by the name that the Hugging Face Hub
-    has for them (pip install "tfm-mt[hub]"), and Marian's own: a .npz file with its vocabularies
-    beside it, or a zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its
-    dict.LANG.txt, and its SentencePiece model if it has one. No code in a file is run.
+    A Marian model has the format of transformers, as a folder or a name on the Hugging Face Hub
+    (pip install "tfm-mt[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
+    zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its dict.LANG.txt,
+    and its SentencePiece model if it has one. No code in a file is run.
 
     The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
     records the license and the origin that the model's card names (README.md, LICENSE).
@@ -535,8 +535,8 @@ def import_model(
     Args:
         model: Folder or file of the model, or its name on the Hugging Face Hub.
         out: Model folder to write (default: MODEL-tfm, or models/NAME if it is from the Hub).
-        source: Source language (default: the one that the model names).
-        target: Target language (default: the one that the model names, or those of its tags).
+        source: Source language (default: named by the model).
+        target: Target language (default: named by the model, or by its tags).
         revision: For a model of the Hub: a branch, tag or commit (default: the newest).
         force: Overwrite an earlier import.
 

@@ -140,7 +140,7 @@ def _width(text: str) -> int:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a format of tqdm."""
+    """Escape the braces of a text for tqdm's `bar_format`."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -53,7 +53,7 @@ def steps_around(
         search: Settings of the search.
         info: The description of the model; None for a model that has weights only.
         config: The steps that users ask for.
-        models: The folders of the models, whose steps are those of a parser if they are parsers.
+        models: The folders of the models; parsers get the steps of a parser.
         device: Where steps compute.
         scores_given: Whether given targets are scored, instead of searched.
 

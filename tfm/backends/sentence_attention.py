@@ -72,7 +72,7 @@ class RandomMasks:
 
 
 class SentenceHeads(Heads):
-    """Computes the usual heads of packed batches; others as the module that it replaces."""
+    """Attention in packed batches by batched products, if heads are dot products of equal width."""
 
     def __init__(self, heads: Heads, masks: RandomMasks) -> None:
         super().__init__(**heads.arguments())

@@ -1,4 +1,4 @@
-"""What the command line adds to training: processes, forecasts, and settings as a file."""
+"""Training on the command line: processes, forecasts, and settings as a file."""
 
 import sys
 from pathlib import Path

@@ -67,7 +67,7 @@ Share = Annotated[str | None, Flag("I/N")]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a command, of a type without marks."""
+    """A parameter of a command, as read from its annotation and its entry in "Args:"."""
 
     name: str
     hint: Any

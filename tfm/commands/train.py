@@ -181,7 +181,7 @@ class TrainingPlan:
 def _own_settings(run: Path) -> Table | None:
     """Return the settings of an existing run by section; None if it has not started.
 
-    Without config.toml, they are those of its newest checkpoint.
+    Without config.toml, they are read from its newest checkpoint.
 
     Raises:
         UsageError: The file lacks settings of the checkpoint: it was cut off, perhaps by a copy.

@@ -131,7 +131,7 @@ def pieces_by_id(content: bytes, *, origin: Path) -> tuple[list[str], int, int]:
     """Return the pieces of a SentencePiece model, and the ids of eos and unk.
 
     Raises:
-        DataError: It is not a SentencePiece model, or has no eos.
+        DataError: `content` is not a SentencePiece model, or has no eos.
     """
     model = _load(content, origin)
     if model.eos_id() < 0:
@@ -155,7 +155,7 @@ def with_vocabulary(
         origin: Path of the model, for error messages.
 
     Raises:
-        DataError: It is not a SentencePiece model.
+        DataError: `content` is not a SentencePiece model.
     """
     known = text_pieces(content, origin=origin)
     characters = set().union(*known)

@@ -28,7 +28,7 @@ class Padded:
         return self.first_position + self.length
 
     def position_rows(self, table: Tensor) -> Tensor:
-        """Return the rows of a table [num_positions, d] that belong to the tokens: [T, d]."""
+        """Return the rows of a table [num_positions, d] at the tokens' positions: [T, d]."""
         return table[self.first_position : self.num_positions]
 
     def pad(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Packing:
         return self.longest
 
     def position_rows(self, table: Tensor) -> Tensor:
-        """Return the rows of a table [num_positions, d] of the tokens: [num_rows, d]."""
+        """Return the rows of a table [num_positions, d] at the tokens' positions: [num_rows, d]."""
         return table.index_select(0, self.positions)
 
     def pad(self, x: Tensor) -> Tensor:

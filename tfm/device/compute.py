@@ -57,7 +57,7 @@ class Compute:
 
     @property
     def precision(self) -> str:
-        """The name of the arithmetic in the settings."""
+        """The value of the setting `precision`, such as bf16."""
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     def __str__(self) -> str:
@@ -188,10 +188,10 @@ def has_fast_exp() -> bool:
 
 @cache
 def _onednn_is_faster() -> bool:
-    """Return whether this is an AMD CPU with AVX-512, where oneDNN's products are right.
+    """Return whether this is an AMD CPU with AVX-512 on which oneDNN multiplies accurately.
 
-    Without AVX-512 torch ignores the mode; without AMX it computes in full fp32 in spite of its
-    name, which is verified.
+    Without AVX-512, torch ignores oneDNN's mode for fp32. Without AMX, the mode computes in full
+    fp32 in spite of its name, which is verified here.
     """
     cpu = this_cpu()
     if cpu.vendor != "AuthenticAMD" or not cpu.has_avx512:

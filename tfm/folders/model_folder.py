@@ -298,7 +298,7 @@ class ModelFolder:
 
 
 def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:
-    """Return the description of an ensemble: that of the first model, without its confidence."""
+    """Return the description of an ensemble: the first model's, without its confidence."""
     info = members[0].info
     return info if len(members) == 1 else replace(info, calibration=None)
 

@@ -108,12 +108,12 @@ class ModelInfo:
 
     @property
     def purpose(self) -> str:
-        """What it does, in words."""
+        """The purpose of the model in words, such as its languages."""
         return f"{self.task} from {self.source} to {self.target}"
 
     @property
     def license(self) -> str | None:
-        """The license that the user gave it, or else that of the last ancestor with one."""
+        """The license that the user gave it, or else the license of the last ancestor with one."""
         return self.run.training.license or self._of_ancestors("license")
 
     @property

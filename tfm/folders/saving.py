@@ -266,7 +266,7 @@ def prune_checkpoints(
 
     Args:
         run_dir: The run.
-        infos: The descriptions of some of its checkpoints; those of the others are read.
+        infos: The descriptions of some of its checkpoints; other descriptions are read.
 
     Returns:
         The descriptions of the checkpoints that are left.

@@ -36,7 +36,7 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Score detokenized text in a language.
+    """Return the paper's BLEU of detokenized text, tokenized by the rules of a language.
 
     Raises:
         UsageError: Moses does not support the language.

@@ -277,7 +277,7 @@ def _bias_hiding(hidden: Tensor) -> Tensor:
 
 
 def _with_capacity(x: Tensor, capacity: int) -> Tensor:
-    """Copy columns [G, h, C, d] to a cache of at least this capacity and the first."""
+    """Copy columns [G, h, C, d] to a cache with at least `capacity` columns."""
     groups, num_heads, num_columns, width = x.shape
     capacity = max(_FIRST_CAPACITY, num_columns, capacity)
     cache = x.new_empty(groups, num_heads, capacity, width)

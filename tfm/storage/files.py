@@ -62,7 +62,7 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
 
 
 def _obstacle(path: Path, target: Path, status: os.stat_result, *, is_folder: bool) -> str | None:
-    """Return why what exists at a path, which leads to `target`, must not be replaced, if so."""
+    """Return why a file or folder must not be replaced, or None; `path` leads to `target`."""
     if is_folder != stat.S_ISDIR(status.st_mode):
         return "it is a file, not a folder" if is_folder else "it is a folder"
     streams = [name for number, name in _STREAMS.items() if _is_open_as(number, status)]

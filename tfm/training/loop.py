@@ -386,7 +386,7 @@ class TrainingRun:
         return str(self.group.gather(f"{good or 'none'}{unsaved}")[0])
 
     def _check_ranks(self) -> None:
-        """Raise TrainingError if the weights of some ranks differ from those of the others."""
+        """Raise TrainingError if the weights of some ranks differ from the other ranks'."""
         difference = self.trainer.difference_between_ranks()
         if difference is None:
             return

@@ -1,4 +1,4 @@
-"""What pictures of attention show: weights, their sentences, and the heads to draw."""
+"""The content of attention pictures: weights, their sentences, and the heads to draw."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ def compute_maps(
     *,
     name: str,
 ) -> Mapping[AttentionKind, AttentionMaps]:
-    """Compute weights as `attention_maps` does; the name is that of the model in messages.
+    """Compute weights as `attention_maps` does; `name` is the model's in messages.
 
     Raises:
         UsageError: The model has no attention of this kind.

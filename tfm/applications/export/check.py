@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """The comparison of both models on the same lines."""
+    """The comparison of the exported model with the original on the same lines."""
 
     program: str  # that runs the exported model
     num_lines: int  # that are not empty

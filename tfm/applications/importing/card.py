@@ -1,4 +1,4 @@
-"""What the files beside a model of another program say about its license and its origin."""
+"""The license and origin of a model of another program, from the files beside it."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _NUM_FIRST = 1_000  # characters in which a license says its name
 
 @dataclass(frozen=True)
 class Card:
-    """What is known about a model from its files.
+    """The license and origin of a model, as far as its files name them.
 
     Attributes:
         license: Its license; None if unknown.
@@ -43,7 +43,7 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Return what README.md and LICENSE in a folder say; a license that nobody knows is quoted."""
+    """Read README.md and LICENSE in a folder; an unknown license text is quoted."""
     readme = _text(folder / "README.md").replace("\r\n", "\n")
     matter = _FRONT_MATTER.match(readme)
     fields = matter[1] if matter else ""

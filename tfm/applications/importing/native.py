@@ -91,13 +91,13 @@ def find_weights(path: Path) -> Path | None:
 def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
     """Read a file of weights, and the vocabularies beside it.
 
-    Languages that are None are those of the README.md beside it.
+    Languages that are None are read from the README.md beside it.
 
     Returns:
         The model, and whether its text is tokens separated by spaces.
 
     Raises:
-        UsageError: Languages are unknown, or the model has something that tfm has not.
+        UsageError: Languages are unknown, or the model has a part that tfm does not support.
         CheckpointError: Weights are missing or damaged.
         DataError: A vocabulary or SentencePiece model is missing or damaged.
     """
@@ -131,7 +131,7 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
 
 
 def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, Any]:
-    """Take the settings out of the arrays; UsageError names those that tfm has not."""
+    """Take the settings out of the arrays; UsageError names unsupported ones."""
     if _SETTINGS not in arrays:
         raise CheckpointError(f"{path} has no {_SETTINGS}: it is no model of Marian")
     text = arrays.pop(_SETTINGS).tobytes().decode(errors="replace").rstrip("\0")
@@ -157,7 +157,7 @@ def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, A
 
 
 def _check_supported(given: Mapping[str, Any], path: Path) -> None:
-    """Raise UsageError if a setting has a value that tfm has not."""
+    """Raise UsageError if a setting has a value that tfm does not support."""
     unsupported = [
         f"{name} {', '.join(value) if isinstance(value, list) else value or '(empty)'}"
         for name, supported in _SUPPORTED.items()
