@@ -6,6 +6,7 @@ import math
 import pickle
 import shutil
 import sys
+from collections import OrderedDict
 from itertools import chain
 
 import pytest
@@ -221,6 +222,42 @@ def test_an_imported_fairseq_model_gives_targets_the_same_probability(
     found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
     assert found == pytest.approx(expected, abs=2e-3)
     assert all(not text.startswith("▁") for text in ours.translate(LINES[:2], beam=1))
+
+
+def test_the_sections_of_a_checkpoint_of_version_0_12_are_read(tmp_path):
+    new_fairseq(tmp_path / "old")
+    state = torch.load(tmp_path / "old" / "checkpoint.pt", weights_only=False)
+    names = {"source_lang", "target_lang"}
+    settings = {name: each for name, each in vars(state["args"]).items() if name not in names}
+    meter = (10, "loss", "AverageMeter", {"val": torch.tensor(5.9), "count": 3, "round": 3})
+    start = {"epoch": 7, "iterations_in_epoch": 20, "shuffle": True}
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    torch.save(
+        {
+            "args": None,
+            "cfg": {
+                "_name": None,
+                "common": {"seed": 1, "fp16": False},
+                "model": argparse.Namespace(**settings, source_lang=None, no_save=False),
+                "task": {"_name": "translation", "source_lang": "en", "target_lang": "de"},
+                "bpe": None,
+            },
+            "model": state["model"],
+            "criterion": None,
+            "optimizer_history": [{"lr_scheduler_state": {"best": 5.4}, "num_updates": 500}],
+            "task_state": {},
+            "extra_state": {"metrics": OrderedDict(default=[meter]), "train_iterator": start},
+            "last_optimizer_state": {"state": {0: {"step": 5}}, "param_groups": [{"lr": 0.1}]},
+        },
+        tmp_path / "new" / "checkpoint.pt",
+    )
+    results = [
+        import_model(tmp_path / "new"),  # whose section of the model names no language
+        import_model(tmp_path / "old"),
+    ]
+    assert [each.languages for each in results] == [("en", "de")] * 2
+    weights = [(each.out_dir / "model.safetensors").read_bytes() for each in results]
+    assert weights[0] == weights[1]
 
 
 def test_names_of_older_versions_are_read(tmp_path):

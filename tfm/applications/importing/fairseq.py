@@ -179,13 +179,11 @@ def _arguments(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     found: dict[str, Any] = {}
     for values in sections:
-        found |= (
-            vars(values)
-            if isinstance(values, Record)
-            else values
-            if isinstance(values, Mapping)
-            else {}
-        )
+        named = vars(values) if isinstance(values, Record) else values
+        if isinstance(named, Mapping):
+            found |= {
+                key: each for key, each in named.items() if each is not None or key not in found
+            }
     for side in ("encoder", "decoder"):
         if isinstance(found.get(side), Mapping):
             found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
