@@ -186,7 +186,7 @@ class TextWriter:
 
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of the steps ran on the same inputs; if so, print that with `name`."""
-        older = ", by the rules of an older tfm; --force applies those of today"
+        older = ", by the rules of an older tfm; --force applies today's rules"
         for rules, same_inputs in (("", inputs), (older, _of_first_rules(inputs))):
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
                 say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
@@ -457,7 +457,7 @@ class TextWriter:
         if look_swapped(pairs, held_out.sample) or counts.fit_swapped(checks):
             paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
             raise DataError(
-                f"{paths}: are the sides swapped, or those of the validation and test text? Give "
+                f"{paths}: are the sides swapped, here or in the validation and test text? Give "
                 f"{source} and {target} in this order everywhere"
             )
 

@@ -196,7 +196,9 @@ def _check_appended(
     elif recipe.valid or recipe.test or recipe.mono:
         problem = "--append adds training text: leave out all other text"
     elif settings:
-        problem = f"appended text is encoded as that of {folder}: leave out {', '.join(settings)}"
+        problem = (
+            f"appended text is encoded as the text of {folder}: leave out {', '.join(settings)}"
+        )
     elif replace(cleaning.normalization, version=normalization.version) != normalization:
         problem = f"normalize_space and normalize_unicode must be as in {folder}: leave them out"
     elif None in weights and any(weights):

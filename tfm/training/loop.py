@@ -184,7 +184,7 @@ class TrainingRun:
             return None
         return (
             f"its loss of {format_number(loss, decimals=2)} nats per token is not below "
-            f"{math.log(vocab_size):.2f}, that of a guess among all {vocab_size:,} pieces"
+            f"{math.log(vocab_size):.2f}, the loss of a guess among all {vocab_size:,} pieces"
         )
 
     def _new_bar(self) -> Progress:
