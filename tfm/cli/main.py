@@ -71,7 +71,10 @@ def _exit_process(code: int) -> NoReturn:
 
 
 def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
-    """Report a failure to the launcher, which prints it once, or to the user; return the code."""
+    """Report a failure to the launcher, which prints it once, or to the user; return the code.
+
+    `is_consequence` tells the launcher that another process failed first.
+    """
     if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
         _print_error(f"tfm: {message}")
     return exit_code
