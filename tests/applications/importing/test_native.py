@@ -154,6 +154,7 @@ def test_weights_of_other_kinds_are_refused(tmp_path, weights):
         ("a: 0\nb: 1\n", "is not in list"),
         ("</s>: 0\n<unk>: 1\n? a\n", "line 3 is not YAML"),
         ("</s>: 0\n</s>: 1\n", "line 2 has a key again"),
+        ('</s>: 0\n<unk>: 1\n"\\uD800": 2\n', "surrogates not allowed"),
     ],
 )
 def test_a_damaged_vocabulary_is_refused(tmp_path, content, message):

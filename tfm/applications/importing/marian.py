@@ -195,12 +195,13 @@ def _tokens(
             raise TypeError
         if len(set(ids.values())) < len(ids):
             raise IndexError
+        "".join(ids).encode()  # JSON can hold halves of characters
         for piece, number in ids.items():
             pieces[number] = piece
         pad, eos, unk = (ids[piece] for piece in ("<pad>", "</s>", "<unk>"))
         if start >= num_rows:
             raise IndexError
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, UnicodeEncodeError) as error:
         raise DataError(
             f"the vocabulary in {folder} does not fit {CONFIG} and the weights: download them again"
         ) from error

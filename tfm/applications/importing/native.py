@@ -348,6 +348,7 @@ def _words(path: Path, size: int) -> tuple[list[str], int, int]:
             ids = read_mapping(lines)
         else:
             ids = {line: number for number, line in enumerate(lines)}
+        "".join(ids).encode()  # JSON and YAML can hold halves of characters
         taken = set()
         for piece, value in ids.items():
             number = _number(str(value))
