@@ -1,7 +1,8 @@
-"""Small random models and padded batches for the tests of searches, and descriptions of models."""
+"""Small random models and batches for them, and descriptions of models."""
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig, run_config
 from tfm.data.subword import PAD
@@ -9,6 +10,20 @@ from tfm.folders.model_info import ModelInfo
 from tfm.model.build import Model, new_model
 
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
+# Transformers of all kinds of parts.
+TRANSFORMERS = {
+    "post-norm": {},
+    "pre-norm": {"norm": "pre"},
+    "widths": {"d_k": 3, "d_v": 5},
+    "window": {"attention_window": 3},
+    "additive": {"attention": "additive"},
+    "additive window": {"attention": "additive", "attention_window": 2},
+    "learned positions": {"learned_positions": 20},
+    "bias, no ties": {"output_bias": True, "tied_embeddings": "none"},
+    "gelu": {"activation": "gelu"},
+    "silu": {"activation": "silu", "norm": "pre"},
+}
+EVERY_TRANSFORMER = pytest.mark.parametrize("changes", TRANSFORMERS.values(), ids=TRANSFORMERS)
 
 
 def transformer(vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **changes) -> Model:
@@ -28,6 +43,24 @@ def _random_model(config: ModelConfig, vocab_size: int, seed: int, sharpness: fl
     with torch.no_grad():
         model.output_weight.mul_(sharpness)
     return model
+
+
+def moved(model: Model, low: float = 0.5, high: float = 1.5) -> Model:
+    """Move biases and norms from their initial values, which would hide mistakes."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, low, high)
+    return model
+
+
+def random_batch(
+    vocab_size: int, lengths: list[int], target_length: int, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random [B, S] sources, their lengths, and [B, T] targets."""
+    torch.manual_seed(seed)
+    source = torch.randint(4, vocab_size, (len(lengths), max(lengths)))
+    target = torch.randint(4, vocab_size, (len(lengths), target_length))
+    return source, torch.tensor(lengths), target
 
 
 def batch_of(sources: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import prepack_fp32
-from tfm.config import SearchConfig, TransformerConfig
+from tfm.config import SearchConfig
 from tfm.data.subword import EOS, UNK
 from tfm.model import cache
-from tfm.model.build import new_model
 from tfm.search import active, search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish
@@ -229,11 +228,7 @@ def test_impossible_continuations_beside_a_prefix_have_tokens_in_the_vocabulary(
 
     A CPU's inference backend pads the vocabulary.
     """
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2
-    )
-    torch.manual_seed(0)
-    model = new_model(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size).eval()
+    model = small_models.transformer(vocab_size)
     if prepacked:
         model = CpuInference(prepack_fp32, torch.float32).optimized(model)
     sources, beam = SOURCES * 5, SearchConfig(beam_size=6, n_best=2, max_extra_length=4)

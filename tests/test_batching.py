@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import transformer
 
-from tfm.config import BatchingConfig, TransformerConfig
+from tfm.config import BatchingConfig
 from tfm.data.batching import PADDING, Batcher, build_batch, round_up_rows
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import BOS, EOS, PAD
-from tfm.model.transformer import Transformer
 from tfm.training.loss import BatchLoss
 
 
@@ -206,12 +206,7 @@ def test_a_batch_has_the_sentences_of_its_rows(data_dir):
 
 @pytest.mark.parametrize("max_tokens", [30, 100])
 def test_loss_and_gradients_of_microbatches_equal_those_of_one_batch(max_tokens):
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2,
-        dropout=0, embedding_dropout=0, attention_dropout=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Transformer(config, source_vocab_size=20, target_vocab_size=20).double()
+    model = transformer(20).double()
     rows = np.arange(20)
     results = []
     for limit in (max_tokens, 10_000):

@@ -3,27 +3,16 @@
 import copy
 
 import pytest
+import small_models
 import torch
+from small_models import EVERY_TRANSFORMER, TRANSFORMERS, moved
 
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import prepack_plain
 from tfm.backends.single_sentence import SingleSentenceCache
-from tfm.config import TransformerConfig
 from tfm.model import cache
-from tfm.model.build import new_model
 
 V = 13
-MODELS = {
-    "post-norm": {},
-    "pre-norm": {"norm": "pre"},
-    "widths": {"d_k": 3, "d_v": 5},
-    "window": {"attention_window": 3},
-    "additive": {"attention": "additive"},
-    "additive window": {"attention": "additive", "attention_window": 2},
-    "learned positions": {"learned_positions": 20},
-    "bias, no ties": {"output_bias": True, "tied_embeddings": "none"},
-}
-EVERY_MODEL = pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 # Hypotheses per sentence after each step; more than eight do not share a cache.
 BEAMS = {
     "greedy": [1] * 9,
@@ -38,7 +27,7 @@ EVERY_MODEL_AND_BEAM = pytest.mark.parametrize(
     ("changes", "beam"),
     [
         pytest.param(changes, beam, id=f"{model}, {name}")
-        for model, changes in MODELS.items()
+        for model, changes in TRANSFORMERS.items()
         for name, beam in BEAMS.items()
         if model == "post-norm" or name in ("wide", "changing")
     ],
@@ -56,15 +45,7 @@ class RoundingInference(CpuInference):
 
 
 def transformer(seed=0, **changes):
-    torch.manual_seed(seed)
-    config = TransformerConfig(
-        num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=16, num_heads=2, **changes
-    )
-    model = new_model(config, source_vocab_size=V, target_vocab_size=V).double().eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
+    return moved(small_models.transformer(V, seed, num_decoder_layers=2, **changes).double())
 
 
 class Decoding:
@@ -172,7 +153,7 @@ def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, rounds
 
 @torch.inference_mode()
 @pytest.mark.parametrize("single", [False, True])
-@EVERY_MODEL
+@EVERY_TRANSFORMER
 def test_a_deep_copy_continues_independently(changes, single):
     decoding = new_decoding(changes) if single else Decoding(transformer(**changes), [5, 2, 6])
     copies = []

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import EVERY_TRANSFORMER, moved, transformer
 
 from tfm.backends import products_cpu
 from tfm.backends.inference_cpu import CpuInference, InferenceHeads
 from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.backends.products_cpu import LARGE_WEIGHT, prepack_bf16, prepack_fp32, prepack_int8
 from tfm.backends.sentence_attention import RandomMasks
-from tfm.config import SearchConfig, TransformerConfig
+from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS
 from tfm.device.cpu import this_cpu
-from tfm.model.build import new_model
 from tfm.model.heads import Heads
 from tfm.search import search
 
@@ -29,18 +29,6 @@ ARITHMETICS = [
     pytest.param(prepack_int8, torch.float32, 3e-2, id="int8", marks=NEEDS_INT8),
 ]
 EVERY_ARITHMETIC = pytest.mark.parametrize(("prepack", "dtype", "max_error"), ARITHMETICS)
-MODELS = [
-    {},
-    {"norm": "pre"},
-    {"attention": "additive"},
-    {"attention_window": 3},
-    {"learned_positions": 20},
-    {"d_k": 8, "d_v": 24},
-    {"tied_embeddings": "none"},
-    {"activation": "gelu"},
-    {"activation": "silu", "norm": "pre"},
-    {"output_bias": True},
-]
 
 
 @pytest.fixture(params=[1, 2])
@@ -149,22 +137,8 @@ def test_attention_of_few_queries_equals_the_formula(optimized, query_dtype, key
 
 
 def new_transformer(**changes):
-    torch.manual_seed(0)
-    config = TransformerConfig(
-        **{
-            "num_encoder_layers": 2,
-            "num_decoder_layers": 2,
-            "d_model": 32,
-            "d_ff": 64,
-            "num_heads": 2,
-            **changes,
-        }
-    )
-    model = new_model(config, source_vocab_size=V, target_vocab_size=V)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 1.0)
-    return model
+    shape = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 32, "d_ff": 64}
+    return moved(transformer(V, **shape, **changes), 0.5, 1.0)
 
 
 def new_batch(num_sentences=4):
@@ -224,7 +198,7 @@ def test_log_probabilities_of_models_are_close_to_the_plain_ones(
 
 @pytest.mark.parametrize("num_sentences", [4, 1])
 @pytest.mark.parametrize("limit_sizes", [True, False])
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+@EVERY_TRANSFORMER
 def test_in_fp32_beam_search_equals_that_of_the_plain_backend(changes, limit_sizes, num_sentences):
     model = new_transformer(**changes)
     config = SearchConfig(beam_size=4, n_best=3, max_extra_length=8)

@@ -1,12 +1,14 @@
 """The recurrent baseline: compared with torch's cells, and properties for any weights."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import moved, random_batch, recurrent
 from torch import nn
 
 from tfm.config import RecurrentConfig
@@ -37,21 +39,11 @@ def name_of(changes):
 EVERY_KIND = pytest.mark.parametrize("changes", KINDS, ids=name_of)
 
 
+new_batch = partial(random_batch, V, [4, 6, 1], 5)
+
+
 def new_model(seed=0, dtype=torch.float64, **changes):
-    """Return a model whose biases are not zero."""
-    torch.manual_seed(seed)
-    config = RecurrentConfig(**{**SHAPE, **changes})
-    model = Recurrent(config, source_vocab_size=V, target_vocab_size=V).to(dtype)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, -0.5, 0.5)
-    return model
-
-
-def new_batch(seed=0):
-    torch.manual_seed(seed)
-    lengths = torch.tensor([4, 6, 1])
-    return torch.randint(4, V, (3, 6)), lengths, torch.randint(4, V, (3, 5))
+    return moved(recurrent(V, seed, **{**SHAPE, **changes}).to(dtype), -0.5, 0.5)
 
 
 def logits_of(model, source, lengths, target_input):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
+from small_models import transformer
 from torch.nn.parallel import DistributedDataParallel
 
 from tfm.backends.plain import PLAIN_TRAINING
@@ -16,10 +17,9 @@ from tfm.backends.training_compiled import (
     compilation_problem,
     compile_for_sizes,
 )
-from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
 from tfm.distributed.group import Group
-from tfm.model.build import evaluation_copy, new_model
+from tfm.model.build import evaluation_copy
 from tfm.model.heads import Heads
 from tfm.training import trainer as trainer_module
 from tfm.training.gradients import ReplicatedGradients
@@ -155,8 +155,7 @@ def test_a_function_in_ddp_is_compiled_as_a_whole():
 @pytest.mark.usefixtures("ddp")
 def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
     batcher = new_trainer(model=SMALL).batcher
-    config = TransformerConfig(**SMALL, **NO_DROPOUT, num_heads=2)
-    model = new_model(config, source_vocab_size=400, target_vocab_size=400)
+    model = transformer(400, **SMALL, **NO_DROPOUT).train()
     CompiledTraining().install(model)
     loss = BatchLoss(model, label_smoothing=0.1, compiles=True)
     example = batcher.batch(batcher.epoch(1)[0])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import EVERY_TRANSFORMER, transformer
 from torch import nn
 
 from tfm.backends.sentence_attention import RandomMasks, keep_scale
@@ -16,23 +17,11 @@ from tfm.backends.training_cpu import (
 )
 from tfm.config import TransformerConfig
 from tfm.data.packing import Packing
-from tfm.model.build import new_model
 from tfm.model.layers import FeedForward
 
 N, IN, OUT = 6, 5, 7
 NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
-SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "d_ff": 24}
-MODELS = [
-    {},
-    {"norm": "pre"},
-    {"attention": "additive"},
-    {"attention_window": 2},
-    {"learned_positions": 12},
-    {"d_k": 3, "d_v": 5},
-    {"tied_embeddings": "none"},
-    {"activation": "gelu"},
-    {"activation": "silu"},
-]
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "num_heads": 4}
 
 
 def new_masks(seed=0):
@@ -142,11 +131,9 @@ def packed_and_padded(model):
     return *found, targets.pack(padded)[: targets.num_tokens]
 
 
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+@EVERY_TRANSFORMER
 def test_packed_and_padded_batches_give_the_same_outputs_and_gradients(changes):
-    torch.manual_seed(0)
-    config = TransformerConfig(**{**SHAPE, "num_heads": 4, **NO_DROPOUT, **changes})
-    model = new_model(config, source_vocab_size=20, target_vocab_size=20).double()
+    model = transformer(20, **SHAPE, **NO_DROPOUT, **changes).train().double()
     outputs = packed_and_padded(model)
     for output in outputs[:2]:
         torch.testing.assert_close(output, outputs[2])

@@ -1,16 +1,17 @@
 """The Transformer: compared with torch.nn.Transformer, and properties for any weights."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import EVERY_TRANSFORMER, TRANSFORMERS, moved, random_batch, transformer
 from torch import nn
 
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
 from tfm.model.layers import FeedForward, sinusoidal_encoding
-from tfm.model.transformer import Transformer
 
 V = 13
 SHAPE = {
@@ -23,39 +24,13 @@ SHAPE = {
     "embedding_dropout": 0.0,
     "attention_dropout": 0.0,
 }
-SHAPES = [
-    {},
-    {"norm": "pre"},
-    {"d_k": 3, "d_v": 7},
-    {"norm": "pre", "tied_embeddings": "none"},
-    {"attention": "additive"},
-    {"attention_window": 3},
-    {"attention": "additive", "attention_window": 3},
-    {"learned_positions": 12},
-    {"output_bias": True},
-]
-EVERY_SHAPE = pytest.mark.parametrize(
-    "changes",
-    SHAPES,
-    ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()) or "plain",
-)
+
+
+new_batch = partial(random_batch, V, [4, 6, 1], 5)
 
 
 def new_model(seed=0, **changes):
-    """Return a float64 model whose biases and norms are not at their initial values."""
-    torch.manual_seed(seed)
-    config = TransformerConfig(**{**SHAPE, **changes})
-    model = Transformer(config, source_vocab_size=V, target_vocab_size=V).double()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
-
-
-def new_batch(seed=0):
-    torch.manual_seed(seed)
-    lengths = torch.tensor([4, 6, 1])
-    return torch.randint(4, V, (3, 6)), lengths, torch.randint(4, V, (3, 5))
+    return moved(transformer(V, seed, **{**SHAPE, **changes}).double())
 
 
 def logits_of(model, source, lengths, target_input):
@@ -170,7 +145,7 @@ def test_logits_and_gradients_equal_those_of_torch(norm):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-8, atol=1e-9)
 
 
-@EVERY_SHAPE
+@EVERY_TRANSFORMER
 def test_source_padding_does_not_change_logits(changes):
     model = new_model(**changes)
     source, lengths, target = new_batch()
@@ -184,7 +159,7 @@ def test_source_padding_does_not_change_logits(changes):
     torch.testing.assert_close(logits_of(model, other_padding, lengths, target), padded)
 
 
-@EVERY_SHAPE
+@EVERY_TRANSFORMER
 def test_the_decoder_cannot_see_the_future(changes):
     model = new_model(**changes)
     source, lengths, target = new_batch()
@@ -244,7 +219,7 @@ def test_tied_embeddings_are_one_parameter():
 
 
 def test_every_parameter_gets_a_gradient():
-    for changes in SHAPES:
+    for changes in TRANSFORMERS.values():
         model = new_model(**changes | {"learned_positions": changes.get("learned_positions") and 6})
         logits_of(model, *new_batch()).sin().sum().backward()
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())

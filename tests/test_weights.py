@@ -1,56 +1,21 @@
 """Recorded attention weights, and the unchanged model."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
+from small_models import EVERY_TRANSFORMER, moved, random_batch, recurrent, transformer
 
-from tfm.config import RecurrentConfig, TransformerConfig
 from tfm.model.heads import Heads
-from tfm.model.recurrent import Recurrent
-from tfm.model.transformer import Transformer
 from tfm.model.weights import record_attention
 
-V, H, LAYERS_ENCODER, LAYERS_DECODER = 13, 2, 2, 3
-EVERY_ATTENTION = pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"norm": "pre"},
-        {"attention": "additive"},
-        {"attention_window": 2},
-        {"attention_window": 3, "attention": "additive"},
-        {"d_k": 3, "d_v": 7},
-    ],
-    ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()) or "plain",
-)
+V = 13
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 3, "dropout": 0.5, "attention_dropout": 0.5}
+new_batch = partial(random_batch, V, [4, 9, 1], 7)
 
 
 def new_model(**changes):
-    """Return a Transformer with a dropout of one half and biases that are not zero."""
-    torch.manual_seed(0)
-    config = TransformerConfig(
-        **{
-            "num_encoder_layers": LAYERS_ENCODER,
-            "num_decoder_layers": LAYERS_DECODER,
-            "d_model": 8,
-            "d_ff": 20,
-            "num_heads": H,
-            "dropout": 0.5,
-            "attention_dropout": 0.5,
-            **changes,
-        }
-    )
-    model = Transformer(config, source_vocab_size=V, target_vocab_size=V)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
-
-
-def new_batch():
-    torch.manual_seed(0)
-    lengths = torch.tensor([4, 9, 1])
-    return torch.randint(4, V, (3, 9)), lengths, torch.randint(4, V, (3, 7))
+    return moved(transformer(V, **SHAPE, **changes))
 
 
 def valid_rows(lengths, size):
@@ -58,7 +23,7 @@ def valid_rows(lengths, size):
     return torch.arange(size) < lengths[:, None]
 
 
-@EVERY_ATTENTION
+@EVERY_TRANSFORMER
 def test_weights_times_values_equal_the_attention_output(changes, monkeypatch):
     """For each call of each module, including windows in blocks and fused kernels."""
     model = new_model(**changes).eval()
@@ -107,11 +72,7 @@ def test_recording_leaves_the_model_unchanged(training):
 
 @pytest.mark.parametrize("attention", ["dot-product", "additive"])
 def test_the_recurrent_model_has_one_head_of_cross_attention(attention):
-    torch.manual_seed(0)
-    config = RecurrentConfig(
-        num_encoder_layers=1, num_decoder_layers=2, d_model=8, attention=attention
-    )
-    model = Recurrent(config, source_vocab_size=V, target_vocab_size=V).train()
+    model = recurrent(V, num_decoder_layers=2, attention=attention).train()
     source, lengths, target = new_batch()
     weights = record_attention(model, source, lengths, target)
     assert (weights.encoder, weights.decoder) == (None, None)
