@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
@@ -50,6 +51,16 @@ def python(*arguments, **options):
     """Run Python in a process of its own, as a shell does; return how it ended."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "check": False, **options}
     return subprocess.run([sys.executable, *map(str, arguments)], text=True, **options)
+
+
+def wait_until(happened, process=None, seconds=60):
+    """Wait until a condition holds, while a process runs; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (found := happened()):
+        assert process is None or process.poll() is None, process.errors
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+    return found
 
 
 def opened(folder, split="train"):

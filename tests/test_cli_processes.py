@@ -1,7 +1,6 @@
 """tfm train in several processes: one launches the others, and one reports for all."""
 
 import json
-import re
 import sys
 import tomllib
 
@@ -71,10 +70,7 @@ def test_a_single_process_is_not_launched(run, launched, trained, flags, device)
 def test_printing_settings_launches_nothing(run, launched, flag, device):
     _, out, _ = run("train", flag, 2, "--print-config")
     assert tomllib.loads(out)["training"]["device"] == device
-    code, out, err = run("train", flag, 2, "--dry-run", ".")
-    assert (code, out) == (2, "")
-    [line] = err.splitlines()
-    assert re.fullmatch(r"tfm: \. is no dataset .*", line), line
+    run.fails(2, r"\. is no dataset .*", "train", flag, 2, "--dry-run", ".")
     assert not launched
 
 
@@ -94,10 +90,8 @@ def stray_variables(request, monkeypatch):
 
 @pytest.mark.usefixtures("stray_variables")
 def test_training_refuses_the_variables_of_half_a_launcher(run, trained):
-    code, out, err = run("train", ".", "--arch", "tiny")
-    assert (code, out) == (2, "")
-    [line] = err.splitlines()
-    assert re.fullmatch("tfm: .*(MASTER_ADDR|MASTER_PORT|must be numbers).*", line), line
+    message = ".*(MASTER_ADDR|MASTER_PORT|must be numbers).*"
+    run.fails(2, message, "train", ".", "--arch", "tiny")
     assert not trained
 
 

@@ -95,10 +95,7 @@ def counted_flops(config):
         torch.zeros(BATCH, S, dtype=torch.long),
         torch.zeros(BATCH, T, dtype=torch.long),
     )
-    with (
-        FlopCounterMode(display=False) as counter,
-        sdpa_kernel(SDPBackend.MATH),
-    ):
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.logits(model(source, torch.full((BATCH,), S), target)).sum().backward()
     return counter.get_total_flops()
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import wait_until
 
 from tfm.data.dataset import ParallelDataset
 from tfm.data.shortlist import FILE, learn_shortlist
@@ -173,21 +174,14 @@ def start(folder, fork_python):
     return start_command
 
 
-def wait_for_lines(path, number, process):
-    end = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < number:
-        assert time.monotonic() < end, "no lines"
-        assert process.poll() is None
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_pipe_is_continued_after_any_signal(folder, command, start, monkeypatch, number):
     assert command("--output whole --max-extra-length 50")[0] == 0
     process, pipe = start()
     with pipe:
         pipe.write(b"".join(TEXT.splitlines(keepends=True)[:3]))
-        wait_for_lines(folder / "out.partial", 3, process)
+        partial = folder / "out.partial"
+        wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") >= 3, process)
         time.sleep(0.1)
         process.send_signal(number)
         process.communicate(30)

@@ -4,10 +4,10 @@ import json
 import re
 import signal
 import socket
-import time
 
 import pytest
 import torch
+from helpers import wait_until
 
 from tfm.config import run_toml
 from tfm.distributed.group import Group
@@ -168,10 +168,7 @@ def test_one_process_resumes_a_run_of_two(
 def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_process(
     run_processes, scored_run, data_dir, tmp_path
 ):
-    changes = {
-        "model": {"output_bias": True},
-        "optimizer": {"ema": 0.9, "algorithm": "adamw"},
-    }
+    changes = {"model": {"output_bias": True}, "optimizer": {"ema": 0.9, "algorithm": "adamw"}}
     train(data_dir, tmp_path / "single", scored_run(**changes))
     for max_steps in (8, 12):
         settings = scored_run(training={"shard": True, "max_steps": max_steps}, **changes)
@@ -186,9 +183,7 @@ def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run,
 
     def stop(processes):
         metrics = run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, seconds=TIMEOUT_SECONDS)
         processes[1].send_signal(signal.SIGUSR1)
 
     codes, errors = run_processes(run_dir, settings, meanwhile=stop)
@@ -203,9 +198,7 @@ def test_a_process_that_dies_ends_the_others(run_processes, scored_run, tmp_path
     run_dir = tmp_path / "run"
 
     def kill(processes):
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not (run_dir / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until((run_dir / "metrics.jsonl").exists, seconds=TIMEOUT_SECONDS)
         processes[1].kill()
 
     settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers import wait_until
 
 from tfm.distributed import interruption
 from tfm.distributed.interruption import StopRequests
@@ -82,15 +83,10 @@ def test_signals_are_answered_in_the_middle_of_a_long_microbatch(data_dir, tmp_p
         *("train", data_dir, "--run", tmp_path / "run", *flags.split()),
     )
 
-    def wait_for(text):
-        while text not in process.errors:
-            assert process.poll() is None
-            time.sleep(0.02)
-
-    wait_for(f"{tmp_path / 'run'} on ")
+    wait_until(lambda: f"{tmp_path / 'run'} on " in process.errors, process)
     time.sleep(0.3)  # into the first step, of many seconds
     process.send_signal(signal.SIGTERM)
-    wait_for("without saving\n")
+    wait_until(lambda: "without saving\n" in process.errors, process)
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from helpers import wait_until
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tfm.device.cpu import num_cores
@@ -106,12 +107,8 @@ def end(launcher):
     return launcher.returncode, err.splitlines()
 
 
-def wait_for(folder, pattern, count=2):
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob(pattern))) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return list(folder.glob(pattern))
+def wait_until_all(folder, pattern):
+    wait_until(lambda: len(list(folder.glob(pattern))) == 2)
 
 
 def assert_all_gone(folder):
@@ -213,10 +210,7 @@ def failure(tmp_path, monkeypatch):
     ("cause", "others"),
     [
         # Killed; another rank lost its peers, and one was ended before it had a handler.
-        (
-            {"exit_code": -9},
-            [{"message": "lost", "is_consequence": True}, {"exit_code": -15}],
-        ),
+        ({"exit_code": -9}, [{"message": "lost", "is_consequence": True}, {"exit_code": -15}]),
         ({"message": "what", "at": 102}, [{"message": "lost", "is_consequence": True}]),
         ({"message": "first"}, [{"message": "second", "at": 101}]),
         ({"message": "what"}, [{"exit_code": 1}]),
@@ -252,7 +246,7 @@ def test_a_process_without_a_report_is_named_with_its_signal_or_exit_code(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_signal_makes_all_processes_save(start, work_dir, number, code):
     launcher = start(SAVE_AND_STOP)
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     time.sleep(0.2)
     launcher.send_signal(number)
     assert end(launcher) == (code, ["stopping", "tfm: saved"])
@@ -265,14 +259,14 @@ def test_a_signal_makes_all_processes_save(start, work_dir, number, code):
 def test_a_signal_that_was_ignored_stays_ignored(start, work_dir, number):
     nohup = f"signal.signal({int(number)}, signal.SIG_IGN)"
     launcher = start("ready()\ntime.sleep(1)", before=nohup)
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     launcher.send_signal(number)
     assert end(launcher) == (0, [])
 
 
 def test_a_second_ctrl_c_stops_at_once(start, work_dir):
     launcher = start(SAVE_AND_STOP)
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     for _ in range(2):
         time.sleep(0.2)
         launcher.send_signal(signal.SIGINT)
@@ -287,7 +281,7 @@ def test_a_second_ctrl_c_stops_at_once(start, work_dir):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
 def test_a_signal_before_the_processes_handle_it_stops_them(start, work_dir, number, code):
     launcher = start("signal.signal(signal.SIGINT, signal.SIG_DFL)\nready()\ntime.sleep(60)")
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     launcher.send_signal(number)
     assert end(launcher) == (code, [f"tfm: stopped before the run could save: {RESUME}"])
     assert_all_gone(work_dir)
@@ -303,16 +297,16 @@ while not signals:
 end_process(["lost the others", "disk full"][rank], is_consequence=rank == 0)
 """
     launcher = start(text)
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     launcher.send_signal(signal.SIGTERM)
     assert end(launcher) == (1, ["tfm: disk full"])
 
 
 def test_the_processes_save_and_end_if_their_launcher_is_killed(start, work_dir):
     launcher = start(SAVE_AND_STOP)
-    wait_for(work_dir, "ready*")
+    wait_until_all(work_dir, "ready*")
     launcher.kill()
-    wait_for(work_dir, "saved*")
+    wait_until_all(work_dir, "saved*")
     shutil.rmtree(work_dir.parent / "temporary")
     (work_dir.parent / "temporary").mkdir()
 
@@ -416,7 +410,7 @@ def test_a_node_does_not_wait_forever(start, port):
 
 def test_ctrl_c_ends_the_wait_for_other_nodes(start, work_dir, port):
     launcher = start("", nodes=2, rendezvous=f"127.0.0.1:{port}")
-    [log_dir] = wait_for(work_dir.parent / "temporary", "tfm-*", count=1)
+    [log_dir] = wait_until(lambda: list((work_dir.parent / "temporary").glob("tfm-*")))
     time.sleep(0.2)
     launcher.send_signal(signal.SIGINT)
     code, lines = end(launcher)

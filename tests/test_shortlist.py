@@ -282,9 +282,7 @@ def test_a_model_without_shortlist_says_how_to_get_one(trained_run, dataset, tmp
     assert code == 2
     assert "tfm binarize DATA --shortlist" in error.splitlines()[-1]
     shutil.copy(dataset / FILE, model)
-    code, output, _ = run(*arguments)
-    assert code == 0
-    assert json.loads(output)["translations"][0]["vocabulary"] == "shortlist"
+    assert json.loads(run.ok(*arguments)[0])["translations"][0]["vocabulary"] == "shortlist"
 
 
 def test_a_shortlist_of_another_vocabulary_or_a_damaged_one_is_refused(dataset, tmp_path):

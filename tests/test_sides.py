@@ -59,11 +59,7 @@ def test_a_text_with_swapped_sides_is_refused_by_name(tmp_path, train, valid, ru
         if pairs
     }
     target = "ru" if train[0] in (RUSSIAN[0], RUSSIAN[0][::-1]) else "de"
-    recipe = recipe_from_files(
-        name="x",
-        languages=("en", target),
-        **files,
-    )
+    recipe = recipe_from_files(name="x", languages=("en", target), **files)
 
     def run():
         config = {"cleaning": rules}

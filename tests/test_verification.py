@@ -247,8 +247,7 @@ def test_translating_in_bf16_without_units_is_refused_in_one_line(
 ):
     this_cpu_has("avx2")
     (elsewhere / "text").write_text("one\n")
-    code, out, err = run(
-        "generate", trained_run, "--input", "text", "--device", "cpu", "--precision", "bf16"
-    )
+    flags = ("--input", "text", "--device", "cpu", "--precision", "bf16")
+    code, out, err = run("generate", trained_run, *flags)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == "tfm: this CPU has no bf16 units: use --precision fp32 (or int8)"

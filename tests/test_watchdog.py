@@ -102,36 +102,26 @@ def test_rank_0_names_the_stalled_rank_and_its_phase():
     assert "rank 2" not in message
 
 
-def status(rank, *, seen_at=99.0, idle=0.0, waits=False, left=False):
-    return RankStatus(rank=rank, post=1, seen_at=seen_at, idle_seconds=idle, waits=waits, left=left)
+WAITS, LEFT = {"waits": True}, {"seen_at": 10.0, "left": True}
 
 
-def stalled(*statuses):
-    return [status.rank for status in stalled_ranks(statuses, now=100.0, timeout_seconds=10.0)]
-
-
-def test_a_waiting_rank_is_not_blamed_while_another_makes_progress():
-    assert stalled(status(0), status(1, idle=50.0, waits=True)) == []
-
-
-def test_a_rank_stuck_in_its_own_work_is_blamed_rather_than_a_rank_that_waits_for_it():
-    assert stalled(status(0, idle=40.0), status(1, idle=50.0, waits=True)) == [0]
-
-
-def test_a_silent_rank_is_blamed_even_if_it_waited():
-    assert stalled(status(0, seen_at=89.0, waits=True), status(1, idle=50.0)) == [0]
-
-
-def test_all_ranks_are_named_if_all_wait():
-    waiting = [status(rank, idle=20.0, waits=True) for rank in range(3)]
-    assert stalled(*waiting) == [0, 1, 2]
-    assert stalled(*waiting[:2], status(2, idle=5.0, waits=True)) == []
-
-
-def test_a_rank_that_ended_normally_is_not_blamed():
-    left = status(0, seen_at=10.0, left=True)
-    assert stalled(left, status(1)) == []
-    assert stalled(left, status(1, idle=20.0, waits=True)) == [1]
+@pytest.mark.parametrize(
+    ("ranks", "stalled"),
+    [
+        ([{}, {"idle_seconds": 50.0} | WAITS], []),  # another makes progress
+        ([{"idle_seconds": 40.0}, {"idle_seconds": 50.0} | WAITS], [0]),  # waits for the other
+        ([{"seen_at": 89.0} | WAITS, {"idle_seconds": 50.0}], [0]),  # silent
+        ([{"idle_seconds": 20.0} | WAITS] * 3, [0, 1, 2]),
+        ([{"idle_seconds": 20.0} | WAITS] * 2 + [{"idle_seconds": 5.0} | WAITS], []),
+        ([LEFT, {}], []),
+        ([LEFT, {"idle_seconds": 20.0} | WAITS], [1]),
+    ],
+)
+def test_stalled_is_who_is_silent_or_keeps_the_others_waiting(ranks, stalled):
+    usual = {"post": 1, "seen_at": 99.0, "idle_seconds": 0.0, "waits": False, "left": False}
+    statuses = [RankStatus(**usual | {"rank": i} | facts) for i, facts in enumerate(ranks)]
+    found = stalled_ranks(statuses, now=100.0, timeout_seconds=10.0)
+    assert [status.rank for status in found] == stalled
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import thread as futures_thread
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import wait_until
 
 import tfm
 from tfm.config import InferenceConfig, SearchConfig
@@ -273,13 +273,6 @@ def is_alive(pid):
         ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
     return state not in ("", "Z")
-
-
-def wait_until(happened, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def assert_answers_arrive(process):

@@ -266,22 +266,8 @@ def test_the_command_uses_the_newest_run_and_its_translation_by_default(tfm, tmp
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "attend needs a sentence, in quotes"),
-        (["runs/one"], "attend needs a sentence, in quotes"),
-        (["runs/one", "two", "dogs"], "attend takes only MODEL and SENTENCE"),
-        (["seven", "--target", "sieben", "--beam", "2"], "--beam has no effect with --target"),
-        (["long " * 100], "the sentence has"),
-        (["seven", "--kind", "all"], "--kind is 'all', but must be one of"),
-    ],
-    ids=str,
-)
-def test_a_usage_error_is_one_line(tfm, arguments, message):
-    code, out, err = tfm("attend", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"tfm: {message}")
+def test_a_sentence_that_is_too_long_is_a_mistake(run, trained_run):
+    run.fails(2, "the sentence has .*", "attend", trained_run, "long " * 100)
 
 
 @pytest.mark.parametrize("target", [None, "Ich kaufe"])

@@ -218,11 +218,3 @@ def test_the_command_prints_the_folder_and_the_differences(make_model, tmp_path,
     assert err.count("line 7, CTranslate2: b\n    +0.5000 nats, cut off at the maximum") == 5
     assert "… and 2 more" in err
     assert "weights in fp32" in err
-
-
-def test_the_command_refuses_an_ensemble(run, tmp_path):
-    code, out, err = run("export", tmp_path, tmp_path)
-    assert (code, out) == (2, "")
-    assert err == (
-        "tfm: other programs run a single model, not an ensemble: export each model by itself\n"
-    )

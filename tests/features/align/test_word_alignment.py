@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_models import recurrent
 
-from tfm.config import RecurrentConfig
 from tfm.data.subword import BOS, EOS
 from tfm.features.align import alignment
 from tfm.features.align.alignment import (
@@ -18,7 +18,6 @@ from tfm.features.align.alignment import (
     predictability,
 )
 from tfm.folders.model_folder import ModelFolder
-from tfm.model.build import new_model
 from tfm.model.weights import cross_attention
 
 SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
@@ -57,10 +56,8 @@ def test_links_are_the_greatest_weights_of_the_chosen_heads(aligner):
 
 
 def test_recurrent_models_align_too(aligner):
-    sizes = len(aligner.vocabulary.source), len(aligner.vocabulary.target)
-    config = RecurrentConfig(d_model=8, num_encoder_layers=1, num_decoder_layers=1)
-    model = new_model(config, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
-    found = replace(aligner, model=model.eval(), heads=[0]).align(SOURCES, TARGETS)
+    model = recurrent(len(aligner.vocabulary.source))
+    found = replace(aligner, model=model, heads=[0]).align(SOURCES, TARGETS)
     assert len(found) == len(SOURCES)
     assert {target for _, target in found[0]} <= {0, 1, 2, 3, 4}
 
@@ -160,23 +157,6 @@ def test_given_targets_are_aligned(run, trained_run, elsewhere):
     expected = load_aligner(ModelFolder.open(trained_run), "cpu").align(SOURCES, TARGETS)
     found = [line.split("\t")[-1] for line in out.split("\n")[:-1]]
     assert found == [" ".join(f"{s}-{t}" for s, t in links) for links in expected]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--align-reverse", "MODEL"], "align_reverse has no effect without align"),
-        (["--align", "--align-reverse", "MODEL"], "needs a model from de to en"),
-        (["--align", "--score-target", "in.en", "--per-token"], "give one"),
-    ],
-)
-def test_flags_without_effect_are_refused(run, trained_run, elsewhere, flags, message):
-    (elsewhere / "in.en").write_text("seven\n", encoding="utf-8")
-    flags = [str(trained_run) if flag == "MODEL" else flag for flag in flags]
-    code, out, err = run("generate", trained_run, "--input", "in.en", *flags)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("flags", [["--align"], ["--mbr", "chrf", "--n-best", "2"]])

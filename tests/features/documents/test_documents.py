@@ -196,25 +196,6 @@ def test_a_document_keeps_its_white_space(run, trained_run, tmp_path, monkeypatc
     assert written == expected
 
 
-@pytest.mark.parametrize(
-    ("flags", "mistake"),
-    [
-        (("--n-best", 2), "--n-best is about single lines"),
-        (("--json",), "--json is about single lines"),
-        (("--align",), "--align is about single lines"),
-        (("--prefix", "in"), "--prefix is about single lines"),
-        (("--score-target", "in"), "--score-target is about single lines"),
-        (("--input", "-", "--split", "test"), "exclude each other"),
-    ],
-)
-def test_options_for_lines_are_refused(run, trained_run, tmp_path, monkeypatch, flags, mistake):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in").write_text("seven\n")
-    code, out, err = run("generate", trained_run, "--input", "in", "--document", *flags)
-    assert (code, out) == (2, "")
-    assert mistake in err.splitlines()[-1]
-
-
 def test_a_split_or_a_parser_has_no_documents(run, trained_run, make_model, tmp_path):
     code, _, err = run("generate", trained_run, "--document", "--split", "test")
     assert (code, err.count("--document needs a text: give one with --input FILE")) == (2, 1)
