@@ -1,8 +1,7 @@
 """Transformers in Marian's own files: weights with settings (.npz), and vocabularies."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -58,10 +57,9 @@ _SUPPORTED: Mapping[str, Sequence[str | Sequence[str]]] = {
     **dict.fromkeys(_FLAGS, ("false",)),
 }
 # Operations before and after a sub-layer, and after a stack, without dropout.
-_NORMS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
+_NORMS = {"/an/": "post", "n/a/n": "pre"}
 _ACTIVATIONS = {"relu": "relu", "swish": "silu"}
-# Settings of training, which only the file beside the weights has, with what OPUS-MT trains with.
-_DROPOUT = {"": "0.1", "-attention": "0", "-ffn": "0"}
+_DROPOUT = 0.1  # of OPUS-MT; weights do not say how they were trained
 _WEIGHT = re.compile(
     r"(encoder|decoder)_(?:top|l([0-9]{1,4})_(self|context|ffn))"
     r"_(?:([Wb])([qkvo12])|(?:(?:Wo|ffn)_)?ln_(scale|bias)(?:_pre)?)"
@@ -69,8 +67,6 @@ _WEIGHT = re.compile(
 _BLOCKS = {"self": "self_attn", "context": "encoder_attn", "ffn": "final"}
 _KINDS = {"W": "weight", "b": "bias", "scale": "weight", "bias": "bias"}
 _LANGUAGES = re.compile(r"\W*(source|target)[ -]languages?(?:\(s\))?\W+(\w.*)")
-# The words of a vocabulary for the end of a sentence and the unknown, and those of Nematus.
-_EOS, _UNK = ("</s>", "eos"), ("<unk>", "UNK")
 
 
 def find_weights(path: Path) -> Path | None:
@@ -106,16 +102,11 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
     tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
     weights = _renamed(checked_weights(tensors, path), path)
     embeddings, output_bias = _take_embeddings(weights, path)
-    sides = _vocabularies(path, [len(each) - 1 for each in embeddings[::2]])
-    tokens, models = _read_vocabulary(sides)
+    tokens, models, takes_tokens = _read_vocabulary(path, embeddings)
+    tags = [] if takes_tokens else language_tags(tokens[0].pieces)
     model = ForeignModel(
         path=path,
-        languages=chosen_languages(
-            languages,
-            _named_languages(path.parent),
-            path.parent,
-            () if sides[0].segmenter is None else language_tags(tokens[0].pieces),
-        ),
+        languages=chosen_languages(languages, _named_languages(path.parent), path.parent, tags),
         settings=settings,
         weights=weights,
         embeddings=embeddings,
@@ -127,7 +118,7 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
         tokens=tokens,
         vocabulary=joint_or_separate(models, path.parent),
     )
-    return model, sides[0].segmenter is None
+    return model, takes_tokens
 
 
 def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, Any]:
@@ -152,8 +143,8 @@ def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, A
             f"{path} has damaged settings ({error}): download it again"
         ) from error
     numbers = {name: _number(value) for name, value in settings.items()}
-    others = {"activation": activation, "norm": norm, **_dropout(path)}
-    return checked_settings(numbers | others, path)
+    dropout = {"dropout": _DROPOUT, "embedding_dropout": _DROPOUT}
+    return checked_settings(numbers | dropout | {"activation": activation, "norm": norm}, path)
 
 
 def _check_supported(given: Mapping[str, Any], path: Path) -> None:
@@ -168,41 +159,18 @@ def _check_supported(given: Mapping[str, Any], path: Path) -> None:
     if given.get("transformer-decoder-dim-ffn", "0") not in ("0", given["transformer-dim-ffn"]):
         unsupported.append("transformer-decoder-dim-ffn other than transformer-dim-ffn")
     if (operations := _operations(given)) not in _NORMS:
-        names = ("preprocess", "postprocess", "postprocess-top")
-        parts = zip(names, operations, strict=True)
-        unsupported.append(", ".join(f"transformer-{name} {each!r}" for name, each in parts))
+        unsupported.append(f"transformer-preprocess/postprocess/postprocess-top {operations}")
     check_supported(unsupported, path)
 
 
-def _operations(given: Mapping[str, Any]) -> tuple[str, str, str]:
-    before, after, top = (
-        str(given.get(f"transformer-{name}", "")).replace("d", "")
-        for name in ("preprocess", "postprocess", "postprocess-top")
-    )
-    return before, after, top
-
-
-def _dropout(path: Path) -> dict[str, Any]:
-    """Return the dropout of training from the settings beside the weights, if they are there."""
-    given = _beside(path, f"{path.name}.yml") or {}
-    rest, attention, inner = (
-        _number(given.get(f"transformer-dropout{name}", default))
-        for name, default in _DROPOUT.items()
-    )
-    return {
-        "dropout": rest,
-        "embedding_dropout": rest,
-        "attention_dropout": attention,
-        "relu_dropout": inner,
-    }
+def _operations(given: Mapping[str, Any]) -> str:
+    names = ("preprocess", "postprocess", "postprocess-top")
+    return "/".join(str(given.get(f"transformer-{each}", "")).replace("d", "") for each in names)
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a text is; anything else, which no setting accepts, as it is."""
-    try:
-        return int(value) if re.fullmatch("[0-9]{1,9}", value) else float(value)
-    except (ValueError, TypeError):
-        return value
+    """Return the integer that a text is; anything else, which no setting accepts, as it is."""
+    return int(value) if re.fullmatch("[0-9]{1,9}", str(value)) else value
 
 
 def _beside(path: Path, name: str) -> Mapping[str, Any] | None:
@@ -267,53 +235,45 @@ def _take_embeddings(
     return (source, target, output), torch.cat([bias.flatten(), torch.tensor([COPY_BIAS])])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """The vocabulary of source or target.
-
-    Attributes:
-        path: Its file.
-        pieces: [V] by id.
-        eos: Id of the end of a sentence.
-        unk: Id of unknown pieces.
-        segmenter: The SentencePiece model; None if text is tokens of the vocabulary.
-    """
-
-    path: Path
-    pieces: Sequence[str]
-    eos: int
-    unk: int
-    segmenter: Path | None
-
-
-def _vocabularies(path: Path, sizes: Sequence[int]) -> list[_Side]:
-    """Read the vocabularies of source and target, with these numbers of rows."""
+def _read_vocabulary(
+    path: Path, embeddings: tuple[Tensor, Tensor, Tensor]
+) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes], bool]:
+    """Return the tokens and the subword model of source and target, and whether both are words."""
     paths = _find_vocabularies(path)
-    found = []
-    for vocabulary, size, side in zip(paths, sizes, ("source", "target"), strict=True):
-        segmenter = vocabulary if vocabulary.suffix == ".spm" else path.with_name(f"{side}.spm")
-        if segmenter == vocabulary:
-            pieces, eos, unk = pieces_by_id(vocabulary.read_bytes(), origin=vocabulary)
-        else:
-            pieces, eos, unk = _words(vocabulary, size)
-        if len(pieces) != size:
-            raise DataError(
-                f"{vocabulary} has {len(pieces):,} pieces, but the model {size:,}: copy both from "
-                "the same model"
-            )
-        is_there = segmenter.is_file()
-        found.append(
-            _Side(
-                path=vocabulary,
-                pieces=pieces,
-                eos=eos,
-                unk=unk,
-                segmenter=segmenter if is_there else None,
-            )
+    segmenters = [
+        each if each.suffix == ".spm" else path.with_name(f"{side}.spm")
+        for each, side in zip(paths, ("source", "target"), strict=True)
+    ]
+    missing = [each.name for each in segmenters if not each.is_file()]
+    if len(missing) == 1:
+        raise DataError(f"{path.with_name(missing[0])} is missing: copy source.spm and target.spm")
+    source, target = (
+        _tokens(vocabulary, len(embedding) - 1)
+        for vocabulary, embedding in zip(paths, embeddings[::2], strict=True)
+    )
+    if missing:
+        return (source, target), (word_model(source.pieces), word_model(target.pieces)), True
+    contents = [each.read_bytes() for each in segmenters]
+    tags = language_tags(source.pieces)
+    models = (
+        with_vocabulary(contents[0], source.pieces, tags=tags, origin=segmenters[0]),
+        with_vocabulary(contents[1], target.pieces, origin=segmenters[1]),
+    )
+    return (source, target), models, False
+
+
+def _tokens(path: Path, size: int) -> Tokens:
+    """Read a vocabulary; the token with the id `size` is padding and the start."""
+    if path.suffix == ".spm":
+        pieces, eos, unk = pieces_by_id(path.read_bytes(), origin=path)
+    else:
+        pieces, eos, unk = _words(path, size)
+    if len(pieces) != size:
+        raise DataError(
+            f"{path} has {len(pieces):,} pieces, but the model {size:,}: copy both from the same "
+            "model"
         )
-    if (found[0].segmenter is None) != (found[1].segmenter is None):
-        raise DataError(f"{path.parent} has one of source.spm and target.spm: copy both")
-    return found
+    return renumber([*pieces, f"<unnamed {size}>"], pad=size, start=size, eos=eos, unk=unk)
 
 
 def _find_vocabularies(path: Path) -> list[Path]:
@@ -338,16 +298,14 @@ def _find_vocabularies(path: Path) -> list[Path]:
 
 def _words(path: Path, size: int) -> tuple[list[str], int, int]:
     """Return the pieces of a vocabulary by id, and the ids of the end and the unknown."""
-    lines = (line.decode() for line in read_lines(path, strict=True))
     pieces = [f"<unnamed {number}>" for number in range(size)]
-    is_mapping = path.suffix in (".yml", ".yaml", ".json")
     try:
         if path.suffix == ".json":
             ids: Mapping[str, Any] = read_json(path)
-        elif is_mapping:
-            ids = read_mapping(lines)
         else:
-            ids = {line: number for number, line in enumerate(lines)}
+            lines = (line.decode() for line in read_lines(path, strict=True))
+            is_yaml = path.suffix in (".yml", ".yaml")
+            ids = read_mapping(lines) if is_yaml else {word: i for i, word in enumerate(lines)}
         "".join(ids).encode()  # JSON and YAML can hold halves of characters
         taken = set()
         for piece, value in ids.items():
@@ -357,43 +315,11 @@ def _words(path: Path, size: int) -> tuple[list[str], int, int]:
             taken.add(number)
             if number < size:  # Marian does not use the others
                 pieces[number] = piece
-        eos, unk = (
-            number if pieces[number] in (f"<unnamed {number}>", theirs) else pieces.index(ours)
-            for number, (ours, theirs) in enumerate((_EOS, _UNK))
-        )
+        return pieces, pieces.index("</s>"), pieces.index("<unk>")
     except ValueError as error:
         raise DataError(
             f"{path} is no vocabulary of the model ({error}): download it again"
         ) from error
-    return pieces, eos, unk
-
-
-def _read_vocabulary(
-    sides: Sequence[_Side],
-) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
-    """Return the tokens and the subword model of source and target."""
-    source, target = (
-        renumber(
-            [*side.pieces, f"<unnamed {len(side.pieces)}>"],
-            pad=len(side.pieces),
-            start=len(side.pieces),
-            eos=side.eos,
-            unk=side.unk,
-        )
-        for side in sides
-    )
-    tags = language_tags(source.pieces)
-    return (source, target), (
-        _subword_model(sides[0], source, tags),
-        _subword_model(sides[1], target, ()),
-    )
-
-
-def _subword_model(side: _Side, tokens: Tokens, tags: Collection[str]) -> bytes:
-    if side.segmenter is None:
-        return word_model(tokens.pieces)
-    content = side.segmenter.read_bytes()
-    return with_vocabulary(content, tokens.pieces, tags=tags, origin=side.segmenter)
 
 
 def _named_languages(folder: Path) -> dict[str, str]:
@@ -401,6 +327,6 @@ def _named_languages(folder: Path) -> dict[str, str]:
     path = folder / "README.md"
     if not path.is_file():
         return {}
-    lines = (line.decode(errors="replace") for line in read_lines(path, strict=False))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [match for line in lines if (match := _LANGUAGES.match(line))]
     return {f"{match[1]}_lang": "+".join(re.findall(r"[\w-]+", match[2])) for match in found[::-1]}
