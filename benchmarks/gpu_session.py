@@ -1,8 +1,9 @@
-"""Check and time tfm on a machine with one GPU, in three stages of a few minutes each.
+"""Check and time tfm on a machine with GPUs, in stages of a few minutes each.
 
     python benchmarks/gpu_session.py prepare --out session    # on a CPU: the losses to compare with
     python benchmarks/gpu_session.py right --out session      # does each part run, and correctly?
     python benchmarks/gpu_session.py fast --out session       # training, then decoding
+    python benchmarks/gpu_session.py several --out session    # all GPUs of the machine together
 
 Each step is a process with a time limit; those of "right" run side by side. A step appends a JSON
 line to OUT/results.jsonl; a table follows at the end. Profiles are in OUT. Code that torch compiles
@@ -12,13 +13,16 @@ models, and says which steps show nothing without a GPU.
 
 import argparse
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,7 +40,7 @@ from token_dataset import write_token_dataset  # noqa: E402
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
 from tfm.backends.training_compiled import CompiledTraining, flash_problem  # noqa: E402
-from tfm.config import Precision, RunConfig, SearchConfig, run_config  # noqa: E402
+from tfm.config import Precision, RunConfig, SearchConfig, run_config, run_toml  # noqa: E402
 from tfm.data.dataset import ParallelDataset  # noqa: E402
 from tfm.device.compute import Compute, choose_compute  # noqa: E402
 from tfm.distributed.group import Group  # noqa: E402
@@ -56,6 +60,9 @@ VOCAB_SIZES = ("source_vocab_size", "target_vocab_size")
 MAX_DIFFERENCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 2e-2}  # relative, of losses
 # Of dense products in bf16, by the datasheets of H100 SXM and H200: for the model FLOP utilization.
 PEAK_FLOPS = 989e12
+# Milliseconds of a step by a roofline of its launches, bytes and products on an H100, by preset and
+# tokens of a process: what a measurement is compared with.
+PREDICTED_MS = {("base", 25_000): 34.4, ("big", 25_000): 85.7, ("base", 3_125): 7.6}
 NUM_PROFILED = 5
 
 
@@ -96,7 +103,7 @@ class Session:
         flash = flash and not self.is_dry
         backend = CompiledTraining(flash=flash) if compiles else PLAIN_TRAINING
         with patch.object(trainer, "training_backend", lambda *_, **__: backend):
-            cost = model_cost(run.model, **sizes, max_tokens=8_192)
+            cost = model_cost(run.model, **sizes)
             return trainer.Trainer(model, self.data(), run, compute, cost=cost)
 
 
@@ -309,6 +316,7 @@ def speed(
         "ok": True,
         "median_ms": 1e3 * median,
         "mean_ms": 1e3 * seconds / len(reports),
+        "predicted_ms": PREDICTED_MS.get((arch, run.batching.batch_tokens), math.nan),
         "target_tokens_per_second": num_tokens / median,
         "flop_utilization": flops / median / PEAK_FLOPS,
         "waiting_share": sum(each.waiting_seconds for each in reports) / seconds,
@@ -325,6 +333,49 @@ def speed(
 
 def _step(made: trainer.Trainer, batches: Any) -> None:
     made.step(next(batches))
+
+
+def several(session: Session, name: str, *, factor: int = 1, **training: Any) -> dict[str, Any]:
+    """Train with all GPUs of this machine, and compare the losses with those of one GPU."""
+    num_gpus = 2 if session.is_dry else torch.cuda.device_count()
+    if num_gpus == 1:
+        return {"ok": True, "note": "needs several GPUs"}
+    common = {"max_steps": 6 if session.is_dry else 60, "log_steps": 3 if session.is_dry else 20}
+    run = session.run("base", training=common | {"checkpoint_steps": 1_000_000} | training)
+    batching = replace(
+        run.batching,
+        batch_tokens=factor * run.batching.batch_tokens,
+        num_dropout_shards=num_gpus,  # the dropout of one GPU is that of all
+    )
+    run = replace(run, batching=batching)
+    one = _trained(session, replace(run, training=replace(run.training, shard=False)), 1, "one")
+    all_gpus = _trained(session, run, num_gpus, name)
+    expected, found = ([each["loss"] for each in lines] for lines in (one, all_gpus))
+    rates = [lines[-1]["target_tokens_per_second"] for lines in (one, all_gpus)]
+    bound = 1e-5 if session.is_dry else MAX_DIFFERENCE["bf16"]
+    num_tokens = run.batching.batch_tokens
+    return {
+        "ok": bool(np.allclose(found, expected, rtol=bound)),
+        "losses": [expected, found],
+        "milliseconds": [1e3 * num_tokens / rate for rate in rates],
+        "predicted_ms": PREDICTED_MS.get(("base", num_tokens // num_gpus)),
+        "target_tokens_per_second": rates,
+        "share of the speed of one GPU, times their number": rates[1] / rates[0] / num_gpus,
+    }
+
+
+def _trained(session: Session, run: RunConfig, num: int, name: str) -> list[dict[str, Any]]:
+    """Train a run on N GPUs, in a dry run N processes; return its lines of metrics."""
+    session.data()
+    run_dir, settings = session.out / f"several-{name}", session.out / f"several-{name}.toml"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    settings.write_text(run_toml(run))
+    where = ["--processes" if session.is_dry else "--gpus", str(num)]
+    flags = ["--run", run_dir, "--config", settings, *where]
+    command = [sys.executable, "-m", "tfm", "train", str(session.out / "data"), *map(str, flags)]
+    subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
 
 
 def ceilings(session: Session) -> dict[str, Any]:
@@ -395,10 +446,16 @@ TIMINGS: Steps = {
     "base padded": (partial(speed, arch="base", **PADDED), 90),
     "base plain": (partial(speed, arch="base", **PLAIN), 60),
 }
+SEVERAL: Steps = {
+    "replicated": (partial(several, name="replicated"), 300),
+    "sharded": (partial(several, name="sharded", shard=True), 300),
+    "batches of 8 times the tokens": (partial(several, name="large", factor=8), 300),
+}
 STAGES: dict[str, Steps] = {
     "prepare": {"losses of the CPU": (prepared_losses, 580)},
     "right": CHECKS | COMPARISONS,
     "fast": TIMINGS,
+    "several": SEVERAL,
 }
 
 

@@ -197,7 +197,7 @@ def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[
         torch.manual_seed(run.training.seed)
         model = Transformer(run.model, source_vocab_size=400, target_vocab_size=400)
         compute = choose_compute("cpu", run.training.precision)
-        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400, max_tokens=1000)
+        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400)
         return Trainer(model, dataset, run, compute, cost=cost)
 
     return make

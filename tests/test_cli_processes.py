@@ -44,6 +44,8 @@ def trained(monkeypatch):
     [
         ("--processes 2", Placement(local_size=2, device="cpu")),
         ("--gpus auto", Placement(local_size=None, device="cuda")),
+        ("--restarts 2", Placement(restarts=2)),
+        ("--processes 2 --restarts 3", Placement(local_size=2, device="cpu", restarts=3)),
         (
             "--nodes 2 --node-rank 1 --rendezvous a:1",
             Placement(nodes=2, node_rank=1, rendezvous="a:1"),

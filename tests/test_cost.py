@@ -9,15 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tfm.config import RecurrentConfig, TransformerConfig, run_config
 from tfm.model.build import new_model
-from tfm.model.cost import memory_problem, model_cost
+from tfm.model.cost import gathering_problem, memory_problem, model_cost
 
 VOCAB_SIZE = 37_000
 
 
 def cost_of(config, vocab_size=VOCAB_SIZE):
-    return model_cost(
-        config, source_vocab_size=vocab_size, target_vocab_size=vocab_size, max_tokens=1000
-    )
+    return model_cost(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
 
 
 def millions(config):
@@ -115,11 +113,22 @@ def test_a_model_that_no_memory_can_hold_is_a_problem(monkeypatch):
     assert memory_problem(large, cpu, num_copies=1 / 64) is None
 
 
+def test_a_sharded_model_that_rank_0_cannot_gather_is_a_problem(monkeypatch):
+    base, cpu, gpu = cost_of(TransformerConfig()), torch.device("cpu"), torch.device("cuda")
+    needed = 12 * base.num_parameters
+    monkeypatch.setattr("tfm.model.cost.memory_bytes", lambda: needed)
+    assert gathering_problem(base, gpu, num_copies=1 / 2) is None
+    problem = gathering_problem(base, cpu, num_copies=1 / 2)  # which has shards, too
+    assert problem is not None
+    assert f"takes {20 * base.num_parameters / 1e9:,.0f} GB in all" in problem
+    monkeypatch.setattr("tfm.model.cost.memory_bytes", lambda: needed - 1)
+    assert gathering_problem(base, gpu, num_copies=1 / 2) is not None
+
+
 def test_a_moving_average_takes_the_memory_of_the_weights(monkeypatch):
     config, sizes = TransformerConfig(), {"source_vocab_size": 9, "target_vocab_size": 9}
     plain, averaged = (
-        model_cost(config, **sizes, max_tokens=10, averages_weights=averages)
-        for averages in (False, True)
+        model_cost(config, **sizes, averages_weights=averages) for averages in (False, True)
     )
     assert averaged == replace(plain, average_bytes=4 * plain.num_parameters)
     needed = 20 * plain.num_parameters

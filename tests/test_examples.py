@@ -70,9 +70,7 @@ def row(name):
 
 
 def cost_of(run):
-    return model_cost(
-        run.model, source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE, max_tokens=1000
-    )
+    return model_cost(run.model, source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE)
 
 
 def millions(run):
@@ -389,3 +387,39 @@ def test_bleu_over_minutes_is_measured_until_each_training_ends(tmp_path, monkey
         assert [row.split(" | ")[1] for row in rows] == 3 * ["2.0", "5.0", "15.0", "20.0"]
     assert commands == 12 * ["train", "generate", "score", "score"]
     assert (tmp_path / "minutes.svg").exists()
+
+
+@pytest.fixture
+def slurm_job(tmp_path):
+    """Run slurm.sh, of which `srun` exits with a code; return its own code and its requeues."""
+    tools, requeues = tmp_path / "bin", tmp_path / "requeues"
+    tools.mkdir()
+    programs = {
+        "srun": 'exit "$SRUN_CODE"',
+        "scontrol": f'if [ "$1" = show ]; then echo host1; else echo "$2" >> {requeues}; fi',
+    }
+    for name, text in programs.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_JOB_NODELIST": "host1", "SLURM_NNODES": "1"}
+
+    def run(code):
+        job = ["bash", WMT14 / "slurm.sh", "base"]
+        environment = os.environ | variables | {"SRUN_CODE": str(code)}
+        done = subprocess.run(
+            job, env=environment, cwd=tmp_path, check=False, stderr=subprocess.PIPE
+        )
+        return done.returncode, len(requeues.read_text().split()) if requeues.exists() else 0
+
+    return run
+
+
+def test_a_slurm_job_that_fails_is_requeued_at_most_three_times_in_a_row(slurm_job):
+    assert [slurm_job(1) for _ in range(4)] == [(0, 1), (0, 2), (0, 3), (1, 3)]
+    assert slurm_job(0) == (0, 3)  # finished
+    assert slurm_job(137) == (0, 4)
+
+
+def test_a_slurm_job_with_a_mistake_in_its_options_is_not_requeued(slurm_job):
+    assert slurm_job(2) == (2, 0)

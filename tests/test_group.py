@@ -1,9 +1,11 @@
 """Several processes train the same model as one process, and report a lost process."""
 
 import json
+import os
 import re
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,7 +263,7 @@ data, config, *arguments = sys.argv[1:]
 run = run_config(None, read_toml(Path(config)))
 sizes = dict(source_vocab_size=400, target_vocab_size=400)
 dataset = ParallelDataset(Path(data) / "bin", "train", vocab_sizes=(400, 400))
-cost = model_cost(run.model, **sizes, max_tokens=1000)
+cost = model_cost(run.model, **sizes)
 compute = Compute(torch.device("cpu"), torch.float32)
 
 def new_trainer(group):
@@ -274,27 +276,88 @@ def new_trainer(group):
 _OUT_OF_MEMORY = """
 import os, torch
 from tfm.training.loss import BatchLoss
-original = BatchLoss.forward
+original, num_calls, hook = BatchLoss.forward, 0, None
+def fail(*_):
+    if hook is not None:
+        hook.remove()
+    raise torch.OutOfMemoryError("tried to allocate")
 def forward(module, batch):
-    if batch.num_tokens > 50:  # not the example that initializes DDP
-        raise torch.OutOfMemoryError("tried to allocate")
-    return original(module, batch)
+    global num_calls, hook
+    is_training = module.model.training
+    num_calls += is_training
+    if not is_training or batch.num_tokens <= 130:
+        return original(module, batch)
+    if place == "first" or (place == "last" and num_calls == 2):
+        fail()
+    loss, nll = original(module, batch)
+    if place == "backward" and num_calls == 2:
+        # When the gradients of the decoder were sent already.
+        hook = module.model.source_embedding.weight.register_hook(fail)
+    return loss, nll
 if os.environ["RANK"] == "1":
     BatchLoss.forward = forward
 """
+_SMALL_BUCKETS = """
+from torch.nn.parallel import DistributedDataParallel
+from tfm.training import gradients
+gradients.DistributedDataParallel = lambda module, **options: DistributedDataParallel(
+    module, bucket_cap_mb=0.01, **options)
+"""
 
 
-def test_out_of_memory_in_one_of_several_processes_ends_the_run(
-    run_processes, scored_run, tmp_path
+@pytest.mark.parametrize("place", ["first", "last", "backward"])
+def test_if_one_process_runs_out_of_memory_all_compute_smaller_microbatches(
+    run_processes, scored_run, tmp_path, place
 ):
-    codes, errors = run_processes(tmp_path / "run", scored_run(), before=_OUT_OF_MEMORY)
-    assert codes == [1, 1]
-    assert re.fullmatch(
-        r"tfm: rank 1, step 1: out of memory with a microbatch of .* tokens per side: use a "
-        r"smaller --max-tokens, or a smaller model\n",
-        errors[1],
+    changes = {"training": {"max_steps": 3, "checkpoint_steps": 3, "average": False}}
+    batching = {"max_tokens": 400, "num_dropout_shards": 4}  # two microbatches for each process
+    settings = scored_run(batching=batching, **changes)
+    halved, small = tmp_path / "halved", tmp_path / "small"
+    before = f"place = {place!r}" + _OUT_OF_MEMORY + _SMALL_BUCKETS
+    codes, errors = run_processes(halved, settings, before=before)
+    assert codes == [0, 0], errors
+    state = ModelFolder(checkpoints(halved)[-1]).training_state()["trainer"]["gradient"]
+    assert state["out_of_memory"] == 1
+    batching = batching | {"max_tokens": state["max_tokens"]}
+    codes, errors = run_processes(small, scored_run(batching=batching, **changes))
+    assert codes == [0, 0], errors
+    found, expected = (
+        [loss for (kind, _), loss in losses(run).items() if kind == "train"]
+        for run in (halved, small)
     )
-    assert errors[0].splitlines()[-1].startswith("tfm: rank 0 lost the connection")
+    assert len(found) == 3
+    assert found == expected
+    weights, expected = (ModelFolder(checkpoints(run)[-1]).weights() for run in (halved, small))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "message"),
+    [
+        (
+            "place = 'first'" + _OUT_OF_MEMORY,
+            1,
+            r"rank 1, step 1: out of memory with a microbatch of .* smaller --max",
+        ),
+        (
+            """
+import os
+from tfm.model import cost
+cost.memory_bytes = lambda: 1000 if os.environ["RANK"] == "0" else 1 << 40
+""",
+            2,
+            r"with shard, rank 0 gathers .* takes 0 GB in all, but it has 0 GB",
+        ),
+    ],
+)
+def test_a_sharded_run_needs_enough_memory(
+    run_processes, scored_run, tmp_path, before, code, message
+):
+    settings = scored_run(training={"shard": True})
+    codes, errors = run_processes(tmp_path / "run", settings, before=before)
+    assert codes == ([1, 1] if code == 1 else [2, 2])
+    assert re.fullmatch(rf"tfm: {message}.*\n", errors[1])
+    assert "Traceback" not in errors[0]
 
 
 def test_each_microbatch_counts_once_though_ranks_have_different_numbers_of_them(
@@ -383,6 +446,41 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert found == [{"before": None, "after": expected}] * 2
 
 
+_STALL = """
+import os, time
+from tfm.training.loss import BatchLoss
+original, num_calls = BatchLoss.forward, 0
+def forward(module, batch):
+    global num_calls
+    num_calls += module.model.training
+    if num_calls == 3:
+        time.sleep(600)
+    return original(module, batch)
+if os.environ["RANK"] == "1":
+    BatchLoss.forward = forward
+"""
+
+
+def test_a_stalled_process_ends_the_run_and_all_write_their_last_collectives(
+    run_processes, scored_run, tmp_path
+):
+    settings = scored_run(training={"stall_minutes": 0.1})
+    codes, errors = run_processes(tmp_path / "run", settings, before=_STALL)
+    assert codes == [1, 1]
+    folder = tmp_path / "run" / "collectives"
+    message = errors[0].splitlines()[-1]
+    assert message.startswith("tfm: rank 1 ")
+    assert f"the last collectives of each rank are in {folder};" in message
+    counts = []
+    for rank in (0, 1):
+        entries = json.loads((folder / f"rank-{rank}.json").read_text())["gloo"]["entries"]
+        assert {"gloo:all_reduce", "gloo:all_gather"} <= {
+            each["profiling_name"] for each in entries
+        }
+        counts.append(entries[-1]["collective_seq_id"])
+    assert counts[0] > counts[1]  # rank 0 waits in one that rank 1 has not started
+
+
 _HUGE_UPDATES = """
 from tfm.training import trainer
 trainer.learning_rate = lambda *_: 1e30
@@ -399,3 +497,29 @@ def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run,
             error.splitlines()[-1],
         )
     assert not checkpoints(tmp_path / "run")
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_a_killed_run_restarts_by_itself_and_has_the_weights_of_an_uninterrupted_one(
+    run_processes, tiny_run, data_dir, tmp_path, fork_python
+):
+    settings = tiny_run(training={"max_steps": 120, "checkpoint_steps": 20})
+    codes, errors = run_processes(tmp_path / "whole", settings)
+    assert codes == [0, 0], errors
+    run_dir, config = tmp_path / "killed", tmp_path / "killed.toml"
+    config.write_text(run_toml(settings))
+    flags = ["--run", run_dir, "--config", config, "--processes", 2, "--restarts", 1]
+    launcher = fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
+    wait_until(lambda: checkpoints(run_dir))
+    os.kill(children_of(launcher.pid)[1], signal.SIGKILL)
+    [code], _, [error] = finish([launcher])
+    assert code == 0, error
+    assert "restart 1 of 1: a process was killed" in error
+    weights, expected = (
+        ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("killed", "whole")
+    )
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tfm.device.cpu import num_cores
 from tfm.distributed.interruption import report_failure
-from tfm.distributed.launch import _root_cause
+from tfm.distributed.launch import _interface_towards, _root_cause
 from tfm.distributed.placement import Placement
 from tfm.errors import UsageError
 
@@ -29,9 +30,10 @@ import sys
 from tfm.cli import main
 from tfm.distributed.launch import launch
 from tfm.distributed.placement import Placement
-size, nodes, rank, rendezvous, join_seconds, *command = sys.argv[1:]
+size, nodes, rank, rendezvous, restarts, join_seconds, *command = sys.argv[1:]
 placement = Placement(
-    local_size=int(size), nodes=int(nodes), node_rank=int(rank), rendezvous=rendezvous
+    local_size=int(size), nodes=int(nodes), node_rank=int(rank), rendezvous=rendezvous,
+    restarts=int(restarts),
 )
 main.app = lambda **_: sys.exit(launch(placement, command, join_seconds=int(join_seconds)))
 main.main()
@@ -87,6 +89,7 @@ def start(work_dir, fork_python):
         nodes=1,
         rank=0,
         rendezvous="",
+        restarts=0,
         join_seconds=60,
         before="signal.signal(signal.SIGHUP, signal.SIG_DFL)",
     ):
@@ -94,7 +97,7 @@ def start(work_dir, fork_python):
         return fork_python(
             f"import os, signal, tempfile\nos.chdir({str(work_dir)!r})\n"
             f"tempfile.tempdir = {str(work_dir.parent / 'temporary')!r}\n{before}\n{LAUNCHER}",
-            *(processes, nodes, rank, rendezvous, join_seconds, *command),
+            *(processes, nodes, rank, rendezvous, restarts, join_seconds, *command),
         )
 
     return start_launcher
@@ -416,3 +419,103 @@ def test_ctrl_c_ends_the_wait_for_other_nodes(start, work_dir, port):
     code, lines = end(launcher)
     assert (code, len(lines)) == (-signal.SIGINT, 1)  # a shell shows 130
     log_dir.rmdir()
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:29500", "[::1]:29500", "localhost:29500"])
+def test_the_interface_towards_an_address_is_found(endpoint):
+    if "::1" in endpoint and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("needs IPv6")
+    assert _interface_towards(endpoint) == "lo"
+
+
+def test_an_address_without_an_interface_has_none():
+    assert _interface_towards("[2001:db8::1%nowhere]:1") is None
+    assert _interface_towards("no-such-host.invalid:1") is None
+
+
+# --- restarts
+
+
+# Each start leaves a file; `attempt` counts from 0.
+_COUNT = """
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+(here / f"started{rank}-{attempt}").touch()
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_processes_are_restarted_until_they_succeed_or_too_often(start, work_dir, restarts):
+    text = (
+        _COUNT
+        + """
+if attempt < 2:
+    ready()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+    )
+    code, lines = end(start(text, restarts=restarts))
+    num_starts = min(restarts, 2) + 1
+    assert len(list(work_dir.glob("started1-*"))) == num_starts
+    assert code == (0 if restarts > 2 else 1)
+    if restarts < 2:
+        assert re.search("rank 1 .* was killed by SIGKILL", lines[-1])
+
+
+def test_a_restarted_process_learns_the_cause(start, work_dir):
+    text = (
+        _COUNT
+        + """
+from tfm.distributed.interruption import cause_of_restart
+if attempt == 0:
+    ready()
+    if rank == 1:
+        end_process("rank 1 has stalled")
+    end_process("rank 0 waited for others", is_consequence=True)
+(here / f"cause{rank}").write_text(cause_of_restart())
+"""
+    )
+    assert end(start(text, restarts=2)) == (0, [])
+    for rank in (0, 1):
+        assert (work_dir / f"cause{rank}").read_text() == "restart 1 of 2: rank 1 has stalled"
+
+
+@pytest.mark.parametrize(
+    ("error", "num_starts", "code"),
+    [("UsageError", 1, 2), ("TrainingError", 1, 1), ("UnequalRanksError", 3, 1)],
+)
+def test_failures_that_would_recur_are_not_repeated(start, work_dir, error, num_starts, code):
+    text = (
+        _COUNT
+        + f"""
+from tfm.cli import main
+from tfm import errors
+def train(**_):
+    ready()
+    raise errors.{error}("the reason")
+main.app = train
+main.main()
+"""
+    )
+    found = end(start(text, restarts=2))
+    assert found == (code, ["tfm: the reason"])
+    assert len({path.name[-1] for path in work_dir.glob("started*")}) == num_starts
+
+
+def test_a_signal_ends_a_restarted_run_without_the_failure_before(start, work_dir):
+    text = (
+        _COUNT
+        + """
+if attempt == 0:
+    end_process("a failure before")
+"""
+        + SAVE_AND_STOP
+    )
+    launcher = start(text, restarts=1)
+    wait_until_all(work_dir, "ready*")
+    launcher.send_signal(signal.SIGTERM)
+    code, lines = end(launcher)
+    assert code == 0
+    assert lines[-1] == "tfm: saved"
+    assert len(list(work_dir.glob("saved*"))) == 2

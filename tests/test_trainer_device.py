@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tfm.config import run_config
-from tfm.data.batching import DEFAULT_MAX_TOKENS
 from tfm.device.compute import Compute
 from tfm.training import loss, progress
 from tfm.training.progress import ControlFlags
-from tfm.training.trainer import Trainer, max_microbatch_tokens
+from tfm.training.trainer import Trainer
 
-CPU, META, GPU = map(torch.device, ("cpu", "meta", "cuda"))
+META = torch.device("meta")
 
 
 @pytest.fixture
@@ -78,30 +76,9 @@ def test_a_batch_is_built_again_after_memory_ran_out(new_trainer):
     trainer, small = new_trainer(**changes), new_trainer(batching={"max_tokens": 100})
     stale = next(trainer.batches())
     assert len(stale.microbatches) == 1
-    trainer.max_tokens = 100
+    trainer.accumulation.max_tokens = 100
     found, expected = trainer.step(stale)[0], small.step(next(small.batches()))[0]
     assert found.report().loss == expected.report().loss
-
-
-@pytest.mark.parametrize(
-    ("device", "changes", "expected"),
-    [
-        (CPU, {}, DEFAULT_MAX_TOKENS),
-        (CPU, {"max_tokens": 100}, 100),
-        (GPU, {"max_tokens": 100}, 100),
-        (GPU, {}, 25_000),
-        (GPU, {"batch_tokens": 1_000}, DEFAULT_MAX_TOKENS),
-    ],
-)
-def test_a_gpu_computes_larger_microbatches(device, changes, expected):
-    run = run_config("base", {"batching": changes})
-    assert max_microbatch_tokens(run, device, num_processes=1) == expected
-
-
-def test_several_processes_limit_microbatches_as_memory_that_ran_out_cannot_be_recovered():
-    run = run_config("base", {})
-    found = max_microbatch_tokens(run, GPU, num_processes=2)
-    assert found == DEFAULT_MAX_TOKENS
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(None, 30_000), (50, 50)])
@@ -113,6 +90,6 @@ def test_a_size_that_the_device_chose_is_kept_when_a_run_is_resumed(new_trainer,
         return trainer
 
     on_gpu, resumed = make(None), make(setting)
-    on_gpu.max_tokens = 30_000
+    on_gpu.accumulation.max_tokens = 30_000
     resumed.load_state(on_gpu.state())
-    assert resumed.max_tokens == expected
+    assert resumed.accumulation.max_tokens == expected

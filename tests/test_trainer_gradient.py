@@ -101,14 +101,14 @@ def test_a_step_that_is_out_of_memory_is_repeated_in_smaller_microbatches(new_tr
     )
     for weight, plain_weight in zip(weights_of(small), weights_of(plain), strict=True):
         torch.testing.assert_close(weight, plain_weight, rtol=1e-3, atol=1e-4)
-    assert small.out_of_memory >= 1
+    assert small.accumulation.out_of_memory >= 1
     # A resumed run starts with the smaller microbatches.
     take(small, 1)
     resumed = new_trainer(**changes)
     resumed.load_state(small.state())
-    before = resumed.out_of_memory
+    before = resumed.accumulation.out_of_memory
     take(resumed, 3)
-    assert resumed.out_of_memory == before
+    assert resumed.accumulation.out_of_memory == before
 
 
 def test_a_sentence_that_does_not_fit_in_memory_ends_the_run(new_trainer, monkeypatch):

@@ -54,6 +54,7 @@ class TfmError(Exception):
     """A failure with a message for the user: what went wrong, where, and what to do."""
 
     exit_code = 1
+    restart_helps = False  # whether the same command may succeed if it is run again
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -89,3 +90,11 @@ class InterruptedRunError(TfmError):
 
 class LostPeersError(TrainingError):
     """The other processes of the run cannot be reached; they or their launcher report why."""
+
+    restart_helps = True
+
+
+class UnequalRanksError(TrainingError):
+    """Processes of a run that no longer hold the same weights."""
+
+    restart_helps = True

@@ -59,7 +59,7 @@ def main() -> None:
         dataset,
         run,
         compute,
-        cost=model_cost(run.model, **sizes, max_tokens=run.batching.batch_tokens),
+        cost=model_cost(run.model, **sizes),
     )
 
     def step(pairs: Pairs, _rate: float) -> Loss:

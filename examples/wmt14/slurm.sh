@@ -4,8 +4,9 @@
 #     tfm prepare wmt14-en-de                     # first, on a machine with network
 #     sbatch examples/wmt14/slurm.sh base         # or big; then other options of tfm train
 #
-# Two minutes before its time limit, or when it is preempted, the job saves and is requeued. To stop
-# it for good: scancel.
+# Two minutes before its time limit, or when it is preempted, the job saves and is requeued. If it
+# fails, it is requeued, too, at most MAX_FAILURES times in a row (3), but not after a mistake in its
+# options (exit code 2). To stop it for good: scancel.
 #SBATCH --job-name=wmt14
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -34,6 +35,20 @@ wait $! || code=$?
 if [ -n "$again" ]; then
     code=0
     wait $! || code=$?
-    [ "$code" -ne 0 ] || scontrol requeue "$SLURM_JOB_ID"
+fi
+# A byte for each failure of this job since it was last stopped by a signal, over all its requeues.
+failures=slurm-$SLURM_JOB_ID.failures
+if [ "$code" -eq 0 ]; then
+    rm -f "$failures"
+elif [ "$code" -ne 2 ]; then
+    printf . >> "$failures"
+    num_failures=$(wc -c < "$failures")
+    if [ "$num_failures" -le "${MAX_FAILURES:-3}" ]; then
+        echo "failure $num_failures of this job, exit code $code: it is requeued" >&2
+        again=yes code=0
+    fi
+fi
+if [ -n "$again" ] && [ "$code" -eq 0 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -19,6 +19,7 @@ from tfm.device.compute import choose_compute
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.model.layers import Residual
+from tfm.training.accumulation import GradientAccumulation
 from tfm.training.trainer import Trainer
 
 SIZES = {"source_vocab_size": VOCAB_SIZE, "target_vocab_size": VOCAB_SIZE}
@@ -28,9 +29,9 @@ MAX_LAUNCHES = 400  # seen: 373; more if the layers are not compiled
 MIN_BINARIES = 20
 
 
-def make_batch_on_host(trainer, rows, make_batch=Trainer._batch):
+def make_batch_on_host(accumulation, rows, make_batch=GradientAccumulation._batch):
     with unset_fake_temporarily():
-        return make_batch(trainer, rows)
+        return make_batch(accumulation, rows)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def dataset(tmp_path_factory):
 def train(dataset, fault=None) -> tuple[Device, set[str]]:
     """Train two steps on one batch; return the device, and what is wrong."""
     run = run_config("base", SETTINGS)
-    cost = model_cost(run.model, max_tokens=1000, **SIZES)
+    cost = model_cost(run.model, **SIZES)
     model = new_model(run.model, **SIZES)
     torch.compiler.reset()
     counters.clear()
@@ -53,7 +54,7 @@ def train(dataset, fault=None) -> tuple[Device, set[str]]:
         patch("tfm.backends.selection.flash_problem", lambda *_: None),
         patch("tfm.data.batching.copy_to_device", device.copy),
         patch("tfm.data.packing.copy_to_device", device.copy),
-        patch.object(Trainer, "_batch", make_batch_on_host),
+        patch.object(GradientAccumulation, "_batch", make_batch_on_host),
         fault or nullcontext(),
     ):
         compute = choose_compute("cuda", "bf16", trains=True)

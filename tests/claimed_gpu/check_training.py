@@ -1,5 +1,6 @@
 """Steps of the trainer on an emulated GPU: no waits, and the losses and gradients of the CPU."""
 
+import math
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -10,11 +11,14 @@ from claimed_gpu.emulation import emulated_gpu
 from tfm.backends.training_compiled import flash_attention
 from tfm.data.dataset import ParallelDataset
 from tfm.device.compute import choose_compute
+from tfm.distributed.group import Group
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.training.gradients import gradient_norm
+from tfm.training.gradients import Gradients, gradient_norm
+from tfm.training.loss import BatchLoss
 from tfm.training.progress import PendingStep
 from tfm.training.trainer import Trainer
+from tfm.world import World
 
 SIZES = {"source_vocab_size": 400, "target_vocab_size": 400}
 DROPOUTS = ("dropout", "embedding_dropout", "relu_dropout", "attention_dropout")
@@ -29,7 +33,7 @@ BOUNDS_OF_DROPOUT = (1e-2, 5e-2)  # whose random numbers differ
 def new_trainer(data_dir, tiny_run):
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
 
-    def make(device, precision, kernels, settings):
+    def make(device, precision, kernels, settings, group=None):
         defaults = {
             "model": {"d_model": 32, **dict.fromkeys(DROPOUTS, 0.0)},
             # A large ε: Adam makes steps of full size from rounding errors of gradients.
@@ -41,8 +45,8 @@ def new_trainer(data_dir, tiny_run):
         torch.manual_seed(1)
         model = new_model(run.model, **SIZES)
         compute = choose_compute(device, precision, trains=True)
-        cost = model_cost(run.model, max_tokens=1000, **SIZES)
-        return Trainer(model.to(compute.device), dataset, run, compute, cost=cost)
+        cost = model_cost(run.model, **SIZES)
+        return Trainer(model.to(compute.device), dataset, run, compute, cost=cost, group=group)
 
     return make
 
@@ -92,6 +96,56 @@ def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str
 )
 def test_a_step_never_waits_and_computes_what_the_cpu_does(new_trainer, precision, settings):
     assert not problems(new_trainer, precision, settings)
+
+
+class OfTwo(Group):
+    """The first of two processes, of which the other has the same gradients and memory."""
+
+    is_alone = False
+
+    def __init__(self) -> None:
+        super().__init__(World(size=2))
+
+    def largest(self, values):
+        return [*values]
+
+    def sum(self, values):
+        return values
+
+
+@pytest.mark.parametrize("runs_out", [False, True])
+def test_several_processes_try_the_largest_microbatches_first(new_trainer, monkeypatch, runs_out):
+    limit, tried = 300, []  # tokens of both sides
+
+    def forward(module, batch, compute=BatchLoss.forward):
+        tried.append(batch.sources.num_tokens + batch.targets.num_tokens)
+        if runs_out and tried[-1] > limit:
+            raise torch.OutOfMemoryError
+        return compute(module, batch)
+
+    others = 10_000
+    with emulated_gpu(), patch("torch.compile", lambda function, **_: function):
+        monkeypatch.setattr(BatchLoss, "forward", forward)
+        monkeypatch.setattr(
+            "tfm.training.accumulation.build_gradients", lambda x, *_, **__: Gradients(x)
+        )
+        trainer = new_trainer("cuda", "bf16", "auto", {"batching": {"max_tokens": None}}, OfTwo())
+        later = 8 * sum(each.numel() for each in trainer.model.parameters())
+        memory = {
+            "reset_peak_memory_stats": lambda _: tried.clear(),
+            "max_memory_allocated": lambda _: max(tried),
+            "memory_reserved": lambda _: 0,
+            "mem_get_info": lambda _: (total - others, total),
+        }
+        total = math.ceil((limit + others + later) / 0.9)
+        with patch.multiple(torch.cuda, **memory):
+            first = trainer.build(trainer.batcher.epoch(1)[0])
+            trainer.fit_memory(first)
+        assert trainer.accumulation.out_of_memory > 0
+        assert limit / 3 < max(tried) <= limit
+        assert all(each.grad is None for each in trainer.model.parameters())
+        step, _ = trainer.step(first)
+        assert step.position.step == 1
 
 
 def read_norm(gradients):

@@ -11,7 +11,7 @@ import typer
 
 import tfm.cli.commands  # noqa: F401 - it adds the commands
 from tfm.cli.app import app, explain_mistake
-from tfm.distributed.interruption import report_failure, stop_with_launcher
+from tfm.distributed.interruption import prevent_restart, report_failure, stop_with_launcher
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError, explain_os_error
 from tfm.reporting import best_effort, printable
 from tfm.world import current_world
@@ -38,12 +38,11 @@ def main() -> None:
         if code == _INTERRUPTED:
             _report_failure("stopped", exit_code=code)
     except typer.TyperException as error:
-        code = _report_failure(explain_mistake(error), exit_code=UsageError.exit_code)
+        code = _report_error(UsageError(explain_mistake(error)))
     except InterruptedRunError as stop:
         code = _report_stop(stop)
     except TfmError as error:
-        is_consequence = isinstance(error, LostPeersError)
-        code = _report_failure(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
+        code = _report_error(error)
     except BrokenPipeError:
         _drop_output()  # the reader closed the pipe: end quietly
     except OSError as error:
@@ -78,6 +77,15 @@ def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = 
     if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
         _print_error(f"tfm: {message}")
     return exit_code
+
+
+def _report_error(error: TfmError) -> int:
+    """Report a user's mistake or a failure of a run, and return the exit code."""
+    is_consequence = isinstance(error, LostPeersError)
+    code = _report_failure(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
+    if not error.restart_helps:
+        prevent_restart()
+    return code
 
 
 def _report_stop(stop: InterruptedRunError) -> int:

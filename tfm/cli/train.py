@@ -10,7 +10,7 @@ from tfm.cli.flags import Call
 from tfm.commands.declaration import Flag, declaration_of
 from tfm.commands.train import TrainingPlan
 from tfm.config import RunConfig, run_toml
-from tfm.distributed.interruption import StopRequests
+from tfm.distributed.interruption import StopRequests, cause_of_restart
 from tfm.errors import tfm_command
 from tfm.reporting import say
 from tfm.world import World, current_world
@@ -34,6 +34,7 @@ def run_training(
     nodes: Annotated[int | None, _HIDDEN] = None,
     node_rank: Annotated[int | None, _HIDDEN] = None,
     rendezvous: Annotated[str | None, Flag("HOST:PORT"), _HIDDEN] = None,
+    restarts: Annotated[int | None, _HIDDEN] = None,
 ) -> None:
     """Train as one of several processes, or print what would be trained.
 
@@ -46,6 +47,7 @@ def run_training(
         nodes: Number of machines; start the same command on each.
         node_rank: Index of this machine, counted from 0.
         rendezvous: Address and a free port of machine 0, the same on all machines.
+        restarts: After a failure, restart from the last checkpoint, at most N times.
     """
     from tfm.distributed.placement import Placement
 
@@ -55,6 +57,7 @@ def run_training(
         nodes=nodes,
         node_rank=node_rank,
         rendezvous=rendezvous,
+        restarts=restarts,
         device=call.keywords.get("device"),
     )
     if placement.device is not None:  # --gpus and --processes imply it
@@ -114,10 +117,10 @@ def _launch_processes(placement: "Placement") -> World:
     world = World.from_environment() if placement == Placement() else current_world()
     if world.launcher is not None:
         placement.check(world)
+        if world.is_first and (cause := cause_of_restart()):
+            say(f"train: {cause}")
         return world
-    if placement.local_size == placement.nodes == 1:
-        return world
-    if placement.nodes > 1 or placement.num_local_processes() > 1:
+    if placement.needs_launcher:
         from tfm.distributed.launch import launch
 
         raise SystemExit(launch(placement, [sys.executable, "-m", "tfm", *sys.argv[1:]]))

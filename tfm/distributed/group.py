@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tfm.errors import InterruptedRunError, LostPeersError, UsageError
 from tfm.world import World
+
+_NUM_RECORDED = "2000"  # collectives that torch's flight recorder keeps
 
 
 class Group:
@@ -112,10 +115,15 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
     if group.is_alone:
         yield group
         return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _NUM_RECORDED)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with group.detect_lost_peers():
-        group.store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
-        group.store.set_timeout(timeout)
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
+        store.set_timeout(timeout)
+        # The store of a launcher still has the addresses of the processes before a restart.
+        is_one_node = world.size == world.local_size
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_node else "0"
+        group.store = PrefixStore(f"attempt {attempt}", store)
         dist.init_process_group(
             backend, store=group.store, rank=world.rank, world_size=world.size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,

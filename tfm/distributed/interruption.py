@@ -21,6 +21,7 @@ from tfm.errors import InterruptedRunError
 from tfm.world import current_world
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 RESUME = "run the same command again to resume from the last checkpoint"
 
 
@@ -57,6 +58,41 @@ def report_failure(
     except OSError:  # the launcher has ended, or the disk is full
         return False
     return True
+
+
+def failures_in(attempt: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return messages and facts that the processes of an attempt have reported.
+
+    Consequences of other failures come last.
+    """
+    files = (json.loads(path.read_bytes()) for path in attempt.rglob("error.json"))
+    return sorted(map(report_in, files), key=lambda each: each[1].get("is_consequence", True))
+
+
+def report_in(error_file: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the message and the facts that a process has reported; empty without a report."""
+    report = error_file["message"]
+    if isinstance(report, dict):
+        return report["message"], report["extraInfo"]
+    return "", {}
+
+
+def cause_of_restart() -> str | None:
+    """Return why the launcher has restarted the processes, in words; None if it has not."""
+    attempt, limit = (int(os.environ.get(name, 0)) for name in _RESTARTS)
+    if not attempt:
+        return None
+    attempts = Path(os.environ[_ERROR_FILE]).parents[2]
+    reports = failures_in(attempts / f"attempt_{attempt - 1}")
+    causes = [text for text, facts in reports if text and not facts.get("is_consequence")]
+    return f"restart {attempt} of {limit}: {causes[0] if causes else 'a process was killed'}"
+
+
+def prevent_restart() -> None:
+    """Make the launcher end instead of restarting this process, whose failure would recur."""
+    attempt, limit = (int(os.environ.get(name, 0)) for name in _RESTARTS)
+    if has_launcher() and attempt < limit:
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def end_process(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> NoReturn:

@@ -4,7 +4,6 @@ The launchers of several nodes tell each other when one of them ends early, and 
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,13 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm.device.cpu import num_cores
-from tfm.distributed.interruption import RESUME, SAVING_SECONDS, StopRequests
+from tfm.distributed.interruption import (
+    RESUME,
+    SAVING_SECONDS,
+    StopRequests,
+    failures_in,
+    report_in,
+)
 from tfm.distributed.placement import Placement
 from tfm.errors import InterruptedRunError, LostPeersError, TrainingError
 from tfm.reporting import say
@@ -155,7 +160,7 @@ def launch(
             rdzv_backend="static",
             rdzv_endpoint=endpoint,
             rdzv_configs={"rank": placement.node_rank, "timeout": join_seconds},
-            max_restarts=0,
+            max_restarts=placement.restarts,
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
@@ -201,23 +206,40 @@ def _set_environment(placement: Placement, num_processes: int) -> None:
 
 
 def _interface_towards(endpoint: str) -> str | None:
-    """Return the network interface towards HOST:PORT; None if it is not found, as with IPv6.
+    """Return the network interface towards HOST:PORT; None if it is not found.
 
-    By default, gloo uses the address of the host name, which is often the loopback address.
+    By default, gloo uses the address of the host name, which is often that of the loopback.
     """
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # a datagram socket sends nothing here
+                own = str(probe.getsockname()[0]).partition("%")[0]
+                names = _ipv6_interfaces() if family == socket.AF_INET6 else _ipv4_interfaces(probe)
+                if (found := names.get(socket.inet_pton(family, own))) is not None:
+                    return found
+    return None
+
+
+def _ipv4_interfaces(probe: socket.socket) -> dict[bytes, str]:
+    """Return the names of network interfaces by their IPv4 address, on Linux."""
     import fcntl  # not part of Python on Windows
 
-    get_address = 0x8915  # SIOCGIFADDR of Linux
-    host, _, port = endpoint.rpartition(":")
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # a datagram socket sends nothing here
-        own_address = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
-                if answer[20:24] == own_address:
-                    return name
-    return None
+    get_address, found = 0x8915, {}  # SIOCGIFADDR
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):  # an interface without an address
+            answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
+            found[answer[20:24]] = name
+    return found
+
+
+def _ipv6_interfaces() -> dict[bytes, str]:
+    """Return the names of network interfaces by their IPv6 address, on Linux."""
+    lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    return {bytes.fromhex(line.split()[0]): line.split()[-1] for line in lines}
 
 
 def _signals_to_handle() -> list[str]:
@@ -231,14 +253,14 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
 
     def sort_key(rank: int) -> tuple[bool, int, bool]:
         failure = failures[rank]
-        message, facts = _report_in(failure.error_file_data)
+        message, facts = report_in(failure.error_file_data)
         # torch sends SIGTERM to the others after the first failure.
         is_terminated = not message and failure.exitcode == -signal.SIGTERM
         return facts.get("is_consequence", is_terminated), failure.timestamp, not message
 
     rank = min(failures, key=sort_key)
     failure = failures[rank]
-    message, facts = _report_in(failure.error_file_data)
+    message, facts = report_in(failure.error_file_data)
     if message and not facts.get("py_callstack"):
         kind = LostPeersError if facts["is_consequence"] else TrainingError
         return kind(message, exit_code=facts["exit_code"])
@@ -260,8 +282,8 @@ def _exit_code_after(number: signal.Signals, log_dir: Path, *, if_unsaved: str) 
 
     Raises TrainingError if one has failed to save, and InterruptedRunError if none has saved.
     """
-    files = [json.loads(path.read_bytes()) for path in log_dir.rglob("error.json")]
-    reports = sorted(map(_report_in, files), key=lambda report: report[1]["is_consequence"])
+    attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: int(path.name[8:]))
+    reports = failures_in(attempts[-1]) if attempts else []
     for message, facts in reports:
         if message:
             raise TrainingError(message, exit_code=facts["exit_code"])
@@ -269,11 +291,3 @@ def _exit_code_after(number: signal.Signals, log_dir: Path, *, if_unsaved: str) 
     if not reports:
         raise InterruptedRunError(f"{if_unsaved}: {RESUME}", exit_code=exit_code or 1)
     return exit_code
-
-
-def _report_in(error_file: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the message and the facts that a process has reported; empty without a report."""
-    report = error_file["message"]
-    if isinstance(report, dict):
-        return report["message"], report["extraInfo"]
-    return "", {}

@@ -13,6 +13,7 @@ from tfm.world import World
 _ENDPOINT = re.compile(r"(?:\[[\w.:]+\]|[\w.-]+):([0-9]{1,5})")
 _MAX_PORT = 65_535
 _MAX_NODES = 100_000
+_MAX_RESTARTS = 1_000
 _GPUS = re.compile(r"auto|0*[1-9][0-9]{0,3}")
 
 
@@ -25,6 +26,7 @@ class Placement:
     nodes: int = 1
     node_rank: int = 0
     rendezvous: str = ""  # HOST:PORT of node 0, where several nodes meet
+    restarts: int = 0  # at most, of all processes after one has failed
 
     @classmethod
     def from_flags(
@@ -35,6 +37,7 @@ class Placement:
         nodes: int | None = None,
         node_rank: int | None = None,
         rendezvous: str | None = None,
+        restarts: int | None = None,
         device: str | None = None,
     ) -> "Placement":
         """Return the placement that the flags of a command ask for.
@@ -43,7 +46,11 @@ class Placement:
             UsageError: Flags are invalid or contradict each other; names all problems together.
         """
         device_problems = _device_problems(gpus, processes, device)
-        problems = [*device_problems, *_node_problems(nodes, node_rank, rendezvous)]
+        problems = [
+            *device_problems,
+            *_node_problems(nodes, node_rank, rendezvous),
+            *_restart_problems(restarts, nodes),
+        ]
         if problems:
             raise UsageError("; ".join(problems))
         return cls(
@@ -52,7 +59,15 @@ class Placement:
             nodes=nodes or 1,
             node_rank=node_rank or 0,
             rendezvous=rendezvous or "",
+            restarts=restarts or 0,
         )
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether this command has to start other processes, instead of training by itself."""
+        if self.nodes > 1 or self.restarts:
+            return True
+        return self.local_size != 1 and self.num_local_processes() > 1
 
     def num_local_processes(self) -> int:
         """Return the number of processes for this node.
@@ -107,6 +122,16 @@ def _device_problems(gpus: str | None, processes: int | None, device: str | None
         yield "--processes N uses the CPU: leave out --device mps"
     elif processes is not None and device == "cuda":
         yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
+
+
+def _restart_problems(restarts: int | None, nodes: int | None) -> Iterator[str]:
+    if restarts is not None and not 0 <= restarts <= _MAX_RESTARTS:
+        yield f"--restarts is {shown(restarts)}, but must be from 0 to {_MAX_RESTARTS}"
+    elif restarts and (nodes or 1) > 1:
+        yield (
+            "--restarts restarts the processes of one machine: with --nodes, leave it out, and "
+            "start the same command again on all of them, as examples/wmt14/slurm.sh does"
+        )
 
 
 def _node_problems(

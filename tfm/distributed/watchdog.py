@@ -11,14 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from tfm.distributed.interruption import RESUME, end_process
+from tfm.storage.files import write_text
 from tfm.world import World
 
 _MAX_INTERVAL_SECONDS = 1.0
+_SECONDS_TO_WRITE = 5.0
 _INTERVALS_PER_TIMEOUT = 10
 _INTERVALS_TO_NOTICE = 4  # for which rank 0 waits before it ends, so that the others read why
 
@@ -73,7 +77,8 @@ class Watchdog:
     A thread posts the status of this process in `store`, the store of the process group (None for a
     single process). Rank 0 reads the status of all processes and decides; the others read rank 0's
     status. Another thread watches, because requests to a store that is down have no time limit.
-    `fail` ends this process.
+    `fail` ends this process. Before, each process writes its last collectives, which torch's flight
+    recorder keeps, into `record_dir`, if there is one.
     """
 
     def __init__(
@@ -82,11 +87,13 @@ class Watchdog:
         store: Store | None,
         *,
         timeout_seconds: float,
+        record_dir: Path | None = None,
         fail: Callable[..., object] = end_process,
     ) -> None:
         self._store: Store = store or dist.HashStore()  # type: ignore[attr-defined]  # no stub
         self._timeout = timeout_seconds
         self._interval = min(_MAX_INTERVAL_SECONDS, timeout_seconds / _INTERVALS_PER_TIMEOUT)
+        self._record_dir = record_dir
         self._fail = fail
         # Seconds for which this process ran; clocks of different nodes are never compared.
         self._clock = self._contact_at = 0.0
@@ -158,12 +165,23 @@ class Watchdog:
             before = now
             if cause := self._find_cause():
                 self._cause = cause
+                # The disk may be what has stalled.
+                writing = threading.Thread(target=self._write_collectives, daemon=True)
+                writing.start()
+                writing.join(_SECONDS_TO_WRITE)
                 if self._own.rank == 0:
                     time.sleep(_INTERVALS_TO_NOTICE * self._interval)
                 # Rank 0 reports the cause; rank 1 does if rank 0 cannot.
                 reporter = 0 if self._statuses[0].cause else 1
                 self._fail(cause, is_consequence=self._own.rank > reporter)
                 return
+
+    def _write_collectives(self) -> None:
+        if self._record_dir is None:
+            return
+        with contextlib.suppress(OSError):
+            self._record_dir.mkdir(exist_ok=True)
+            write_text(self._record_dir / f"rank-{self._own.rank}.json", recorded_collectives())
 
     def _find_cause(self) -> str:
         """Return why the run has to end; empty while it makes progress."""
@@ -181,4 +199,16 @@ class Watchdog:
         now = self._contact_at
         stalled = stalled_ranks(statuses, now=now, timeout_seconds=self._timeout)
         found = [status.describe(now=now) for status in stalled]
+        if found and self._record_dir is not None:
+            found.append(f"the last collectives of each rank are in {self._record_dir}")
         return "; ".join([*found, f"{RESUME}, or raise --stall-minutes"]) if found else ""
+
+
+def recorded_collectives() -> str:
+    """Return the last collectives of this process, by library, as a JSON object."""
+    recorders = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
+    found = {}
+    for library, name in recorders.items():
+        if (dump := getattr(_distributed_c10d, name, None)) is not None:
+            found[library] = json.loads(dump())
+    return json.dumps(found)

@@ -10,11 +10,13 @@ import torch
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.device.compute import device_memory_bytes
+from tfm.device.cpu import memory_bytes
 from tfm.model.build import Model, empty_model, parameters_by_part, part_of_model
 
 # fp32 weight, gradient and Adam's two moments.
 _BYTES_PER_PARAMETER = 4 * 4
 _BYTES_OF_AVERAGE = 4  # per parameter
+_BYTES_TO_SAVE = 3 * 4  # weight and moments
 # Forward, gradient of the input, gradient of the weight; a multiply-add is two operations.
 _TRAINING_FLOPS_PER_MAC = 3 * 2
 
@@ -43,12 +45,17 @@ class Cost:
     products: Products  # multiply-adds of a forward pass
     state_bytes: int  # memory of weights, gradients and optimizer state
     average_bytes: int  # memory of the moving average of the weights; 0 without one
-    activation_bytes: int  # estimated memory of activations, for `max_tokens` tokens on each side
+    token_bytes: int  # estimated memory of the activations of a token on each side
 
     @property
     def num_parameters(self) -> int:
         """The number of all parameters."""
         return sum(self.parameters.values())
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The host memory for weights, moments and average of a sharded model, to save them."""
+        return _BYTES_TO_SAVE * self.num_parameters + self.average_bytes
 
     def training_flops(self, source_lengths: Lengths, target_lengths: Lengths) -> int:
         """Return the operations of training on sentence pairs of [N] lengths once, without padding.
@@ -75,7 +82,6 @@ def model_cost(
     *,
     source_vocab_size: int,
     target_vocab_size: int,
-    max_tokens: int,
     averages_weights: bool = False,
 ) -> Cost:
     """Compute the cost of a model, without memory for its weights.
@@ -84,7 +90,6 @@ def model_cost(
         config: The model.
         source_vocab_size: Number of source pieces.
         target_vocab_size: Number of target pieces.
-        max_tokens: Number of tokens of a microbatch on each side.
         averages_weights: Whether training keeps a moving average of the weights.
     """
     model = empty_model(
@@ -101,7 +106,7 @@ def model_cost(
         products=products,
         state_bytes=_BYTES_PER_PARAMETER * sum(parameters.values()),
         average_bytes=_BYTES_OF_AVERAGE * sum(parameters.values()) if averages_weights else 0,
-        activation_bytes=4 * max_tokens * activations,
+        token_bytes=4 * activations,
     )
 
 
@@ -120,6 +125,22 @@ def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -
         f"weights, gradients and optimizer state of {copies} model need {needed / 1e9:,.0f} GB, "
         f"but {'this machine' if device.type == 'cpu' else 'the GPU'} has {present / 1e9:,.0f} GB: "
         "set a smaller --arch, --d-model, --d-ff or number of layers"
+    )
+
+
+def gathering_problem(cost: Cost, device: torch.device, *, num_copies: float) -> str | None:
+    """Return why this machine cannot hold what rank 0 gathers of a sharded model; None if it can.
+
+    A CPU also holds `num_copies` of the model.
+    """
+    held = num_copies * (cost.state_bytes + cost.average_bytes) if device.type == "cpu" else 0
+    needed, present = held + cost.gathered_bytes, memory_bytes()
+    if needed <= present:
+        return None
+    return (
+        "with shard, rank 0 gathers weights and optimizer state in the memory of its machine to "
+        f"save them, which takes {needed / 1e9:,.0f} GB in all, but it has {present / 1e9:,.0f} "
+        "GB: start node 0 on a machine with more memory, or train a smaller model"
     )
 
 

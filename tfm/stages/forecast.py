@@ -13,6 +13,7 @@ from tfm.data.batching import Batcher
 from tfm.device.compute import (
     DTYPES,
     Compute,
+    device_memory_bytes,
     measure_product_flops,
     oversubscription,
     set_num_threads,
@@ -20,10 +21,10 @@ from tfm.device.compute import (
 from tfm.device.cpu import num_cores
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.saving import NUM_STATES_KEPT
-from tfm.model.cost import Cost, memory_problem, model_cost
+from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
 from tfm.reporting import format_duration
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
-from tfm.training.trainer import max_microbatch_tokens
+from tfm.training.microbatches import max_microbatch_tokens
 
 _MAX_SECONDS, _MAX_EPOCHS = 7 * 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
@@ -128,6 +129,7 @@ class Forecast:
     tokens_per_step: float  # target tokens
     num_processes: int
     microbatches_per_step: float  # per process
+    microbatch_tokens: int  # at most, on each side
     estimate: Estimate
     warnings: list[str]  # why the run is too long or too large
 
@@ -137,7 +139,14 @@ class Forecast:
         max_steps = self.data.info.run.training.max_steps
         source, target = self.data.info.vocab_sizes
         several = f"each of {self.num_processes} processes"
-        gib = cost.average_bytes / 2**30
+        is_sharded = self.data.info.run.training.shard
+        num_shards = self.num_processes if is_sharded else 1
+        gib = cost.average_bytes / num_shards / 2**30
+        gathered = (
+            f"; {cost.gathered_bytes / 2**30:.2f} GiB on the machine of rank 0, to save"
+            if is_sharded
+            else ""
+        )
         average = f"{gib:.2f} GiB for the moving average of weights, " if gib else ""
         return {f"parameters, {part}": f"{count:,}" for part, count in cost.parameters.items()} | {
             "parameters": f"{cost.num_parameters:,} ({cost.num_parameters / 1e6:.1f} M)",
@@ -151,8 +160,9 @@ class Forecast:
             f"{max_steps / self.steps_per_epoch:.1f} epochs",
             "training FLOPs": f"{estimate.flops_per_step:.3g} per step, "
             f"{estimate.flops_per_step * max_steps:.3g} in total",
-            "memory, about": f"{cost.state_bytes / 2**30:.2f} GiB for weights and optimizer, "
-            f"{average}{cost.activation_bytes / 2**30:.2f} GiB for a microbatch",
+            "memory, about": f"{cost.state_bytes / num_shards / 2**30:.2f} GiB for weights and "
+            f"optimizer, {average}{self.microbatch_tokens * cost.token_bytes / 2**30:.2f} GiB for "
+            f"a microbatch{gathered}",
             "time, about": estimate.shown_time,
             "disk, about": f"{estimate.checkpoint_bytes / 1e9:.2g} GB for checkpoints",
         }
@@ -177,18 +187,19 @@ def forecast(
     compute, device, warnings = _planned_compute(run, num_local)
     set_num_threads(training.threads, num_processes=num_local)
     source, target = data.info.vocab_sizes
-    max_tokens = max_microbatch_tokens(
-        run,
-        compute.device,
-        num_processes=num_processes,
-        compiles=compute.device.type == "cuda" and training.kernels == "auto" and training.compile,
-    )
     cost = model_cost(
         run.model,
         source_vocab_size=source,
         target_vocab_size=target,
-        max_tokens=min(max_tokens, run.batching.batch_tokens),
         averages_weights=run.optimizer.ema is not None,
+    )
+    max_tokens = max_microbatch_tokens(
+        run,
+        compute.device,
+        cost,
+        num_processes=num_processes,
+        compiles=compute.device.type == "cuda" and training.kernels == "auto" and training.compile,
+        memory_bytes=device_memory_bytes(compute.device) if _is_here(compute.device) else math.inf,
     )
     batcher = Batcher(data.train, run.batching, seed=training.seed)
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
@@ -201,11 +212,15 @@ def forecast(
         data, batcher, cost, compute, num_processes=num_processes, num_local=num_local
     )
     num_copies = float(num_local) if compute.device.type == "cpu" else 1.0
+    warnings += filter(None, [estimate.warning])
     if training.shard:
         num_copies /= num_processes
-    warnings += filter(None, [estimate.warning])
     if _is_here(compute.device):
-        problem = memory_problem(cost, compute.device, num_copies=num_copies)
+        problem = memory_problem(cost, compute.device, num_copies=num_copies) or (
+            gathering_problem(cost, compute.device, num_copies=num_copies)
+            if training.shard
+            else None
+        )
         warnings += [] if problem is None else [f"warning: {problem}"]
     return Forecast(
         data=data,
@@ -215,6 +230,7 @@ def forecast(
         tokens_per_step=batcher.num_tokens / batcher.num_batches(),
         num_processes=num_processes,
         microbatches_per_step=num_microbatches / num_planned / num_processes,
+        microbatch_tokens=min(max_tokens, run.batching.batch_tokens // num_processes),
         estimate=estimate,
         warnings=warnings,
     )

@@ -82,7 +82,12 @@ def train(
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
         stop or StopRequests() as stop_requests,
-        Watchdog(world, group.store, timeout_seconds=timeout.total_seconds()) as watchdog,
+        Watchdog(
+            world,
+            group.store,
+            timeout_seconds=timeout.total_seconds(),
+            record_dir=None if group.is_alone else run_dir / "collectives",
+        ) as watchdog,
     ):
         watchdog.heartbeat("comparing settings", waits=True)
         group.check_equal(

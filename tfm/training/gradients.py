@@ -38,6 +38,12 @@ class Gradients:
         """
         return nullcontext()
 
+    def complete(self) -> None:
+        """Take part in the sums that are left of a last microbatch in which memory has run out.
+
+        Then new gradients must be built. With sharded weights, that is impossible.
+        """
+
 
 def build_gradients(module: nn.Module, group: Group, example: Batch, *, shard: bool) -> Gradients:
     """Prepare a module for processes that sum its gradients, with FSDP if `shard`, else with DDP.
@@ -66,31 +72,57 @@ class ReplicatedGradients(Gradients):
         # Position tables differ in size: they grow with the sentences that a rank has seen.
         # torch 2.13 deprecates the argument of the constructor.
         self._ddp.broadcast_buffers = False
-        self._ddp.register_comm_hook(None, _sum_bucket)
+        self._sums = _BucketSums()
+        self._ddp.register_comm_hook(self._sums, _BucketSums.add)
         super().__init__(self._ddp)
         # All ranks take part in building the buckets, which a rank that stops would not. In
         # evaluation mode, nothing is compiled for the size of the example.
         module.eval()
         with group.detect_lost_peers():
             for _ in range(_STEPS_TO_BUILD_BUCKETS):
+                self._sums.sizes, self._sums.num_done = {}, 0
                 loss, _ = self.loss(example)
                 (loss * 0.0).backward()  # type: ignore[no-untyped-call]
         module.train().zero_grad()
 
     @override
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        self._sums.num_done = 0
         return self._group.detect_lost_peers() if is_last else self._ddp.no_sync()
 
+    @override
+    def complete(self) -> None:
+        device = next(self._ddp.parameters()).device
+        with self._group.detect_lost_peers():
+            for index in range(self._sums.num_done, len(self._sums.sizes)):
+                dist.all_reduce(torch.zeros(self._sums.sizes[index], device=device))
 
-def _sum_bucket(
-    _: None,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
-) -> torch.futures.Future[Tensor]:
-    """Sum gradients over ranks: the loss is already divided by the tokens of all of them."""
-    summed: torch.futures.Future[list[Tensor]] = dist.all_reduce(
-        bucket.buffer(), async_op=True
-    ).get_future()
-    return summed.then(lambda done: done.value()[0])
+
+class _BucketSums:
+    """Sums buckets of gradients over ranks: in the same order on all of them.
+
+    It does not refer to DDP, whose C++ code keeps it.
+
+    Attributes:
+        sizes: The number of fp32 elements of each bucket, by index.
+        num_done: How many were summed, or are being summed, in this backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.num_done = 0
+
+    def add(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in its stub
+    ) -> torch.futures.Future[Tensor]:
+        """Start to sum a bucket: the loss is already divided by the tokens of all ranks."""
+        self.sizes[bucket.index()] = bucket.buffer().numel()
+        self.num_done += 1
+        summed: torch.futures.Future[list[Tensor]] = dist.all_reduce(
+            bucket.buffer(), async_op=True
+        ).get_future()
+        return summed.then(lambda done: done.value()[0])
 
 
 class ShardedGradients(Gradients):

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,14 +19,21 @@ from tfm.data.background import run_in_thread
 from tfm.device.compute import Compute, ComputeThreads, measure_fp32_flops
 from tfm.distributed.group import Group
 from tfm.distributed.interruption import RESUME, StopRequests
-from tfm.errors import CheckpointError, InterruptedRunError, TrainingError, UsageError
+from tfm.errors import (
+    CheckpointError,
+    InterruptedRunError,
+    TrainingError,
+    UnequalRanksError,
+    UsageError,
+)
 from tfm.folders.model_folder import STATE, ModelFolder
 from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.folders.tensor_file import record_from
 from tfm.inference.steps import Step
 from tfm.model.build import Model, build_model, new_model
-from tfm.model.cost import Cost, memory_problem, model_cost
+from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
 from tfm.reporting import Progress, format_number, say
+from tfm.training.accumulation import StepBatch
 from tfm.training.data import TrainingData, ValidationSplit, num_first_parts
 from tfm.training.progress import (
     ControlFlags,
@@ -38,7 +46,7 @@ from tfm.training.progress import (
     progress_statistics,
 )
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
-from tfm.training.trainer import StepBatch, Trainer
+from tfm.training.trainer import Trainer
 from tfm.training.validation import Validation, Validator
 
 _MAX_REASON = 100  # characters
@@ -231,15 +239,17 @@ class TrainingRun:
             self._run.model,
             source_vocab_size=source,
             target_vocab_size=target,
-            max_tokens=self._run.batching.batch_tokens,
             averages_weights=self._run.optimizer.ema is not None,
         )
         world, device = self.group.world, self.compute.device
         num_copies = world.local_size if device.type == "cpu" else 1.0
         if self._run.training.shard:
             num_copies /= world.size
-        if (problem := memory_problem(cost, device, num_copies=num_copies)) is not None:
-            raise UsageError(problem)
+        problem = memory_problem(cost, device, num_copies=num_copies)
+        if problem is None and self._run.training.shard and world.is_first:
+            problem = gathering_problem(cost, device, num_copies=num_copies)
+        if problems := [each for each in self.group.gather(problem) if each is not None]:
+            raise UsageError(problems[0])
         return cost
 
     def _verify_data(self) -> Future[None]:
@@ -261,8 +271,14 @@ class TrainingRun:
         return run_in_thread(partial(dataset.verify, others))
 
     def _batches(self) -> Iterator[StepBatch]:
-        """Yield the batches of steps, without end; raise DataError once a part is damaged."""
-        for batch in self.trainer.batches():
+        """Yield the batches of steps, without end; raise DataError once a part is damaged.
+
+        The first decides the size of microbatches.
+        """
+        batches = self.trainer.batches()
+        first = next(batches)
+        self.trainer.fit_memory(first)
+        for batch in chain([replace(first, clock=None)], batches):
             if self._verification.done():
                 self._verification.result()
             yield batch
@@ -339,7 +355,7 @@ class TrainingRun:
                 "capacity_flops_per_second": self._capacity,
                 "paper_estimate_flops": self._state.capacity_flops,
                 "processes": self.group.world.size,
-                "out_of_memory": self.trainer.out_of_memory,
+                "out_of_memory": self.trainer.accumulation.out_of_memory,
                 "minutes": self._minutes(),
             }
         )
@@ -386,13 +402,13 @@ class TrainingRun:
         return str(self.group.gather(f"{good or 'none'}{unsaved}")[0])
 
     def _check_ranks(self) -> None:
-        """Raise TrainingError if the weights of some ranks differ from the other ranks'."""
+        """Raise UnequalRanksError if the weights of some ranks differ from those of the others."""
         difference = self.trainer.difference_between_ranks()
         if difference is None:
             return
         step = self.trainer.position.step
         good = self._last_good_checkpoint(before=step)
-        raise TrainingError(
+        raise UnequalRanksError(
             f"step {step:,}: {difference}, so this step was not saved; last good checkpoint: "
             f"{good}; {RESUME}. If this recurs, a device computes wrong results, or this version "
             "of torch does not sum gradients"

@@ -73,6 +73,11 @@ class Adam:
         self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         self.num_updates = torch.zeros((), device=self._parameters[0].device)
 
+    def missing_bytes(self) -> int:
+        """Return the bytes of the moments that the first update will allocate in this process."""
+        missing = [each for each in self._parameters if each not in self.moments]
+        return sum(2 * each.element_size() * local_part(each).numel() for each in missing)
+
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """Return the gradients, of any shape, of all parameters that have one."""
         return {p: p.grad for p in self._parameters if p.grad is not None}

@@ -213,6 +213,7 @@ class ControlFlags:
     checkpoint: bool = False  # a checkpoint is due after this step
     retry: bool = False  # retry saving a checkpoint
     end: bool = False  # this step is the last
+    out_of_memory: bool = False  # all must compute smaller microbatches
 
 
 # Tells the watchdog the name of the phase that starts, and with waits=True that it waits for other

@@ -1,34 +1,25 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
 from tfm.data.background import read_ahead
-from tfm.data.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
+from tfm.data.batching import Batcher
 from tfm.data.dataset import Integers, ParallelDataset
-from tfm.device.compute import Compute, ComputeThreads, is_out_of_memory
+from tfm.device.compute import Compute, ComputeThreads
 from tfm.distributed.group import Group
-from tfm.errors import TrainingError
 from tfm.folders.tensor_file import count, record_from
 from tfm.model.build import Model, freeze
 from tfm.model.cost import Cost
-from tfm.model.transformer import Transformer
-from tfm.training.gradients import (
-    build_gradients,
-    full_tensor,
-    gradient_norm,
-    is_sharded,
-    local_part,
-    shard_like,
-)
+from tfm.training.accumulation import GradientAccumulation, Poll, StepBatch
+from tfm.training.gradients import full_tensor, gradient_norm, is_sharded, local_part, shard_like
 from tfm.training.lockstep import bit_sums, find_difference
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
@@ -41,38 +32,7 @@ from tfm.training.progress import (
     no_heartbeat,
 )
 
-Poll = Callable[[], ControlFlags]
-
-_UNLIMITED = 1 << 30  # tokens of a microbatch
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepBatch:
-    """The batch of a step, with the microbatches that this process computes."""
-
-    indices: Integers  # of all pairs
-    epoch: int  # counted from 1
-    max_tokens: int  # of a microbatch
-    microbatches: list[Integers]  # of all processes
-    own: list[tuple[int, Batch]]  # by index among all, on the device
-    clock: DeviceClock | None = None  # with a mark where the wait for the batch began
-
-
-def max_microbatch_tokens(
-    run: RunConfig, device: torch.device, *, num_processes: int, compiles: bool = False
-) -> int:
-    """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
-
-    If it is not set, a GPU computes large microbatches, and all of its packed batch at once if the
-    layers are compiled, until it runs out of memory. Several processes could not recover from that.
-    """
-    batching = run.batching
-    if batching.max_tokens is not None:
-        return batching.max_tokens
-    if device.type == "cpu" or num_processes > 1:
-        return DEFAULT_MAX_TOKENS
-    return _UNLIMITED if compiles else max(DEFAULT_MAX_TOKENS, batching.batch_tokens)
 
 
 class Trainer:
@@ -85,9 +45,10 @@ class Trainer:
     step. `threads` are adapted between steps; None leaves torch's number of threads unchanged.
 
     Attributes:
-        max_tokens: The maximum number of tokens per side of a microbatch; halved when a device runs
-            out of memory.
-        out_of_memory: How often that happened.
+        model: The model.
+        position: The position of the run.
+        batcher: Plans and builds the batches.
+        accumulation: Computes the gradients.
     """
 
     def __init__(
@@ -104,16 +65,13 @@ class Trainer:
     ) -> None:
         self.model = model
         self.position = Position()
-        self.out_of_memory = 0
         self._run = run
         self._compute = compute
         self._cost = cost
         self._group = group or Group()
         self._heartbeat = heartbeat
         self._threads = threads
-        self._backend = backend = training_backend(
-            compute, run.training.kernels, compiles=run.training.compile
-        )
+        backend = training_backend(compute, run.training.kernels, compiles=run.training.compile)
         backend.install(model)
         freeze(model, run.optimizer.freeze)
         self.batcher = Batcher(
@@ -129,8 +87,16 @@ class Trainer:
             autocast=compute.autocast,
             compiles=backend.compiles,
         )
-        example = self._batch(np.zeros(1, dtype=np.int64))
-        self._gradients = build_gradients(loss, self._group, example, shard=run.training.shard)
+        self.accumulation = GradientAccumulation(
+            loss,
+            self.batcher,
+            run,
+            compute,
+            cost=cost,
+            backend=backend,
+            group=self._group,
+            heartbeat=heartbeat,
+        )
         trained = self._trained_parameters().values()
         self._optimizer = Adam(trained, run.optimizer)
         self._average: WeightAverage | None = None
@@ -138,15 +104,6 @@ class Trainer:
             self._average = WeightAverage(trained, run.optimizer.ema)
         is_fp16 = compute.dtype == torch.float16
         self._loss_scale = LossScale(compute.device, is_fp16=is_fp16)
-        num_processes = self._group.world.size
-        self.max_tokens = max_microbatch_tokens(
-            run,
-            compute.device,
-            num_processes=num_processes,
-            compiles=backend.compiles and isinstance(model, Transformer),
-        )
-        # A multiple of the processes, so that all compute equally many microbatches.
-        self._num_dropout_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
 
     def batches(self) -> Iterator[StepBatch]:
         """Yield the batches after the current position, epoch after epoch, without end.
@@ -169,32 +126,20 @@ class Trainer:
 
     def build(self, indices: Integers, *, epoch: int = 1) -> StepBatch:
         """Build this process's microbatches of a step on its device."""
-        max_tokens, world = self.max_tokens, self._group.world
-        microbatches = self.batcher.split(
-            indices, max_tokens=max_tokens, multiple_of=self._num_dropout_shards
-        )
-        num_rounds = -(-len(microbatches) // world.size)
-        numbers = range(world.rank, num_rounds * world.size, world.size)
-        return StepBatch(
-            indices=indices,
-            epoch=epoch,
-            max_tokens=max_tokens,
-            microbatches=microbatches,
-            # A rank without a microbatch of its own computes the first one with weight 0.
-            own=[
-                (number, self._batch(microbatches[number if number < len(microbatches) else 0]))
-                for number in numbers
-            ],
-        )
+        return self.accumulation.build(indices, epoch=epoch)
+
+    def fit_memory(self, batch: StepBatch) -> None:
+        """Make microbatches as small as memory requires, before the first batch is computed."""
+        self.accumulation.fit_memory(batch, later_bytes=self._optimizer.missing_bytes())
 
     def step(
         self, batch: StepBatch, *, poll: Poll = ControlFlags
     ) -> tuple[PendingStep | None, ControlFlags]:
         """Train on one batch.
 
-        A single process computes it again in smaller microbatches if memory runs out. It launches
-        everything without waiting for its device, which alone decides whether the update is
-        skipped. `poll` returns the control flags of this process; it is called several times.
+        If memory runs out, all processes compute it again in smaller microbatches. Everything is
+        launched without waiting for the device, which alone decides whether the update is skipped.
+        `poll` returns the control flags of this process; it is called several times.
 
         Returns:
             The step, or None if a stop came in time to leave everything unchanged; and the flags,
@@ -202,7 +147,7 @@ class Trainer:
 
         Raises:
             TrainingError: There is too little memory: for a single sentence pair, or for a
-                microbatch of one of several processes.
+                microbatch of processes that hold parts of the weights.
             LostPeersError: Other processes cannot be reached.
         """
         clock = batch.clock or DeviceClock(self._compute.device)
@@ -213,18 +158,9 @@ class Trainer:
         source_lengths, target_lengths = self.batcher.lengths(batch.indices)
         num_tokens = int(target_lengths.sum())
         weight = self._loss_scale.weight(num_tokens)
-        while True:
-            if batch.max_tokens != self.max_tokens:
-                batch = self.build(batch.indices, epoch=batch.epoch)
-            try:
-                sums, flags = self._accumulate_gradient(batch, weight, poll)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if not self._group.is_alone:
-                    raise self._too_large(batch) from error
-            self._use_smaller_microbatches(batch)
+        sums, flags = self.accumulation.compute(
+            batch, weight, step=self.position.step + 1, poll=poll
+        )
         if sums is None:
             return None, flags
         loss, nll = (sums / num_tokens).unbind()
@@ -260,75 +196,6 @@ class Trainer:
         )
         self._loss_scale.update(skipped)
         return pending, flags
-
-    def _accumulate_gradient(
-        self, batch: StepBatch, weight: float | Tensor, poll: Poll
-    ) -> tuple[Tensor | None, ControlFlags]:
-        """Compute the gradient of a batch's weighted loss; each rank takes some microbatches.
-
-        Ranks sum their gradients in the last microbatch, so all must take part in it: before it,
-        they exchange their flags. Return the [2] sums of loss and negative log-likelihood over all
-        ranks, or None after a stop; and the combined flags.
-        """
-        self._optimizer.zero_grad()  # of an attempt that failed
-        group, step = self._group, self.position.step + 1
-        sums = torch.zeros(2, dtype=torch.float64, device=self._compute.device)
-        *others, last = range(len(batch.own))
-        for number in others:
-            if poll().stop and not self._gradients.always_waits:
-                break
-            sums += self._forward_backward(batch, number, weight)
-        self._heartbeat("the exchange of control flags", waits=True)
-        stop, *requests = group.largest([*map(int, astuple(poll()))])
-        flags = ControlFlags(stop, *map(bool, requests))
-        if flags.stop:
-            return None, flags
-        sums += self._forward_backward(batch, last, weight)
-        self._heartbeat(f"step {step}, sums of losses", waits=True)
-        return group.sum(sums), flags
-
-    def _forward_backward(self, batch: StepBatch, number: int, weight: float | Tensor) -> Tensor:
-        """Add the gradient of a microbatch's weighted loss to the batch's gradient.
-
-        Return [2] sums of loss and negative log-likelihood.
-        """
-        index, microbatch = batch.own[number]
-        is_real, is_last = index < len(batch.microbatches), number == len(batch.own) - 1
-        always_waits, step = self._gradients.always_waits, self.position.step + 1
-        phase = f"microbatch {index + 1} of {len(batch.microbatches)}"
-        self._heartbeat(f"step {step}, {phase}", waits=always_waits)
-        with self._gradients.accumulate(is_last=is_last):
-            self._backend.seed(_derive_seed(self._run.training.seed, step, index))
-            loss, nll = self._gradients.loss(microbatch)
-            self._heartbeat(f"step {step}, gradient of {phase}", waits=is_last or always_waits)
-            (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
-        sums = torch.stack([loss.detach(), nll])
-        return sums if is_real else torch.zeros_like(sums)
-
-    def _batch(self, indices: Integers) -> Batch:
-        return self.batcher.batch(indices).to(self._compute.device)
-
-    def _use_smaller_microbatches(self, batch: StepBatch) -> None:
-        """Split this and later batches into microbatches of half the size, if that is possible."""
-        sizes = [self._num_padded(pairs) for pairs in batch.microbatches if len(pairs) > 1]
-        if not sizes:
-            raise self._too_large(batch)
-        self.max_tokens = max(sizes) // 2
-        self.out_of_memory += 1
-        self._optimizer.zero_grad()
-        torch.cuda.empty_cache()  # so that blocks of other sizes fit
-
-    def _too_large(self, batch: StepBatch) -> TrainingError:
-        rank = "" if self._group.is_alone else f"rank {self._group.world.rank}, "
-        return TrainingError(
-            f"{rank}step {self.position.step + 1}: out of memory with a microbatch of "
-            f"{max(map(self._num_padded, batch.microbatches)):,} tokens per side: use a smaller "
-            "--max-tokens, or a smaller model"
-        )
-
-    def _num_padded(self, indices: Integers) -> int:
-        """Return the number of tokens of the longer side of a microbatch, with padding."""
-        return len(indices) * self.batcher.longest(indices)
 
     def has_finite_weights(self) -> bool:
         """Return whether all weights are finite; all processes must call it together."""
@@ -395,15 +262,16 @@ class Trainer:
             for name, parameter in self._trained_parameters().items()
             if parameter in self._averages
         }
-        has_chosen = self.out_of_memory or self._run.batching.max_tokens is None
+        accumulation = self.accumulation
+        has_chosen = accumulation.out_of_memory or self._run.batching.max_tokens is None
         return {
             "moments": moments,
             "updates": int(self._optimizer.num_updates),
             "gradient": {
-                "num_dropout_shards": self._num_dropout_shards,
-                "max_tokens": self.max_tokens if has_chosen else None,
+                "num_dropout_shards": accumulation.num_dropout_shards,
+                "max_tokens": accumulation.max_tokens if has_chosen else None,
                 "loss_scale": self._loss_scale.state(),
-                "out_of_memory": self.out_of_memory,
+                "out_of_memory": accumulation.out_of_memory,
             },
             "position": asdict(self.position),
             "trained_weights": trained_weights,
@@ -428,14 +296,14 @@ class Trainer:
                     parameter.copy_(weight)
         self._optimizer.num_updates.fill_(count(state["updates"]))
         self.position = record_from(Position, state["position"])
-        gradient = state["gradient"]
+        gradient, accumulation = state["gradient"], self.accumulation
         num_shards = count(gradient["num_dropout_shards"], at_least=1)
-        self._num_dropout_shards = math.lcm(self._num_dropout_shards, num_shards)
+        accumulation.num_dropout_shards = math.lcm(accumulation.num_dropout_shards, num_shards)
         if gradient["max_tokens"] is not None:
             max_tokens = count(gradient["max_tokens"], at_least=1)
-            self.max_tokens = min(self._run.batching.max_tokens or max_tokens, max_tokens)
+            accumulation.max_tokens = min(self._run.batching.max_tokens or max_tokens, max_tokens)
         self._loss_scale.load_state(gradient["loss_scale"])
-        self.out_of_memory = count(gradient["out_of_memory"])
+        accumulation.out_of_memory = count(gradient["out_of_memory"])
 
 
 def _by_parameter(
@@ -446,8 +314,3 @@ def _by_parameter(
     if found != {name: (each.shape, torch.float32) for name, each in parameters.items()}:
         raise ValueError("it has tensors of another model")
     return {each: shard_like(tensors[name], each) for name, each in parameters.items()}
-
-
-def _derive_seed(*numbers: int) -> int:
-    """Return a seed in which every bit depends on all numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
