@@ -4,12 +4,15 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import resource
 import signal
 import subprocess
 import sys
 import tarfile
 import time
+
+from hypothesis import strategies as st
 
 from tfm.data.dataset import ParallelDataset
 from tfm.data.subword import Vocabulary
@@ -89,6 +92,20 @@ def limited_files(num_bytes):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def data_of(page):
+    """Return what the script of a page with attention reads."""
+    text = page.read_text(encoding="utf-8")
+    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def flip_bit(content, data):
+    """Return bytes in which a bit is flipped that hypothesis draws."""
+    flipped = bytearray(content)
+    flipped[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    return bytes(flipped)
 
 
 def edit_json(path, **changes):

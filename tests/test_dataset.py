@@ -12,6 +12,7 @@ from operator import or_
 
 import numpy as np
 import pytest
+from helpers import flip_bit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
@@ -165,20 +166,13 @@ def forge_checksums(bin_dir):
     replace(index, parts=parts).save(bin_dir)
 
 
-def flip_bit(path, data, *, max_bytes):
-    content = bytearray(path.read_bytes())
-    position = data.draw(st.integers(0, min(len(content), max_bytes) - 1))
-    content[position] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(content)
-
-
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_flipped_bit_is_detected_anywhere(bin_dir, data):
     path = bin_dir / data.draw(st.sampled_from([*FILES, "dataset.json"]))
     content = path.read_bytes()
     index = DatasetIndex.load(bin_dir)
-    flip_bit(path, data, max_bytes=len(content))
+    path.write_bytes(flip_bit(content, data))
     try:
         open_verified(bin_dir)
     except DataError:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import edit_model
+from small_models import transformer
 
 from tfm.commands.translator import Translator
-from tfm.config import SearchConfig, TransformerConfig
-from tfm.data.subword import Vocabulary
+from tfm.config import SearchConfig
 from tfm.device.compute import choose_compute
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
@@ -18,7 +18,6 @@ from tfm.folders.run_folder import checkpoints
 from tfm.folders.tensor_file import write_tensors
 from tfm.inference import engine
 from tfm.inference.engine import Engine
-from tfm.model.build import new_model
 from tfm.search import spelling
 from tfm.search.active import Hypothesis
 from tfm.storage.files import sha256_of
@@ -257,28 +256,10 @@ def test_a_model_brings_its_search_settings(model_dir):
     )
 
 
-@pytest.fixture(scope="module")
-def short_translator(data_dir):
-    """An ensemble of a model with eight learned positions and one with more."""
-    vocabulary = Vocabulary.load(data_dir)
-    models = [
-        new_model(
-            TransformerConfig(
-                num_encoder_layers=1,
-                num_decoder_layers=1,
-                d_model=8,
-                num_heads=2,
-                learned_positions=positions,
-            ),
-            source_vocab_size=len(vocabulary.source),
-            target_vocab_size=len(vocabulary.target),
-        )
-        for positions in (8, 20, None)
-    ]
-    return Translator(Engine(models, choose_compute("cpu", "fp32")), vocabulary)
-
-
-def test_text_beyond_the_learned_positions_is_refused(short_translator):
+def test_text_beyond_the_learned_positions_is_refused(translator):
+    models = [transformer(400, learned_positions=positions) for positions in (8, 20, None)]
+    engine = Engine(models, choose_compute("cpu", "fp32"))
+    short_translator = Translator(engine, translator.vocabulary)
     long = "six " * 9
     count = r"has \d+ tokens, but the model has learned positions for at most 7 and EOS: shorten it"
     with pytest.raises(

@@ -1,6 +1,5 @@
 """tfm attend: attention pictures of a model and a sentence."""
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import data_of
 
 from tfm.commands.attend import attend
 from tfm.commands.translator import Translator
@@ -56,12 +56,6 @@ def recurrent(trained_run, tmp_path_factory):
         subword_files=Vocabulary.load(folder).files(),
     )
     return path
-
-
-def data_of(path):
-    text = path.read_text(encoding="utf-8")
-    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
-    return json.loads(found)
 
 
 def by_kind(path):

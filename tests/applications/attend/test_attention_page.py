@@ -1,13 +1,13 @@
 """The attention page: its data, and its script in a browser."""
 
 import html
-import json
 import re
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
+from helpers import data_of
 
 from tfm.applications.attend.content import Content
 from tfm.applications.attend.page import write_page
@@ -57,12 +57,6 @@ def page_of(tmp_path):
         return path
 
     return write
-
-
-def data_of(path):
-    text = path.read_text(encoding="utf-8")
-    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
-    return json.loads(found)
 
 
 def test_the_page_holds_all_pieces_and_weights_in_thousandths(page_of):
