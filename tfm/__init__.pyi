@@ -609,6 +609,7 @@ def generate(
     score_target: StrPath | None = ...,
     per_token: bool | None = ...,
     json: bool | None = ...,
+    format: Literal['lines', 'text', 'html', 'xml', 'srt'] | None = ...,
     document: bool | None = ...,
     align: bool | None = ...,
     align_reverse: StrPath | None = ...,
@@ -661,9 +662,10 @@ def generate(
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
         json: Print one JSON object per line, with scores.
-        document: Split paragraphs into sentences; keep white space.
+        format: What the text is: sentences, a line each; paragraphs; or a document whose text is translated and whose markup is kept.
+        document: The same as --format text.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
-        align_reverse: With --align: a model of the reverse direction, to combine both alignments.
+        align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.

@@ -2,38 +2,66 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
 from tfm.config.schema import setting
 from tfm.data.languages import bleu_tokenizer, target_language
 
 if TYPE_CHECKING:
+    from tfm.features.align.step import Align
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
     from tfm.inference.steps import Step
+
+TextFormat = Literal["lines", "text", "html", "xml", "srt"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsConfig(Settings, section="steps"):
     """Settings of the steps that prepare text before a search, or complete outputs after it."""
 
-    document: bool = setting(
-        False, "Split paragraphs into sentences; keep white space.", common=True
+    format: TextFormat = setting(
+        "lines",
+        "What the text is: sentences, a line each; paragraphs; or a document whose text is "
+        "translated and whose markup is kept.",
+        common=True,
     )
+    document: bool = setting(False, "The same as --format text.", common=True)
     align: bool = setting(
         False,
         "Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
     )
     align_reverse: str | None = setting(
         None,
-        "With --align: a model of the reverse direction, to combine both alignments.",
+        "With --align or markup: a model of the reverse direction, to combine both alignments.",
         metavar="MODEL",
     )
 
     def _conflicts(self) -> Iterator[str]:
-        if self.align_reverse is not None and not self.align:
+        if self.document and self.format not in ("lines", "text"):
+            yield f"document is about plain text, but format is {self.format}: give one"
+        if self.align_reverse is not None and not (self.align or self.has_markup):
             yield "align_reverse has no effect without align"
+
+    @property
+    def has_markup(self) -> bool:
+        """Whether a text is a document with markup, which is read as a whole."""
+        return self.format not in ("lines", "text")
+
+    @property
+    def has_paragraphs(self) -> bool:
+        """Whether texts may have several sentences."""
+        return self.document or self.format != "lines"
+
+
+def new_aligner(
+    search: SearchConfig, config: StepsConfig, model: "ModelFolder", device: InferenceDevice
+) -> "Align":
+    """Return the step that aligns words, before it loads the model; raises as `Align.of`."""
+    from tfm.features.align.step import Align
+
+    return Align.of(model, config.align_reverse, device, tag=search.tag)
 
 
 def steps_around(
@@ -44,6 +72,7 @@ def steps_around(
     models: Sequence["ModelFolder"] = (),
     device: InferenceDevice = "auto",
     scores_given: bool = False,
+    aligner: "Align | None" = None,
 ) -> "list[Step]":
     """Return the steps around a search, from the outermost to the innermost.
 
@@ -56,6 +85,7 @@ def steps_around(
         models: The folders of the models; parsers get the steps of a parser.
         device: Where steps compute.
         scores_given: Whether given targets are scored, instead of searched.
+        aligner: Aligns sentences with markup; a new one if None.
 
     Raises:
         UsageError: The models do not suit a step.
@@ -63,15 +93,18 @@ def steps_around(
     """
     target = "" if info is None else target_language(info.target, search.tag)
     steps: list[Step] = []
-    if config.document:
+    if config.has_markup:
+        from tfm.features.formats.step import Formats
+
+        aligner = aligner or new_aligner(search, config, models[0], device)
+        steps.append(Formats(config.format, aligner))
+    if config.has_paragraphs:
         from tfm.features.documents.step import Sentences
 
-        tags = () if info is None else info.tags
+        tags = () if info is None or config.has_markup else info.tags
         steps.append(Sentences("" if info is None else info.source, target, tags))
     if config.align:
-        from tfm.features.align.step import Align
-
-        steps.append(Align.of(models[0], config.align_reverse, device))
+        steps.append(new_aligner(search, config, models[0], device))
     if scores_given:
         return steps
     if models and models[0].info.task == "parsing":

@@ -120,7 +120,8 @@ def generate(
         runs_dir=RUNS_ROOT,
         prefixes=prefix,
         targets=score_target,
-        document=steps_config.document,
+        document=steps_config.has_paragraphs,
+        whole=steps_config.has_markup,
         output=output,
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
@@ -129,7 +130,7 @@ def generate(
         raise UsageError(
             "--align cannot go with --tag: write the tag at the beginning of each line instead"
         )
-    if steps_config.document:
+    if steps_config.has_paragraphs:
         stage.check_document(plan, config, steps_config, as_json=json)
     stage.check_search(plan, config)
     form = "lines per token" if per_token else "json" if json else "text"

@@ -6,22 +6,31 @@ from pathlib import Path
 from typing import Any, overload
 
 from tfm.commands.declaration import Line, argument
-from tfm.config import InferenceConfig, SearchConfig, Table, by_section, settings_from, settings_to
+from tfm.config import (
+    InferenceConfig,
+    InferenceDevice,
+    SearchConfig,
+    Table,
+    by_section,
+    settings_from,
+    settings_to,
+)
 from tfm.config.schema import shown
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import set_num_threads
 from tfm.errors import DataError, UsageError
+from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.chain import BatchEngine, Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
-from tfm.steps import StepsConfig, steps_around
+from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 from tfm.storage.paths import existing_file
 
 _ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
 # Steps for whole texts, and those that need the folder of a model.
-_OF_TEXTS = ("document", "align", "align_reverse")
+_OF_TEXTS = ("document", "format", "align", "align_reverse")
 
 
 class Translator:
@@ -36,6 +45,8 @@ class Translator:
         vocabulary: The models' shared vocabulary.
         default_search: Search settings of calls without their own.
         info: The description of the models: their languages and the confidence in translations.
+        folders: The folders of the models, the first of which aligns words.
+        device: Where it does that.
     """
 
     def __init__(
@@ -45,11 +56,14 @@ class Translator:
         *,
         default_search: SearchConfig | None = None,
         info: ModelInfo | None = None,
+        folders: Sequence[ModelFolder] = (),
+        device: InferenceDevice = "auto",
     ) -> None:
         self.engine, self.vocabulary = engine, vocabulary
-        self._info = info
+        self._info, self._folders, self._device = info, folders, device
         self._default_search = default_search or SearchConfig()
         self._chain = Chain(engine=engine, vocabulary=vocabulary)
+        self._aligners: dict[tuple[str | None, str | None], Align] = {}  # by tag and reverse model
 
     @classmethod
     def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
@@ -79,6 +93,8 @@ class Translator:
             folders[0].vocabulary,
             default_search=SearchConfig.for_model(info.search, {}),
             info=info,
+            folders=folders,
+            device=inference.device,
         )
 
     @overload
@@ -109,6 +125,49 @@ class Translator:
         if isinstance(lines, str):
             return self.translate([lines], config, **settings)[0]
         return [best[0].text for best in self.search(lines, config, **settings)]
+
+    def translate_text(
+        self,
+        text: str,
+        config: SearchConfig | None = None,
+        *,
+        format: TextFormat = "text",  # noqa: A002 - named as its flag
+        align_reverse: Path | str | None = None,
+        **settings: Any,
+    ) -> str:
+        """Translate a text of several sentences, and keep its white space and markup.
+
+        Args:
+            text: Paragraphs, or a document.
+            config: Search settings; the model's defaults if None.
+            format: What the text is: "text", "html", "xml" or "srt", as in `tfm generate --format`.
+            align_reverse: A model of the reverse direction, which helps to place markup.
+            **settings: Settings of [search] by name, instead of `config`.
+
+        Raises:
+            UsageError: A setting is unknown, wrong or without effect; or the model is a parser, or
+                not loaded from a folder.
+            DataError: The text is not of the format.
+        """
+        given = by_section([SearchConfig], settings, _ELSEWHERE)
+        config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
+        chosen = {"format": format, "align_reverse": align_reverse and str(align_reverse)}
+        steps_config = settings_from(StepsConfig, chosen)
+        if not self._folders or self._folders[0].info.task == "parsing":
+            raise UsageError("translate_text needs a translator of Translator.load, and no parser")
+        model, key = self._folders[0], (config.tag, steps_config.align_reverse)
+        if key not in self._aligners:
+            self._aligners[key] = new_aligner(config, steps_config, model, self._device)
+        steps = steps_around(
+            config,
+            self._info,
+            steps_config,
+            models=self._folders,
+            aligner=self._aligners[key],
+        )
+        unit = Segment(1, argument("text", text, str), unit="text")
+        [(_, [[best, *_]])] = self._chain.run([[unit]], config, steps)
+        return best.text
 
     def search(
         self,

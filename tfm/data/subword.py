@@ -247,6 +247,22 @@ class SubwordModel:
         starts = (piece.startswith(SPACE_MARK) for piece in self.pieces(token_ids))
         return [number - 1 for number in accumulate(starts)]
 
+    def divide(self, line: str) -> list[str]:
+        """Return the part of a line that each of its pieces stands for, without spaces.
+
+        A character that is several pieces, its bytes, belongs to the last one.
+        """
+        escaped = escape(line, self.escapes)
+        pieces, ids = (self._encoder.Encode(escaped, out_type=kind) for kind in (str, int))
+        parts, pending = [], b""
+        for piece, token_id in zip(pieces, ids, strict=True):
+            byte = int(self.byte_values[token_id]) if token_id < self._size else -1
+            pending = pending + bytes([byte]) if byte >= 0 else b""
+            text = pending.decode(errors="ignore") if byte >= 0 else piece
+            pending = b"" if text else pending
+            parts.append(text.replace(SPACE_MARK, "").replace(_ESCAPE, ""))
+        return parts
+
     def has_tag(self, tag: str) -> bool:
         """Return whether a tag at the start of a line is one piece, or one after a space."""
         *space, piece = self.pieces(self.encode([tag])[0])

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 
+from typing_extensions import override
+
 from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
 from tfm.data.text_files import TextFile
 from tfm.errors import DataError
@@ -15,6 +17,7 @@ from tfm.inference.batches import CHUNK_LINES
 from tfm.inference.steps import Segment
 
 _CHUNK_CHARACTERS = 1 << 24
+MAX_DOCUMENT_BYTES = 10 << 20
 _BLOCK_BYTES = 1 << 16  # the capacity of a pipe
 
 
@@ -119,6 +122,34 @@ class LineReader:
                 f"{shorter} ends after {num_lines:,} lines, but {longer} has more: "
                 "line N of one must belong to line N of the other"
             )
+
+
+class DocumentReader(LineReader):
+    """Reads a text as one unit, with its byte order mark."""
+
+    @override
+    def __iter__(self) -> Iterator[list[Segment]]:
+        """Yield the text, unless it is empty.
+
+        Raises:
+            DataError: It is too long, or not UTF-8.
+        """
+        num_bytes = 0
+
+        def readline(_: int) -> bytes:
+            nonlocal num_bytes
+            line = self._columns[0].readline(MAX_DOCUMENT_BYTES + 1)
+            num_bytes += len(line)
+            if num_bytes > MAX_DOCUMENT_BYTES:
+                raise DataError(
+                    f"{self._names[0]} has more than {MAX_DOCUMENT_BYTES >> 20} MiB: divide it, "
+                    "because a document is read as a whole"
+                )
+            return line
+
+        text = "".join(decode_lines(readline, self._paths[0], keep_ends=True))
+        if text:
+            yield [Segment(1, text, unit="document")]
 
 
 def _without_mark(lines: Iterator[str]) -> Iterator[str]:

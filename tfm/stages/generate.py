@@ -25,7 +25,7 @@ from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
-from tfm.inference.reader import LineReader, count_lines
+from tfm.inference.reader import DocumentReader, LineReader, count_lines
 from tfm.inference.steps import Output, Step
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_number, say
@@ -65,6 +65,7 @@ class Generation:
     prefixes: Path | None  # file with the beginning of each translation
     targets: Path | None  # file with the translations to score
     is_document: bool = False  # whether lines are paragraphs of several sentences
+    is_whole: bool = False  # whether the text is a single document
 
     @property
     def info(self) -> ModelInfo:
@@ -81,6 +82,7 @@ def plan_generation(
     prefixes: Path | None = None,
     targets: Path | None = None,
     document: bool = False,
+    whole: bool = False,
     output: Path | None = None,
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
@@ -118,6 +120,7 @@ def plan_generation(
         prefixes=prefixes,
         targets=targets,
         is_document=document,
+        is_whole=whole,
     )
     if output is not None:
         _check_output(plan, output)
@@ -147,24 +150,25 @@ def check_document(
     plan: Generation, config: SearchConfig, steps: StepsConfig, *, as_json: bool
 ) -> None:
     """Raise UsageError unless a plan is one to translate a document."""
+    flag = "--document" if steps.document else f"--format {steps.format}"
     if plan.source.split is not None:
         raise UsageError(
-            "--document needs a text: give one with --input FILE or a pipe; the splits of a "
-            "dataset have one sentence per line"
+            f"{flag} needs a text: give one with --input FILE or a pipe; the splits of a dataset "
+            "have one sentence per line"
         )
     if plan.info.task == "parsing":
-        raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out --document")
-    flags = {
+        raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out {flag}")
+    others = {
         "--prefix": plan.prefixes,
         "--score-target": plan.targets,
         "--align": steps.align,
         "--n-best": config.num_outputs > 1,
         "--json": as_json,
     }
-    if unsuitable := [flag for flag, value in flags.items() if value]:
+    if unsuitable := [other for other, value in others.items() if value]:
         raise UsageError(
-            f"--document translates a text as a whole, but {unsuitable[0]} is about single lines: "
-            "give one"
+            f"{flag} translates a text as a whole, but {unsuitable[0]} is about single lines: give "
+            "one"
         )
 
 
@@ -310,14 +314,17 @@ def _open(
     total = num_sentences = count_lines(path) if path is not None and path.is_file() else None
     if plan.is_document and path is not None and total is not None:
         num_sentences = path.stat().st_size // _SENTENCE_BYTES
+        total = 1 if plan.is_whole else total
     counts: Mapping[str, Any] = {
         "total": total,
-        "unit": "lines",
+        "unit": "documents" if plan.is_whole else "lines",
         "initial": 0 if output is None else output.num_lines,
     }
     with ExitStack() as stack:
         paired_path = plan.prefixes or plan.targets
-        reader = stack.enter_context(LineReader(path, paired_path, keep_ends=plan.is_document))
+        new_reader = DocumentReader if plan.is_whole else LineReader
+        reader = new_reader(path, paired_path, keep_ends=plan.is_document)
+        stack.enter_context(reader)
         with Progress("generate", start="loading the model", **counts):
             engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)
         if isinstance(engine, Workers):

@@ -9,6 +9,7 @@ import torch
 from small_models import recurrent
 
 from tfm.data.subword import BOS, EOS
+from tfm.data.units import units
 from tfm.features.align import alignment
 from tfm.features.align.alignment import (
     Side,
@@ -17,6 +18,7 @@ from tfm.features.align.alignment import (
     load_aligner,
     predictability,
 )
+from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.weights import cross_attention
 
@@ -78,8 +80,8 @@ def test_words_are_those_that_white_space_separates_in_the_text(aligner):
     )
     assert plain == other
     assert extra.ids == plain.ids
-    assert [*dict.fromkeys(plain.words)] == [0, 1]
-    assert [*dict.fromkeys(extra.words)] == [0, 2]  # the second word is invisible
+    assert [*dict.fromkeys(plain.words)] == [(0,), (1,)]
+    assert [*dict.fromkeys(extra.words)] == [(0,), (2,)]  # the second word is invisible
 
 
 def test_growing_adds_neighbors_that_align_new_words():
@@ -117,7 +119,10 @@ class PlantedHeads:
 def test_the_head_that_aligns_is_chosen():
     random = np.random.default_rng(2)
     texts = [random.integers(4, 40, size=6).tolist() for _ in range(60)]
-    pairs = [(Side(ids, [*range(6)]), Side([i + 100 for i in ids[::-1]], [])) for ids in texts]
+    pairs = [
+        (Side(ids, [(n,) for n in range(6)]), Side([i + 100 for i in ids[::-1]], []))
+        for ids in texts
+    ]
     assert 2 in choose_heads(PlantedHeads(), pairs)
     assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
 
@@ -165,3 +170,19 @@ def test_parsers_have_no_texts_to_compare_or_align(run, make_model, elsewhere, f
     code, out, err = run("generate", make_model(task="parsing"), "--input", "in.en", *flags)
     assert (code, out) == (2, "")
     assert "pars" in err or "trees" in err
+
+
+@pytest.mark.parametrize("tag", [None, "<2x>"])
+def test_units_are_linked_by_their_spans(trained_run, tag):
+    step = Align([ModelFolder.open(trained_run)], "cpu", tag)
+    source, target = "I am (buying) 中文 hat", "ich kaufe\u00a0Hu\u0308te 👍🏽."
+    links, empty = step.align_units([source, ""], [target, target])
+    assert links
+    assert empty == []
+    assert {span for span, _ in links} <= {*units(source)}
+    assert {span for _, span in links} <= {*units(target)}
+
+
+def test_words_that_are_units_have_the_same_links(aligner):
+    by_units = replace(aligner, by_units=True).align(SOURCES, [t.replace(",", "") for t in TARGETS])
+    assert by_units == aligner.align(SOURCES, [t.replace(",", "") for t in TARGETS])

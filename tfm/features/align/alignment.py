@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import accumulate, islice, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tfm.config import InferenceDevice, TransformerConfig
 from tfm.data.subword import BOS, EOS, PAD, SubwordModel, Vocabulary
 from tfm.data.text import read_lines
+from tfm.data.units import units
 from tfm.device.compute import Compute, choose_compute
 from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.model.build import Model
@@ -33,7 +34,7 @@ class Side(NamedTuple):
     """The pieces of one side of a sentence pair, and the words that they belong to."""
 
     ids: list[int]  # its pieces, without EOS
-    words: list[int]  # the number of the word to which each piece belongs
+    words: list[tuple[int, ...]]  # the numbers of the words or units that each piece has parts of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Aligner:
         heads: The attention heads whose weights are averaged, numbered from 0 across all layers, in
             order.
         reverse: An aligner by a model from target to source.
+        by_units: Whether it aligns the `units` of texts, instead of words at white space.
     """
 
     model: Model
@@ -54,9 +56,10 @@ class Aligner:
     compute: Compute
     heads: Sequence[int]
     reverse: "Aligner | None" = None
+    by_units: bool = False
 
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Alignment]:
-        """Align the words of sentence pairs, split at white space.
+        """Align the words of sentence pairs, split at white space, or their units.
 
         Each target piece is linked to the source piece, or to none if it is EOS, with the greatest
         weight when the model predicts it. Two words are aligned if any of their pieces are linked.
@@ -80,17 +83,19 @@ class Aligner:
             source, target = pairs[index]
             linked = weights[self.heads].mean(dim=0).argmax(dim=-1).tolist()
             links[index] = {
-                (source.words[at], word)
-                for at, word in zip(linked, target.words, strict=True)
+                link
+                for at, words in zip(linked, target.words, strict=True)
                 if at < len(source.words)
+                for link in product(source.words[at], words)
             }
         return links
 
     def encode(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[Side, Side]]:
         """Return the pieces of sentence pairs and the words that they belong to."""
         limit = min(_MAX_PIECES, (self.model.max_positions or _MAX_PIECES + 1) - 1)
-        source_sides = [self._side(self.vocabulary.source, text, limit) for text in sources]
-        target_sides = [self._side(self.vocabulary.target, text, limit) for text in targets]
+        side = self._side_of_units if self.by_units else self._side
+        source_sides = [side(self.vocabulary.source, text, limit) for text in sources]
+        target_sides = [side(self.vocabulary.target, text, limit) for text in targets]
         return list(zip(source_sides, target_sides, strict=True))
 
     def _side(self, subword_model: SubwordModel, text: str, limit: int) -> Side:
@@ -99,7 +104,25 @@ class Aligner:
         cleaned = {i: clean for i, clean in enumerate(self.vocabulary.clean(words)) if clean}
         [ids] = subword_model.encode([" ".join(cleaned.values())])
         numbers = list(cleaned)
-        return Side(ids[:limit], [numbers[n] for n in subword_model.word_numbers(ids[:limit])])
+        return Side(ids[:limit], [(numbers[n],) for n in subword_model.word_numbers(ids[:limit])])
+
+    def _side_of_units(self, subword_model: SubwordModel, text: str, limit: int) -> Side:
+        """Return the pieces of a text with the numbers of its units.
+
+        The model reads the text in another form. Both forms have the same letters, by their number.
+        """
+
+        def letters(part: str) -> str:
+            return "".join(self.vocabulary.normalization.comparable(part).split())
+
+        spans = enumerate(units(text))
+        numbers = [number for number, span in spans for _ in letters(text[slice(*span)])]
+        [clean] = self.vocabulary.clean([text])
+        [ids] = subword_model.encode([clean])
+        surfaces = subword_model.divide(clean)
+        ends = accumulate((len(letters(surface)) for surface in surfaces), initial=0)
+        words = [tuple(dict.fromkeys(numbers[start:end])) for start, end in pairwise(ends)]
+        return Side(ids[:limit], words[:limit])
 
     def attention(self, pairs: Sequence[tuple[Side, Side]]) -> Iterator[tuple[int, Tensor]]:
         """Compute the attention of a forced pass over pairs; skip those with an empty side.

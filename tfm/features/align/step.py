@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -9,8 +10,9 @@ from typing_extensions import override
 
 from tfm.config import InferenceDevice
 from tfm.data.languages import are_same
+from tfm.data.units import Span, units
 from tfm.errors import UsageError
-from tfm.features.align.alignment import load_aligner
+from tfm.features.align.alignment import Aligner, load_aligner
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
 
@@ -21,14 +23,24 @@ class Align(Step):
     Args:
         folders: The model to align with, and optionally a model for the reverse direction.
         device: The device to compute on.
+        tag: The tag of the target language, which the model reads before each source.
     """
 
-    def __init__(self, folders: Sequence[ModelFolder], device: InferenceDevice) -> None:
-        self._folders, self._device = folders, device
+    def __init__(
+        self, folders: Sequence[ModelFolder], device: InferenceDevice, tag: str | None = None
+    ) -> None:
+        self._folders, self._device, self._tag = folders, device, tag
         self.settings = {"aligners": fingerprints(folders)}
 
     @classmethod
-    def of(cls, model: ModelFolder, reverse: str | None, device: InferenceDevice) -> Self:
+    def of(
+        cls,
+        model: ModelFolder,
+        reverse: str | None,
+        device: InferenceDevice,
+        *,
+        tag: str | None = None,
+    ) -> Self:
         """Align with a model, and perhaps one of the reverse direction in a folder, after checks.
 
         Raises:
@@ -41,7 +53,7 @@ class Align(Step):
                 f"{model} is a parser, and a tree has no words to align: leave out --align"
             )
         if reverse is None:
-            return cls([model], device)
+            return cls([model], device, tag)
         folder = ModelFolder.open(Path(reverse))
         other = folder.info
         is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
@@ -50,7 +62,7 @@ class Align(Step):
                 f"{folder} is for {other.purpose}, but --align-reverse needs a model from "
                 f"{info.target} to {info.source}"
             )
-        return cls([model, folder], device)
+        return cls([model, folder], device, tag)
 
     @override
     def load(self) -> Self:
@@ -69,3 +81,30 @@ class Align(Step):
         return [
             [replace(each, alignment=next(alignments)) for each in n_best] for n_best in outputs
         ]
+
+    def align_units(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> list[list[tuple[Span, Span]]]:
+        """Return the linked units of each source and target, by their spans of characters.
+
+        Models are loaded by the first call. The tag is read before each source, but has no links.
+        """
+        tagged = [f"{self._tag} {source}" if self._tag else source for source in sources]
+        start = len(tagged[0]) - len(sources[0])
+        found = []
+        for pair, links in zip(
+            zip(tagged, targets, strict=True),
+            self._units_aligner.align(tagged, targets),
+            strict=True,
+        ):
+            source_units, target_units = map(units, pair)
+            spans = [(source_units[source], target_units[target]) for source, target in links]
+            found.append([((a - start, b - start), span) for (a, b), span in spans if a >= start])
+        return found
+
+    @cached_property
+    def _units_aligner(self) -> Aligner:
+        self.load()
+        aligner = self._aligner
+        reverse = aligner.reverse and replace(aligner.reverse, by_units=True)
+        return replace(aligner, by_units=True, reverse=reverse)

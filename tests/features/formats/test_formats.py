@@ -1,0 +1,431 @@
+"""Formats: documents with known translations, their marks, and tfm generate --format."""
+
+import random
+import re
+import time
+from html import escape, unescape
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.commands.translator import Translator
+from tfm.data.units import units
+from tfm.errors import DataError, UsageError
+from tfm.features.documents.step import Sentences
+from tfm.features.formats.step import Formats
+from tfm.inference import reader
+from tfm.inference.chain import Part
+from tfm.inference.steps import Output, Segment
+
+# Each word is written as in a document, and has units of its script.
+WORDS = (
+    *("one", "two", "three", "vier", "fünf", "don't", "café", "cafe\u0301", "türkçe", "x1", "2024"),
+    *("سلام", "مرحبا", "שלום", "नमस्ते", "हिन्दी", "สวัสดี", "中文", "翻译"),
+    *("👍🏽", "👩\u200d👩\u200d👧", "🇩🇪", "✔\ufe0f"),
+    *("R&amp;D", "caf&eacute;", "a&lt;b", "&#x4E2D;x", "&hearts;"),
+)
+TAGS = ("b", "a href=\"x?y=1&z=2\" class='q'", "i", "span data-x='>'", "EM", "sub")
+POINTS = (
+    '<img src="a.png">',
+    "<!-- b > c -->",
+    "<code>x &lt; <b>y</b></code>",
+    "<wbr>",
+    "<?php 1 ?>",
+)
+INDENTS = (
+    "\n  ",
+    " ",
+    "\r\n\t",
+    "<br>",
+    "\n<!-- not this -->\n",
+    "<hr class=x>\n",
+    "<pre> a  b\n</pre>",
+)
+
+
+def new_sentence(draw, depth=0, *, points):
+    """A list of words, ("tag", children) and points."""
+    items = []
+    for _ in range(draw.randint(1, 3 if depth else 5)):
+        if draw.random() < 0.35 and depth < 3:
+            items.append((draw.choice(TAGS), new_sentence(draw, depth + 1, points=points)))
+        else:
+            items.append(draw.choice(WORDS))
+        if points and draw.random() < 0.2:
+            items.append([draw.choice(POINTS)])
+    return items
+
+
+def written(items, *, is_reversed=False, translate=lambda word: word):
+    """A sentence as it is written in a document; with its elements reversed, and words."""
+    texts = []
+    for item in items[:: -1 if is_reversed else 1]:
+        if isinstance(item, tuple):
+            content = written(item[1], is_reversed=is_reversed, translate=translate)
+            texts.append(f"<{item[0]}>{content}</{item[0].split()[0]}>")
+        else:
+            texts.append(item[0] if isinstance(item, list) else translate(item))
+    return " ".join(texts)
+
+
+def word_translation(word):
+    return escape("t" + unescape(word), quote=False)
+
+
+class WordAligner:
+    """Aligns the n-th words of sources, or the n-th last ones, with the n-th ones of targets."""
+
+    def __init__(self, *, is_reversed=False):
+        self.settings = {"aligners": "words"}
+        self._is_reversed = is_reversed
+
+    def align_units(self, sources, targets):
+        return [
+            [
+                (source, target)
+                for s, source in self._numbered(source_text, self._is_reversed)
+                for t, target in self._numbered(target_text, False)
+                if s == t
+            ]
+            for source_text, target_text in zip(sources, targets, strict=True)
+        ]
+
+    def _numbered(self, text, is_reversed):
+        last = len(text.split()) - 1
+        numbers = ((text[: span[0]].count(" "), span) for span in units(text))
+        return [(last - number if is_reversed else number, span) for number, span in numbers]
+
+
+def translated(text, form="html", *, is_reversed=False, target="de", translate=None):
+    """A document whose sentences have their words translated, perhaps in reverse order."""
+
+    def by_word(sentence):
+        return " ".join("t" + word for word in sentence.split()[:: -1 if is_reversed else 1])
+
+    formats = Formats(form, WordAligner(is_reversed=is_reversed))
+    part = Part.of([Segment(1, text)], [formats, Sentences("en", target)])
+    texts = [(translate or by_word)(segment.source) for segment in part.segments]
+    [[best]] = part.finish([[Output(each, -1.0, -2.0, ("x", "</s>"))] for each in texts])
+    return best.text
+
+
+def new_document(draw, *, points):
+    """Parts of a document: what is copied, and lists, its sentences."""
+    parts = ["<!DOCTYPE html>\n<div\n class=a>"]
+    for _ in range(draw.randint(1, 4)):
+        parts += [draw.choice(INDENTS), "<p>", new_sentence(draw, points=points), "</p>"]
+    return [*parts, "</div>\n"]
+
+
+def words_of(items):
+    """The words of a sentence, without what is copied."""
+    for item in items:
+        if isinstance(item, tuple):
+            yield from words_of(item[1])
+        elif isinstance(item, str):
+            yield unescape(item)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_documents_have_their_known_translations(is_reversed):
+    for seed in range(300):
+        parts = new_document(random.Random(seed), points=not is_reversed)
+        sentences = [part for part in parts if isinstance(part, list)]
+        translations = [
+            written(each, is_reversed=is_reversed, translate=word_translation)
+            if any(map(str.isalpha, "".join(words_of(each))))
+            else written(each)
+            for each in sentences
+        ]
+        document, expected = (
+            "".join(next(texts) if isinstance(part, list) else part for part in parts)
+            for texts in (map(written, sentences), iter(translations))
+        )
+        assert translated(document, is_reversed=is_reversed) == expected
+
+
+class _Tags(HTMLParser):
+    """The tags of a document, each with its attributes, as another program reads them."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.open, self.num_wrong = [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, *attrs))
+        if tag not in ("img", "wbr", "hr", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        self.num_wrong += not (self.open and self.open.pop() == tag)
+        self.found.append(("/", tag))
+
+    def handle_comment(self, data):
+        self.found.append(("!", data))
+
+    handle_pi = handle_decl = handle_comment
+
+
+def tags_of(document):
+    parser = _Tags()
+    parser.feed(document)
+    parser.close()
+    return parser
+
+
+def violations(parts, output):
+    """Which rules the translation of a document breaks."""
+    document = "".join(written(part) if isinstance(part, list) else part for part in parts)
+    before, after = tags_of(document), tags_of(output)
+    kept = "".join("(?:.*)" if isinstance(p, list) else re.escape(p) for p in parts)
+    copied = ("<code>x &lt; <b>y</b></code>", "<?php 1 ?>")
+    return {
+        "a tag not once": sorted(map(str, before.found)) != sorted(map(str, after.found)),
+        "tags not nested": bool(after.num_wrong or after.open),
+        "bytes changed": re.fullmatch(kept, output) is None
+        or any(document.count(text) != output.count(text) for text in copied),
+    }
+
+
+def test_a_model_keeps_every_tag_once_and_nested(trained_run):
+    translator = Translator.load(trained_run, device="cpu")
+    for seed in range(20):
+        parts = new_document(random.Random(seed), points=True)
+        document = "".join(written(part) if isinstance(part, list) else part for part in parts)
+        found = translator.translate_text(document, format="html", max_extra_length=5)
+        assert not any(violations(parts, found).values()), (document, found)
+
+
+MARKUP = st.text(alphabet="<>/=\"'& ab;!-?[]\n中", max_size=60)
+PARTS = st.sampled_from(["<b>", "</b>", "<p>", "</p>", "<i a=", "<!--", "-->", "<code>", "</code>"])
+
+
+@given(st.lists(MARKUP | PARTS, max_size=12).map("".join), st.sampled_from(["html", "xml"]))
+def test_any_text_keeps_its_tags(text, form):
+    found = translated(text, form)
+    pattern = r"<(?:/?[a-z]|!--|\?)[^<>]*>"
+    assert sorted(re.findall(pattern, found)) == sorted(re.findall(pattern, text))
+    if not any(map(str.isalpha, re.sub(r"<[a-z/!?][^<>]*>", "", text))):
+        assert found == text
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("<p>One <b>two", "<p>tOne <b>ttwo"),
+        ("<p>One</b> two</i>", "<p>tOne</b> ttwo</i>"),
+        ("<b>One <i>two</b> three</i>", "<b>tOne <i>ttwo</b> tthree</i>"),
+        ("One <b x", "tOne <b x"),
+        ("One. <!-- two", "tOne. <!-- two"),
+        ("<b>One two. Three</b> four", "<b>tOne ttwo. tThree</b> tfour"),
+        ("One <b>two. Three four", "tOne <b>ttwo. tThree tfour"),
+        ("un<b>believ</b>able <i></i>x", "<b>tunbelievable</b> <i></i>tx"),
+        ("One<b> two </b>three", "tOne <b>ttwo</b> tthree"),
+        ("Press <kbd>F1</kbd>.", "tPress. <kbd>F1</kbd>"),
+        ("&lt;b&gt; &amp; &xyz; x", "t&lt;b&gt; t&amp; t&amp;xyz; tx"),
+        ("a < b & c", "ta t&lt; tb t&amp; tc"),
+        ("12&nbsp;&euro; <b>&mdash;</b>", "12&nbsp;&euro; <b>&mdash;</b>"),
+        ('<img alt="a &quot;b" src="one">', '<img alt="ta t&quot;b" src="one">'),
+        (
+            "<img alt=dog><img alt=\"\" title='it&#39;s'>",
+            '<img alt="tdog"><img alt="" title=\'tit&#39;s\'>',
+        ),
+        ("one <img alt='two'> three", "tone <img alt='ttwo'> tthree"),
+        ('<a\n\taria-label = "one"\n>two</a>', '<a\n\taria-label = "tone"\n>ttwo</a>'),
+        ("<p class='a notranslate'>one<p>two", "<p class='a notranslate'>one<p>ttwo"),
+        (
+            "<div translate=no><div>one</div>two</div>three",
+            "<div translate=no><div>one</div>two</div>tthree",
+        ),
+        ("<script>if (a<b) '</b>'</script>one", "<script>if (a<b) '</b>'</script>tone"),
+        (
+            "<textarea><p>one</textarea><title>two</title>",
+            "<textarea><p>one</textarea><title>ttwo</title>",
+        ),
+        ("one<br>two<table><tr><td>three", "tone<br>ttwo<table><tr><td>tthree"),
+        ("\ufeff<P>one\r\n  two</P >\r\n", "\ufeff<P>tone ttwo</P >\r\n"),
+    ],
+)
+def test_html(document, expected):
+    assert translated(document) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("<r><a>one</a><a>two</a></r>", "<r><a>tone</a><a>ttwo</a></r>"),
+        ("<p>one <Ref/> <b>two</b></p>", "<p>tone <Ref/> <b>ttwo</b></p>"),
+        ("<p>one <l><i>two</i><i>x</i></l></p>", "<p>tone <l><i>ttwo</i><i>tx</i></l></p>"),
+        ("<p>one &own; &eacute;t</p>", "<p>tone &own; tét</p>"),
+        (
+            '<!DOCTYPE r [<!ENTITY a "&b;&b;">]><r>&a;</r>',
+            '<!DOCTYPE r [<!ENTITY a "&b;&b;">]><r>&a;</r>',
+        ),
+        ("<r><![CDATA[one <b>]]></r>", "<r><![CDATA[one <b>]]></r>"),
+        ("<r its:translate='no'>one</r>", "<r its:translate='no'>one</r>"),
+        ("<日本 title='x'>one</日本>", "<日本 title='x'>tone</日本>"),
+    ],
+)
+def test_xml(document, expected):
+    assert translated(document, "xml") == expected
+
+
+SUBTITLES = """\
+1
+00:00:01,000 --> 00:00:02,000 X1:1
+I am buying <i>a red</i>
+hat and
+
+3
+00:00:02,500 --> 00:00:04,000
+{\\an8}<b>seven</b> cars.
+- Yes & no <3
+- Dr. Who
+
+00:00:05.000 --> 00:00:06.000
+♪ La la ♪
+4
+00:00:07,000 --> 00:00:08,000
+2024
+
+x
+00:00:09,0x0 --> 00:00:10,000
+damaged
+"""
+TRANSLATED_SUBTITLES = """\
+1
+00:00:01,000 --> 00:00:02,000 X1:1
+tI tam tbuying <i>ta tred</i>
+that tand
+
+3
+00:00:02,500 --> 00:00:04,000
+{\\an8}<b>tseven</b> tcars.
+- tYes t& tno t<3
+- tDr. tWho
+
+00:00:05.000 --> 00:00:06.000
+t♪ tLa tla t♪
+4
+00:00:07,000 --> 00:00:08,000
+2024
+
+x
+00:00:09,0x0 --> 00:00:10,000
+damaged
+"""
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_sentences_of_subtitles_are_cut_where_cues_end(start, end, capsys):
+    text = start + SUBTITLES.replace("\n", end)
+    assert translated(text, "srt") == start + TRANSLATED_SUBTITLES.replace("\n", end)
+    assert "1 times are damaged, as in line 19" in capsys.readouterr().err
+
+
+def test_webvtt_has_notes_styles_and_references():
+    text = (
+        "WEBVTT\n\nNOTE one\ntwo\n\nSTYLE\n::cue {}\n\nintro\n00:01.000 --> 00:02.000 align:end\n"
+        "<v Bob>one &lt;two <00:01.500><c>three\n</c>four\n"
+    )
+    expected = text.replace("one &lt;two", "tone t&lt;two").replace(
+        "three\n</c>four", "tthree\n</c>tfour"
+    )
+    assert translated(text, "srt") == expected
+
+
+def test_text_without_times_is_no_subtitles():
+    with pytest.raises(DataError, match="no subtitles"):
+        translated("One two.\n", "srt")
+    assert translated("\n", "srt") == "\n"
+
+
+def test_languages_without_spaces_between_sentences_have_none():
+    text = "<p>One. <b>Two. Three</b>\n Four. &nbsp;Five.</p>"
+    found = translated(text, target="zh", translate=lambda sentence: f"{sentence[0]}。")
+    assert found == "<p>O。<b>T。T。</b>&nbsp;F。</p>"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<b>", "<b>x ", "</b>", "<!--", "<a b='", "&amp", "<!DOCTYPE [", "{\\an8}", "\n<i>", "]]>"],
+)
+def test_reading_takes_linear_time(unit):
+    text = "1\n00:00:01,000 --> 00:00:02,000\nword " + unit * (50_000 // len(unit)) + " end."
+    start = time.process_time()
+    for form in ("html", "xml", "srt"):
+        assert "word" in translated(text, form)
+    assert time.process_time() - start < 30
+
+
+def test_a_sentence_with_too_many_tags_is_copied(capsys):
+    text = "One " + "<b>x</b> " * 200 + "two.\n<p>three"
+    assert translated(text) == text.replace("three", "tthree")
+    assert "1 sentences with more than 300 tags are copied" in capsys.readouterr().err
+
+
+def test_the_command_and_python_translate_alike(run, trained_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    document = "\ufeff<p>On <b>Monday</b>.\r\n I am!</p>\n<p class=notranslate>seven"
+    (tmp_path / "in").write_bytes(document.encode())
+    settings = {"max_extra_length": 3}
+    translator = Translator.load(trained_run, device="cpu")
+    expected = translator.translate_text(document, format="html", **settings)
+    first, second = translator.translate(["On Monday.", "I am!"], **settings)
+    assert re.sub("</?b>", "", expected) == (
+        f"\ufeff<p>{first}\r\n {second}</p>\n<p class=notranslate>seven"
+    )
+    assert translator.translate_text("On Monday. I am!\n\n") == (
+        " ".join(translator.translate(["On Monday.", "I am!"])) + "\n\n"
+    )
+    command = ("generate", trained_run, "--device", "cpu", "--input", "in", "--format", "html")
+    code, out, err = run(*command, "--max-extra-length", 3)
+    assert (code, out) == (0, expected), err
+    assert run(*command, "--max-extra-length", 3, "--output", "out")[0] == 0
+    assert (tmp_path / "out").read_bytes().decode() == expected
+
+
+def test_the_format_text_is_another_name_of_document(run, trained_run, tmp_path):
+    path = tmp_path / "in"
+    path.write_text(" On Monday. I am!\n\n- seven")
+    command = ("generate", trained_run, "--device", "cpu", "--input", path)
+    outputs = [run(*command, *flags) for flags in (["--document"], ["--format", "text"])]
+    assert outputs[0][:2] == outputs[1][:2]
+    assert outputs[0][1].startswith(" ")
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "mistake"),
+    [
+        (b"<p>seven", ["--format", "html", "--document"], "format is html: give one"),
+        (b"<p>seven", ["--format", "html", "--json"], "--json is about single lines"),
+        (b"<p>seven", ["--align-reverse", "x"], "no effect without align"),
+        (b"<p>seven", ["--format", "html", "--align-reverse", "MODEL"], "needs a model from de"),
+        (b"seven", ["--format", "srt"], "has no subtitles"),
+        (b"<p>\xff", ["--format", "xml"], "line 1 is not UTF-8"),
+        (b"<p>\n" * 3, ["--format", "html"], "has more than 0 MiB: divide it"),
+    ],
+)
+def test_mistakes_are_one_line(run, trained_run, tmp_path, monkeypatch, content, flags, mistake):
+    monkeypatch.setattr(reader, "MAX_DOCUMENT_BYTES", 10)
+    (tmp_path / "in").write_bytes(content)
+    flags = [str(trained_run) if flag == "MODEL" else flag for flag in flags]
+    code, out, err = run("generate", trained_run, "--input", tmp_path / "in", *flags)
+    assert code in (1, 2)
+    assert out == ""
+    assert mistake in err.splitlines()[-1]
+
+
+def test_only_loaded_translators_read_texts(trained_run, make_model):
+    loaded = Translator.load(trained_run, device="cpu")
+    translator = Translator(loaded.engine, loaded.vocabulary)
+    with pytest.raises(UsageError, match=r"Translator\.load"):
+        translator.translate_text("<p>seven", format="html")
+    with pytest.raises(UsageError, match="format"):
+        loaded.translate_text("seven", format="tex")
+    parser = Translator.load(make_model(task="parsing"), device="cpu")
+    with pytest.raises(UsageError, match="parser"):
+        parser.translate_text("seven")

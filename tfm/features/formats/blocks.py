@@ -1,0 +1,193 @@
+"""Blocks: the texts of a document, each with the marks within it, by their offsets."""
+
+import html
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from html.entities import html5
+from typing import Literal
+
+Quote = Literal["", '"', "'", "unquoted"]
+
+_WORD = re.compile(r"\S+|\s+")
+# A reference to a character; as in HTML, the semicolon may be missing.
+_REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[^\s<&#;]{1,32});?")
+# No space is before them.
+CLOSING = ".,;:!?…)]}»”’。，、；：！？"
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """Markup within a text: a tag, or what is copied as a whole, such as a comment.
+
+    Attributes:
+        at: The number of characters of the text before it.
+        start: Where it starts in the document.
+        end: Where it ends.
+        kind: "open" and "close" of an element; "point" stands alone; "cut" is a point that keeps
+            its share of characters before it, instead of its words: a line break of subtitles.
+        partner: The mark that closes or opens the same element; None if it is missing.
+    """
+
+    at: int
+    start: int
+    end: int
+    kind: Literal["open", "close", "point", "cut"]
+    partner: "Mark | None" = None
+
+
+@dataclass(eq=False)
+class Block:
+    """A text that is translated by itself: a paragraph, an attribute, or lines of subtitles.
+
+    Attributes:
+        text: The text without marks and references, with single spaces.
+        starts: Where each character of the text starts in the document.
+        ends: Where it ends.
+        marks: The marks, in order.
+        is_escaped: Whether &, < and > of translations become references to characters.
+        quote: Around an attribute; empty for other text.
+    """
+
+    text: str
+    starts: "array[int]"
+    ends: "array[int]"
+    marks: list[Mark] = field(default_factory=list)
+    is_escaped: bool = True
+    quote: Quote = ""
+
+    def escape(self, text: str) -> str:
+        """Return a translation as it is written into the document."""
+        if self.is_escaped:
+            text = html.escape(text, quote=False)
+            text = text.replace('"', "&quot;") if self.quote in ('"', "unquoted") else text
+            text = text.replace("'", "&#39;") if self.quote == "'" else text
+        return f'"{text}"' if self.quote == "unquoted" else text
+
+
+class BlockBuilder:
+    """Collects the blocks of a document, whose text and marks are added in order.
+
+    Args:
+        document: The text of the document.
+        is_escaped: Whether it has references to characters, such as &amp;.
+        is_xml: Whether it is XML, whose references to other entities are marks.
+    """
+
+    def __init__(self, document: str, *, is_escaped: bool = True, is_xml: bool = False) -> None:
+        self._document, self._is_escaped, self._is_xml = document, is_escaped, is_xml
+        self.blocks: list[Block] = []
+        self._start_block()
+
+    def _start_block(self) -> None:
+        self._parts: list[str] = []
+        self._starts, self._ends = array("q"), array("q")
+        self._marks: list[Mark] = []
+        self._has_space = True  # before the next character, or at the start
+
+    def __len__(self) -> int:
+        """Return the number of characters of the current block."""
+        return len(self._starts)
+
+    def add_text(self, start: int, end: int) -> None:
+        """Add text of the document; white space becomes single spaces."""
+        at = start
+        if self._is_escaped:
+            for reference in _REFERENCE.finditer(self._document, start, end):
+                self._add_plain(at, reference.start())
+                self._add_reference(*reference.span())
+                at = reference.end()
+        self._add_plain(at, end)
+
+    def _add_reference(self, start: int, end: int) -> None:
+        raw = self._document[start:end]
+        is_foreign = self._is_xml and raw[1] != "#" and raw[1:] not in html5
+        plain = html.unescape(raw)
+        if is_foreign:
+            self.add_mark("point", start, end)
+        elif plain == raw:  # no reference, but text
+            self._add_plain(start, end)
+        elif not plain.isspace():
+            self._add(plain, [start] * len(plain), [end] * len(plain))
+        else:
+            self.add_space(start, end)
+
+    def _add_plain(self, start: int, end: int) -> None:
+        for word in _WORD.finditer(self._document, start, end):
+            if word[0].isspace():
+                self.add_space(*word.span())
+            else:
+                first, last = word.span()
+                self._add(word[0], range(first, last), range(first + 1, last + 1))
+
+    def add_space(self, start: int, end: int) -> None:
+        """Add white space, unless the text ends with some."""
+        if not self._has_space:
+            self._add(" ", [start], [end])
+            self._has_space = True
+
+    def _add(self, text: str, starts: list[int] | range, ends: list[int] | range) -> None:
+        if text[0] in CLOSING and self._parts[-1:] == [" "] and self._ends_with_point():
+            self._drop_space()
+        self._parts.append(text)
+        self._starts.extend(starts)
+        self._ends.extend(ends)
+        self._has_space = False
+
+    def _ends_with_point(self) -> bool:
+        return bool(self._marks) and (self._marks[-1].kind, self._marks[-1].at) == (
+            "point",
+            len(self._starts),
+        )
+
+    def _drop_space(self) -> None:
+        """Join a punctuation mark with the word before what is not translated between them."""
+        for column in (self._parts, self._starts, self._ends):
+            column.pop()
+        for mark in reversed(self._marks):
+            if mark.at <= len(self._starts):
+                break
+            mark.at -= 1
+
+    def add_mark(
+        self, kind: Literal["open", "close", "point", "cut"], start: int, end: int
+    ) -> Mark:
+        """Add a mark after the text that has been added, and return it."""
+        mark = Mark(len(self._starts), start, end, kind)
+        self._marks.append(mark)
+        return mark
+
+    def end_block(self) -> None:
+        """End the current block, which is dropped without a letter: it is copied."""
+        text = "".join(self._parts)
+        if any(map(str.isalpha, text)):
+            block = Block(text, self._starts, self._ends, self._marks, self._is_escaped)
+            self.blocks.append(block)
+        self._start_block()
+
+    def add_attribute(self, start: int, end: int, quote: Quote) -> None:
+        """Add the value of an attribute as a block of its own, beside the current one."""
+        builder = BlockBuilder(self._document)
+        builder.add_text(start, end)
+        builder.end_block()
+        for block in builder.blocks:
+            block.quote = quote
+            self.blocks.append(block)
+
+
+def marks_to_place(block: Block, start: int, end: int) -> list[Mark]:
+    """Return the marks that the translation of the characters from `start` to `end` has.
+
+    These are the marks within, and from both ends those of elements that end or begin within.
+    """
+    first = bisect_left(block.marks, start, key=lambda mark: mark.at)
+    marks = block.marks[first : bisect_right(block.marks, end, key=lambda mark: mark.at)]
+    inner = {id(mark) for mark in marks if start < mark.at < end}
+    kept = [
+        index
+        for index, mark in enumerate(marks)
+        if id(mark) in inner
+        or (mark.kind == ("open" if mark.at == start else "close") and id(mark.partner) in inner)
+    ]
+    return marks[kept[0] : kept[-1] + 1] if kept else []

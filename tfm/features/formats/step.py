@@ -1,0 +1,177 @@
+"""The step that translates a text of a format, and copies the rest of it."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple, Protocol
+
+from typing_extensions import override
+
+from tfm.data.units import Span
+from tfm.features.formats.blocks import Block, Mark, marks_to_place
+from tfm.features.formats.markup import html_blocks, xml_blocks
+from tfm.features.formats.placing import Placement, tree_of
+from tfm.features.formats.subtitles import subtitle_blocks
+from tfm.inference.steps import Output, Segment, Step
+from tfm.reporting import say
+
+_BLOCKS: Mapping[str, Callable[[str], list[Block]]] = {
+    "html": html_blocks,
+    "xml": xml_blocks,
+    "srt": subtitle_blocks,
+}
+_MAX_MARKS = 300  # of a sentence
+
+
+class UnitAligner(Protocol):
+    """Aligns the units of sources and translations."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What its links depend on."""
+
+    def align_units(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> list[list[tuple[Span, Span]]]:
+        """Return the linked units of each pair, by their spans of characters."""
+
+
+class _Edit(NamedTuple):
+    """A part of a document, and what replaces it."""
+
+    start: int
+    end: int
+    text: str
+
+
+class _Sentence(NamedTuple):
+    """A sentence: some characters of a block, with their translation."""
+
+    block: Block
+    start: int
+    end: int
+    translation: str
+
+
+class Formats(Step):
+    """Translates the blocks of a document, which is one unit, and copies the rest of it.
+
+    It is outside of the step that divides blocks into sentences. Sentences are translated without
+    the marks in them, and an aligner tells where these belong in the translation.
+
+    Args:
+        format: The format of documents: html, xml or srt.
+        aligner: Aligns sentences that have marks.
+    """
+
+    def __init__(self, format: str, aligner: UnitAligner) -> None:  # noqa: A002 - as its flag
+        self._format, self._aligner = format, aligner
+        self.settings = {"format": format, **aligner.settings}
+
+    @override
+    def before(self, unit: Segment) -> tuple[Sequence[Segment], tuple[str, list[Block]]]:
+        blocks = _BLOCKS[self._format](unit.source)
+        return [Segment(unit.number, block.text) for block in blocks], (unit.source, blocks)
+
+    @override
+    def after(
+        self, states: Sequence[tuple[str, list[Block]]], outputs: list[list[Output]]
+    ) -> list[list[Output]]:
+        remaining = iter(outputs)
+        return [
+            [self._document(text, blocks, [best for best, *_ in islice(remaining, len(blocks))])]
+            for text, blocks in states
+        ]
+
+    def _document(self, text: str, blocks: Sequence[Block], found: Sequence[Output]) -> Output:
+        """Return a document with the translations of its blocks."""
+        sentences = [
+            sentence
+            for block, output in zip(blocks, found, strict=True)
+            for sentence in _sentences(block, output)
+        ]
+        spaces = (_changed_spaces(*pair, text) for pair in zip(blocks, found, strict=True))
+        attributes = sorted(_edit(each) for each in sentences if each.block.quote)
+        edits = sorted([*chain(*spaces), *self._edits(text, attributes, sentences)])
+        starts, ends = [edit.start for edit in edits], [0, *(edit.end for edit in edits)]
+        kept = [
+            _copy(text, attributes, start, end)
+            for start, end in zip(ends, [*starts, len(text)], strict=True)
+        ]
+        translated = chain(*zip(kept, (edit.text for edit in edits), strict=False), kept[-1:])
+        return Output(
+            "".join(translated),
+            score=sum(each.score for each in found),
+            log_prob=sum(each.log_prob for each in found),
+            pieces=tuple(chain(*(each.pieces for each in found))),
+            parts=tuple(chain(*(each.parts for each in found))),
+        )
+
+    def _edits(
+        self, text: str, attributes: Sequence[_Edit], sentences: Sequence[_Sentence]
+    ) -> Iterator[_Edit]:
+        """Yield the translations of sentences that are no attributes, with their marks."""
+        marked: list[tuple[_Sentence, list[Mark]]] = []
+        num_copied = 0
+        for sentence in sentences:
+            marks = marks_to_place(*sentence[:3])
+            if len(marks) > _MAX_MARKS:
+                num_copied += 1
+            elif marks:
+                marked.append((sentence, marks))
+            elif not sentence.block.quote:
+                yield _edit(sentence)
+        if num_copied:
+            say(f"warning: {num_copied:,} sentences with more than {_MAX_MARKS} tags are copied")
+        if not marked:
+            return
+        sources = [block.text[start:end] for (block, start, end, _), _ in marked]
+        linked = self._aligner.align_units(sources, [each.translation for each, _ in marked])
+        for source, links, (sentence, marks) in zip(sources, linked, marked, strict=True):
+            block, start, end, translation = sentence
+            tree = tree_of(marks, start, end, text, partial(_copy, text, attributes))
+            written = Placement(source, translation, links, block.escape).write(tree)
+            first = min(block.starts[start], marks[0].start)
+            yield _Edit(first, max(block.ends[end - 1], marks[-1].end), written)
+
+
+def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
+    """Yield the translated parts of a block; an attribute without quotes is a single one."""
+    if block.quote == "unquoted":
+        yield _Sentence(block, 0, len(block.text), output.text)
+        return
+    at = 0
+    for source, part in output.parts:
+        start, at = at, at + len(source)
+        if part.pieces:
+            yield _Sentence(block, start, at, part.text)
+
+
+def _changed_spaces(block: Block, output: Output, text: str) -> Iterator[_Edit]:
+    """Yield the spaces between sentences that the target language has more or fewer of."""
+    at = 0
+    for source, part in output.parts:
+        at += len(source)
+        if part.pieces or part.text == source or block.quote:
+            continue
+        if not source.isspace():
+            yield _Edit(block.ends[at - 1], block.ends[at - 1], part.text.removeprefix(source))
+        elif text[block.starts[at - 1] : block.ends[at - 1]] == source:
+            yield _Edit(block.starts[at - 1], block.ends[at - 1], part.text)
+
+
+def _edit(sentence: _Sentence) -> _Edit:
+    block, start, end, translation = sentence
+    return _Edit(block.starts[start], block.ends[end - 1], block.escape(translation))
+
+
+def _copy(text: str, edits: Sequence[_Edit], start: int, end: int) -> str:
+    """Return a part of a text with the edits in it, which are sorted."""
+    copied = []
+    for edit in edits[bisect_left(edits, start, key=lambda edit: edit.start) :]:
+        if edit.end > end:
+            break
+        copied += [text[start : edit.start], edit.text]
+        start = edit.end
+    return "".join([*copied, text[start:end]])
