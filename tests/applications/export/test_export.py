@@ -153,16 +153,6 @@ def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path,
     with pytest.raises(CheckpointError, match="is not written: log probabilities of CTranslate2"):
         export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]
-    (tmp_path / "text").write_text(" \n\n")
-    with pytest.raises(DataError, match=r"no test set from en in .*text: give"):
-        export(model, check=2, check_input=tmp_path / "text")
-    with pytest.raises(UsageError, match="--check-input has no effect without --check N"):
-        export(model, check_input=tmp_path / "text")
-    (tmp_path / "text").write_text("seven\non Monday\nI am\n")
-    agreement = export(
-        model, out=tmp_path / "out", check=2, check_input=tmp_path / "text"
-    ).agreement
-    assert (agreement.num_lines, agreement.differences) == (2, [])
 
 
 def test_nan_does_not_pass_the_check():
