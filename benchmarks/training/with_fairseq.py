@@ -1,12 +1,9 @@
 """Train with fairseq: its model, criterion and optimizer in the order of its Trainer's step."""
 
-import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import torch
+from fairseq_features import restore_removed_features
 from timing import (
     ADAM_BETAS,
     ADAM_EPSILON,
@@ -19,28 +16,7 @@ from timing import (
     read_settings,
 )
 
-
-def _restore_removed_features() -> None:
-    """Restore features that Python 3.11 and numpy 1.24 removed, so that fairseq 0.12.2 imports.
-
-    Python 3.11 refuses dataclass defaults without a hash, which fairseq's settings use.
-    """
-    original = dataclasses.dataclass
-
-    def with_hash(cls: type | None = None, /, **options: Any) -> Callable[[type], type] | type:
-        def decorated(cls: type) -> type:
-            cls = original(cls, **options)
-            if cls.__hash__ is None:
-                cls.__hash__ = object.__hash__  # type: ignore[method-assign]
-            return cls
-
-        return decorated if cls is None else decorated(cls)
-
-    dataclasses.dataclass = with_hash  # type: ignore[assignment]
-    np.float = float
-
-
-_restore_removed_features()
+restore_removed_features()
 
 import fairseq  # noqa: E402
 from fairseq.criterions.label_smoothed_cross_entropy import (  # noqa: E402
