@@ -132,7 +132,12 @@ def test_a_model_is_imported_by_name_and_its_commit_recorded(hub, run, tmp_path)
     [
         (["me/other"], {}, 2, "me/other is neither a path here nor a model of the Hugging Face"),
         ([NAME, "--revision", "v2"], {}, 2, f"{NAME} has no revision v2: check its name"),
-        ([NAME], {"HF_HUB_OFFLINE": "1"}, 1, "the Hugging Face Hub cannot be reached: .* hf down"),
+        (
+            [NAME],
+            {"HF_HUB_OFFLINE": "1"},
+            1,
+            "the Hugging Face Hub cannot be reached: .* hf down.*, and run tfm import me",
+        ),
         ([NAME], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "the Hugging Face Hub cannot be reach"),
         (["x/y--z"], {}, 2, "x/y--z is neither a path here nor a model"),
         (["cache/model"], {}, 2, "cache/model does not exist: check its name"),
@@ -155,7 +160,7 @@ def test_without_the_package_the_line_says_what_to_install_and_what_to_run(run, 
     assert result.stderr == (
         f"tfm: {NAME} does not exist here, and huggingface_hub, which downloads it, is not "
         'installed: run pip install "tfm-mt[hub]", or by hand pip install huggingface_hub && hf '
-        f"download {NAME} --revision v1 --local-dir {NAME}, and tfm import {NAME}\n"
+        f"download {NAME} --revision v1 --local-dir {NAME}, then tfm import {NAME}\n"
     )
 
 

@@ -29,16 +29,15 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
         DownloadError: The Hub cannot be reached, and the cache has no such model.
     """
     chosen = "" if revision is None else f" --revision {revision}"
-    by_hand = (
-        f"pip install huggingface_hub && hf download {name}{chosen} --local-dir {name}, and "
-        f"{tfm_command('import', name)}"
-    )
+    by_hand = f"pip install huggingface_hub && hf download {name}{chosen} --local-dir {name}"
+    command = tfm_command("import", name)
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise UsageError(
             f"{name} does not exist here, and huggingface_hub, which downloads it, is not "
-            f"installed: run {install_command('hub')}, or by hand {by_hand}"
+            f"installed: run {install_command('hub')}, or by hand {by_hand}, then "
+            f"{command}"
         ) from error
     # That of the HTTP library, which depends on the version.
     network_error: type[Any] = errors.HfHubHTTPError.__mro__[1]
@@ -64,7 +63,8 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
     except (errors.LocalEntryNotFoundError, network_error) as error:
         raise DownloadError(
             f"{name} does not exist here, and the Hugging Face Hub cannot be reached: check the "
-            f"connection, or run on a machine with one: pip install huggingface_hub, and {by_hand}"
+            f"connection, or on a machine with one run {by_hand}, copy the folder, and run "
+            f"{command}"
         ) from error
     return folder, folder.name
 
