@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.data import archives
-from tfm.data.archives import extract_members, unpack_file
+from tfm.data.archives import extract_files, extract_members, unpack_file
 from tfm.errors import DataError
 
 TEXT = b"A line.\nAnother line.\n" * 50
@@ -264,6 +264,28 @@ def test_members_of_a_zip_archive_that_are_not_regular_files_are_refused(tmp_pat
     packed = write_zip(tmp_path / "x.zip", [(info, b"/etc/passwd")])
     with pytest.raises(DataError, match=r"a\.en/? in .*x\.zip is a link"):
         extract_members(packed, {name: tmp_path / "out"})
+
+
+@pytest.mark.parametrize("folder", ["", "a/", "../", "/", "C:\\", "..\\..\\"])
+def test_wanted_files_of_a_zip_archive_are_extracted_without_their_folders(tmp_path, folder):
+    link = zipfile.ZipInfo("b.en")
+    link.external_attr = stat.S_IFLNK << 16
+    members = [(f"{folder}a.en", TEXT), (f"{folder}a.sh", TEXT), (link, b"/etc/passwd")]
+    packed = write_zip(tmp_path / "x.zip", members)
+    out = tmp_path / "deep" / "out"
+    out.mkdir(parents=True)
+    extract_files(packed, out, lambda name: name.endswith(".en"))
+    assert files_below(tmp_path) == {"x.zip", "deep", "deep/out", "deep/out/a.en"}
+    assert (out / "a.en").read_bytes() == TEXT
+
+
+def test_wanted_files_that_together_expand_too_much_are_refused(tmp_path, monkeypatch):
+    packed = write_zip(tmp_path / "x.zip", [(f"{i}.en", bytes(1000)) for i in range(20)])
+    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 10_000)
+    monkeypatch.setattr(archives, "MAX_EXPANSION", 1)
+    with pytest.raises(DataError, match="expands to more than"):
+        extract_files(packed, tmp_path, lambda name: True)
+    assert files_below(tmp_path) == {"x.zip"}
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4" + bytes(100)])

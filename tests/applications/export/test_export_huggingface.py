@@ -225,6 +225,13 @@ def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):
     assert "`nrefs:1|case:mixed`" in card
 
 
+def test_the_command_says_how_to_publish_the_folder(make_model, tmp_path, run):
+    out_dir = tmp_path / "out"
+    code, out, err = run("export", make_model(), "--format", "huggingface", "--out", out_dir)
+    assert (code, out) == (0, f"{out_dir}\n")
+    assert f"hf upload USER/NAME {out_dir}\n" in err
+
+
 # --- refusals
 
 
