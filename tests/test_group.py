@@ -514,7 +514,7 @@ def test_a_killed_run_restarts_by_itself_and_has_the_weights_of_an_uninterrupted
     config.write_text(run_toml(settings))
     flags = ["--run", run_dir, "--config", config, "--processes", 2, "--restarts", 1]
     launcher = fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
-    wait_until(lambda: checkpoints(run_dir))
+    wait_until(lambda: checkpoints(run_dir), seconds=TIMEOUT_SECONDS)
     os.kill(children_of(launcher.pid)[1], signal.SIGKILL)
     [code], _, [error] = finish([launcher])
     assert code == 0, error

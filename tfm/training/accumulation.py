@@ -235,6 +235,8 @@ class GradientAccumulation:
         self.out_of_memory += 1
         self._loss.zero_grad()
         if not self._group.is_alone:  # a backward pass may not have ended
+            self._gradients = Gradients(self._loss)
+            gc.collect()  # the older one takes its hooks off
             self._gradients = self._new_gradients()
         torch.cuda.empty_cache()  # so that blocks of other sizes fit
 
@@ -251,8 +253,6 @@ class GradientAccumulation:
 
     def _new_gradients(self) -> Gradients:
         """Return the gradients of all processes, which must call it together."""
-        self._gradients = Gradients(self._loss)  # an older one takes its hooks off
-        gc.collect()
         example = self._batch(np.zeros(1, dtype=np.int64))
         return build_gradients(self._loss, self._group, example, shard=self._run.training.shard)
 
