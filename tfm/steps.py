@@ -23,8 +23,8 @@ class StepsConfig(Settings, section="steps"):
 
     format: TextFormat = setting(
         "lines",
-        "What the text is: sentences, a line each; paragraphs; or a document whose text is "
-        "translated and whose markup is kept.",
+        "Form of the text: lines are sentences, and text has paragraphs; of html, xml and srt, the "
+        "text is translated, and the rest is copied.",
         common=True,
     )
     document: bool = setting(False, "The same as --format text.", common=True)

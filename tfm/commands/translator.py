@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, repeat
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from tfm.commands.declaration import Line, argument
 from tfm.config import (
@@ -19,7 +19,6 @@ from tfm.config.schema import shown
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import set_num_threads
 from tfm.errors import DataError, UsageError
-from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.chain import BatchEngine, Chain
@@ -27,6 +26,9 @@ from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
 from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 from tfm.storage.paths import existing_file
+
+if TYPE_CHECKING:
+    from tfm.features.align.step import Align
 
 _ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
 # Steps for whole texts, and those that need the folder of a model.

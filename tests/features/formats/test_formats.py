@@ -323,7 +323,7 @@ damaged
 def test_sentences_of_subtitles_are_cut_where_cues_end(start, end, capsys):
     text = start + SUBTITLES.replace("\n", end)
     assert translated(text, "srt") == start + TRANSLATED_SUBTITLES.replace("\n", end)
-    assert "1 times are damaged, as in line 19" in capsys.readouterr().err
+    assert "1 damaged times is copied: line 19" in capsys.readouterr().err
 
 
 def test_webvtt_has_notes_styles_and_references():

@@ -45,16 +45,8 @@ _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|t
 _RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
 _COPIED = re.compile(f"{_RAW.pattern}|code|kbd|math|pre|svg")
 _TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
-# {element: elements without an end tag that it ends}
-_ENDS = {
-    "li": ("li",),
-    "dt": ("dt", "dd"),
-    "dd": ("dt", "dd"),
-    "td": ("td", "th"),
-    "th": ("td", "th"),
-    "tr": ("tr",),
-    "option": ("option",),
-}
+# An element without an end tag, and the start of another one that ends it.
+_IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
 
 
 class _Token(NamedTuple):
@@ -171,11 +163,10 @@ class _Reader:
 
     def _start(self, token: _Token) -> None:
         is_inline = next(self._inline) if self._is_xml else bool(_INLINE.fullmatch(token.name))
-        last = self._open[-1].name if self._open else ""
-        if last in _ENDS.get(token.name, ()) or (
-            last == "p" and not is_inline and not self._is_xml
-        ):
-            self._leave(token.start)
+        if self._open and not self._is_xml:
+            last = self._open[-1].name
+            if _IMPLIED_END.fullmatch(f"{last} {token.name}") or (last == "p" and not is_inline):
+                self._leave(token.start)
         element = _Element(token.name, token.start, is_inline)
         is_translated = self._copied is None and self._begin(element, token)
         if token.kind == "start":

@@ -19,7 +19,7 @@ _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[.,]\d+\s*-->")
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\}")
 _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}♪♫\])][\"'”’»)\]]*\s*\Z")
 _NEW_SENTENCE = re.compile(r"\s*[-–—♪♫#\[(>]")
-_MAX_CHARACTERS = 300  # of text without the end of a sentence
+_MAX_CHARACTERS = 200  # of text without the end of a sentence
 
 
 def subtitle_blocks(text: str) -> list[Block]:
@@ -73,7 +73,9 @@ def _lines(text: str) -> Iterator[tuple[int, Span]]:
             yield num_cues, (start, start + len(line))
     if damaged:
         line_number = text.count("\n", 0, damaged[0]) + 1
-        say(f"warning: {len(damaged):,} times are damaged, as in line {line_number:,}: see there")
+        say(
+            f"warning: the text of {len(damaged):,} damaged times is copied: line {line_number:,} …"
+        )
 
 
 def _add_line(text: str, line: Span, builder: BlockBuilder, tags: list[tuple[str, Mark]]) -> None:
