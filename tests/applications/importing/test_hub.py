@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from foreign_models import new_marian
 
+import tfm
 from tfm.folders.model_folder import ModelFolder
 
 pytest.importorskip("transformers")
@@ -93,6 +95,7 @@ def run(hub, tmp_path):
             **os.environ,
             "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
             "HF_HOME": str(tmp_path / "cache"),
+            "PYTHONPATH": str(Path(tfm.__file__).parent.parent),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_OFFLINE": "0",
             **changes,
