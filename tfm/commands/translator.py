@@ -167,7 +167,7 @@ class Translator:
             models=self._folders,
             aligner=self._aligners[key],
         )
-        unit = Segment(1, argument("text", text, str), unit="text")
+        unit = Segment(1, argument("text", text, Line), unit="text")
         [(_, [[best, *_]])] = self._chain.run([[unit]], config, steps)
         return best.text
 

@@ -419,11 +419,13 @@ def test_mistakes_are_one_line(run, trained_run, tmp_path, monkeypatch, content,
     assert mistake in err.splitlines()[-1]
 
 
-def test_only_loaded_translators_read_texts(trained_run, make_model):
+def test_only_loaded_translators_read_texts_of_any_length(trained_run, make_model):
     loaded = Translator.load(trained_run, device="cpu")
     translator = Translator(loaded.engine, loaded.vocabulary)
     with pytest.raises(UsageError, match=r"Translator\.load"):
         translator.translate_text("<p>seven", format="html")
+    copied = "<!-- " + "long " * 10_000 + "-->"
+    assert loaded.translate_text(copied, format="html") == copied
     with pytest.raises(UsageError, match="format"):
         loaded.translate_text("seven", format="tex")
     parser = Translator.load(make_model(task="parsing"), device="cpu")
