@@ -11,6 +11,7 @@ from tfm.data.units import units
     ("text", "expected"),
     [
         ("don't  stop, co-op x2!", ["don't", "stop", ",", "co", "-", "op", "x2", "!"]),
+        ("Bob's l'eau п’ять", ["Bob", "'", "s", "l'eau", "п’ять"]),
         ("中文abc日本語", [*"中文", "abc", *"日本語"]),
         ("नमस्ते cafe\u0301 e\u200dx", ["नमस्ते", "cafe\u0301", "e\u200dx"]),
         ("สวัสดี", ["ส", "วั", "ส", "ดี"]),

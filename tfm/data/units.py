@@ -8,10 +8,10 @@ Span = tuple[int, int]  # start and end, in characters
 _UNSPACED = (
     r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 )
-# Letters and digits with their marks and joiners, and apostrophes between letters. Any other unit
-# is what a reader takes for one character, such as an emoji with its modifiers.
+# Letters and digits with their marks and joiners, and apostrophes between letters, but for that of
+# "Bob's". Any other unit is what a reader takes for one character, such as an emoji with modifiers.
 _UNIT = regex.compile(
-    rf"(?:[[\p{{L}}\p{{N}}]--[{_UNSPACED}]][\p{{M}}\p{{Cf}}]*+(?:['’](?=\p{{L}}))?+)++|(?!\s)\X",
+    rf"(?:[[\p{{L}}\p{{N}}]--[{_UNSPACED}]][\p{{M}}\p{{Cf}}]*+(?:['’](?=\p{{L}})(?!s\b))?+)++|(?!\s)\X",
     regex.VERSION1,
 )
 
