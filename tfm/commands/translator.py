@@ -160,13 +160,8 @@ class Translator:
         model, key = self._folders[0], (config.tag, steps_config.align_reverse)
         if key not in self._aligners:
             self._aligners[key] = new_aligner(config, steps_config, model, self._device)
-        steps = steps_around(
-            config,
-            self._info,
-            steps_config,
-            models=self._folders,
-            aligner=self._aligners[key],
-        )
+        aligner = self._aligners[key]
+        steps = steps_around(config, self._info, steps_config, models=[model], aligner=aligner)
         unit = Segment(1, argument("text", text, Line), unit="text")
         [(_, [[best, *_]])] = self._chain.run([[unit]], config, steps)
         return best.text

@@ -128,25 +128,22 @@ class BlockBuilder:
             self._has_space = True
 
     def _add(self, text: str, starts: list[int] | range, ends: list[int] | range) -> None:
-        if text[0] in CLOSING and self._parts[-1:] == [" "] and self._ends_with_point():
+        if text[0] in CLOSING and self._parts[-1:] == [" "]:
             self._drop_space()
         self._parts.append(text)
         self._starts.extend(starts)
         self._ends.extend(ends)
         self._has_space = False
 
-    def _ends_with_point(self) -> bool:
-        return bool(self._marks) and (self._marks[-1].kind, self._marks[-1].at) == (
-            "point",
-            len(self._starts),
-        )
-
     def _drop_space(self) -> None:
-        """Join a punctuation mark with the word before what is not translated between them."""
+        """Join a punctuation mark with the word before what is copied between them."""
+        size = len(self._starts)
+        if not self._marks or (self._marks[-1].kind, self._marks[-1].at) != ("point", size):
+            return
         for column in (self._parts, self._starts, self._ends):
             column.pop()
         for mark in reversed(self._marks):
-            if mark.at <= len(self._starts):
+            if mark.at < size:
                 break
             mark.at -= 1
 
