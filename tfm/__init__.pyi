@@ -662,7 +662,7 @@ def generate(
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
         json: Print one JSON object per line, with scores.
-        format: Form of the text: lines are sentences, and text has paragraphs; of html, xml and srt, the text is translated, and the rest is copied.
+        format: Sentences (lines), paragraphs (text) or markup, which is kept.
         document: The same as --format text.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.

@@ -23,11 +23,10 @@ class StepsConfig(Settings, section="steps"):
 
     format: TextFormat = setting(
         "lines",
-        "Form of the text: lines are sentences, and text has paragraphs; of html, xml and srt, the "
-        "text is translated, and the rest is copied.",
+        "Sentences (lines), paragraphs (text) or markup, which is kept.",
         common=True,
     )
-    document: bool = setting(False, "The same as --format text.", common=True)
+    document: bool = setting(False, "The same as --format text.")
     align: bool = setting(
         False,
         "Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
