@@ -90,7 +90,9 @@ def test_a_gpu_that_cannot_compile_trains_without_and_says_so(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
-@pytest.mark.parametrize("backend", [CpuTraining(torch.float32), CompiledTraining()])
+@pytest.mark.parametrize(
+    "backend", [CpuTraining(torch.float32), CompiledTraining()], ids=["CPU", "compiled"]
+)
 def test_fast_modules_of_training_have_the_same_parameters(backend):
     model = transformer(20)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
