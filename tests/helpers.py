@@ -51,7 +51,7 @@ def contents(folder):
 
 
 def python(*arguments, **options):
-    """Run Python in a process of its own, as a shell does; return how it ended."""
+    """Run Python in a new process, as a shell does; return how it ended."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "check": False, **options}
     return subprocess.run([sys.executable, *map(str, arguments)], text=True, **options)
 

@@ -39,7 +39,7 @@ class StepsConfig(Settings, section="steps"):
 
     def _conflicts(self) -> Iterator[str]:
         if self.document and self.format not in ("lines", "text"):
-            yield f"document is about plain text, but format is {self.format}: give one"
+            yield f"document is for plain text, but format is {self.format}: give one"
         if self.align_reverse is not None and not (self.align or self.has_markup):
             yield "align_reverse has no effect without align"
 

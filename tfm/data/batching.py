@@ -142,7 +142,7 @@ class Batcher:
 
         Returns:
             Indices of microbatches, the longest sentences first. A sentence over `max_tokens` is a
-            microbatch of its own. They are about equal in size with padding, or with
+            separate microbatch. They are about equal in size with padding, or with
             `multiple_of` in tokens, so that processes do not wait for each other.
         """
         source_lengths, target_lengths = self.lengths(indices)

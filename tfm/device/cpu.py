@@ -118,7 +118,7 @@ def chosen_threads(num_threads: int | None) -> int:
     """Return `num_threads`, or one thread per core if it is None.
 
     Raises:
-        UsageError: There are so many threads that they would block each other, or could not start.
+        UsageError: With this number, threads would block each other, or could not start.
     """
     if num_threads is not None and num_threads > MAX_PER_CORE * num_cores():
         raise UsageError(

@@ -164,7 +164,7 @@ class BlockBuilder:
         self._start_block()
 
     def add_attribute(self, start: int, end: int, quote: Quote) -> None:
-        """Add the value of an attribute as a block of its own, beside the current one."""
+        """Add the value of an attribute as a separate block, beside the current one."""
         builder = BlockBuilder(self._document)
         builder.add_text(start, end)
         builder.end_block()

@@ -111,7 +111,7 @@ def _inline_elements(text: str) -> list[bool]:
     """Return which elements of XML, by their start tags in order, are within sentences.
 
     These are the elements beside text and within such elements, but lists among them: those
-    with several elements and no text of their own.
+    with several elements and no text beside them.
     """
     parents: list[int] = []
     has_text, num_children, open_elements = [False], [0], [0]
