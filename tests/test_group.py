@@ -227,6 +227,22 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert run_script(script) == [expected, expected]
 
 
+def test_a_group_ends_though_its_threads_free_tensors_after_ddp_is_gone(run_script):
+    script = """
+import sys
+from torch.nn.parallel import DistributedDataParallel
+nodes = World(rank=world.rank, size=world.size)  # without a shared folder, whose end lets them run
+with joined(nodes, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    module = DistributedDataParallel(torch.nn.Linear(2, 2))
+    sys.setswitchinterval(100)  # seconds
+    group.gather("x" * 100_000)
+del module
+output()
+"""
+    for _ in range(3):
+        assert run_script(script) == [{}, {}]
+
+
 def test_collectives_of_a_single_process_return_its_values():
     group = Group()
     assert group.sum(torch.tensor([2.0])).tolist() == [2.0]

@@ -22,6 +22,10 @@ from tfm.world import World
 
 _NUM_RECORDED = "2000"  # collectives that torch's flight recorder keeps
 
+# Process groups, until Python exits. If DDP's C++ code held the last reference, it would wait for
+# gloo's threads while it holds the GIL, and they may wait for the GIL to free a tensor.
+_process_groups: list[Any] = []
+
 
 class Group:
     """The processes of a run; the collectives of a single process return its own values.
@@ -128,6 +132,7 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
             backend, store=group.store, rank=world.rank, world_size=world.size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )  # fmt: skip
+        _process_groups.append(dist.group.WORLD)
     try:
         with _shared_folder(group) as group.folder:
             yield group
