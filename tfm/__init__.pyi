@@ -795,6 +795,7 @@ def serve(
     host: StrPath | None = ...,
     port: int | None = ...,
     api_key_file: StrPath | None = ...,
+    cors: Iterable[StrPath] | None = ...,
     max_characters: int | None = ...,
     max_body_bytes: int | None = ...,
     max_requests: int | None = ...,
@@ -834,6 +835,7 @@ def serve(
         host: Address to listen on; by default, only programs of this machine reach it.
         port: Port to listen on; 0 takes any free port.
         api_key_file: File of the key that requests must have as api_key.
+        cors: Origin of web pages that may read answers, such as https://example.org; * for all.
         max_characters: Maximum number of characters in all texts of a request.
         max_body_bytes: Largest body of a request.
         max_requests: Maximum number of requests that wait or are translated; further requests are refused.

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import gzip
 import hashlib
 import http.client
 import json
@@ -13,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -51,8 +53,8 @@ class Address(str):
         """Return status and answer of a request."""
         return self.send(path, json.dumps(fields).encode(), "application/json")
 
-    def send(self, path, body=None, kind=""):
-        asked = request.Request(self + path, body, {"Content-Type": kind})
+    def send(self, path, body=None, kind="", **headers):
+        asked = request.Request(self + path, body, {"Content-Type": kind, **headers})
         try:
             with request.urlopen(asked, timeout=20) as answer:
                 content = answer.read().decode()
@@ -60,6 +62,13 @@ class Address(str):
                 return answer.status, json.loads(content) if is_json else content
         except error.HTTPError as refused:
             return refused.code, json.load(refused)
+
+    def upload(self, name, content):
+        parts = [f'name="{side}"\r\n\r\n{code}'.encode() for side, code in PAIR.items()]
+        parts.append(f'name="file"; filename="{name}"\r\n\r\n'.encode() + content)
+        form = b"--x\r\nContent-Disposition: form-data; "
+        body = b"".join(form + part + b"\r\n" for part in parts) + b"--x--\r\n"
+        return self.send("/translate_file", body, "multipart/form-data; boundary=x")
 
     def wait_for_waiting(self, number):
         wait_until(lambda: f'target="de"}} {number}' in self.send("/metrics")[1])
@@ -112,7 +121,11 @@ def stand_in(translate, config=DEFAULT):
         max_requests=config.max_requests,
     )
     info = SimpleNamespace(source="en", target="de")
-    route = Route(SimpleNamespace(queue=queue, info=info), "en", "de", SearchConfig())
+    aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
+    model = SimpleNamespace(
+        queue=queue, info=info, thread=ThreadPoolExecutor(1), aligner=lambda _: aligner
+    )
+    route = Route(model, "en", "de", SearchConfig())
     return {("en", "de"): route}
 
 
@@ -219,6 +232,145 @@ def test_auto_chooses_among_the_source_languages(address, monkeypatch):
         assert 'source "auto" needs py3langid, which is not installed' in answer["error"]
 
 
+def test_the_query_the_form_and_json_are_read_together(start):
+    address = start(stand_in(upper))
+    translated = (200, {"translatedText": "ÄPFEL & BIRNEN"})
+    text = {"q": "äpfel & birnen"}
+    query, languages_of = parse.urlencode({**text, **PAIR}), parse.urlencode(PAIR)
+    assert address.send(f"/translate?{query}", b"") == translated
+    assert address.send(f"/translate?{query}", b"", "application/json") == translated
+    for kind, body in (
+        ("application/json; charset=utf-8", json.dumps(text)),
+        ("application/problem+json", json.dumps({**text, "source": "EN"})),
+        ("application/x-www-form-urlencoded", parse.urlencode(text)),
+    ):
+        path = f"//translate/?{languages_of}&q=other"
+        assert address.send(path, body.encode(), kind) == translated
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "identity"])
+def test_compressed_bodies_are_read(start, coding):
+    compress = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding.lower(), bytes)
+    address = start(stand_in(upper))
+    body = compress(json.dumps({"q": "a", **PAIR}).encode())
+    found = address.send("/translate", body, "application/json", **{"Content-Encoding": coding})
+    assert found == (200, {"translatedText": "A"})
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "message"),
+    [
+        ("br", b"x", 415, "Content-Encoding is br: send gzip, or nothing"),
+        ("gzip", b"{}", 400, "the body is not gzip"),
+        ("gzip", gzip.compress(b"{}")[:-1], 400, "the gzip body is cut off"),
+        ("gzip", gzip.compress(b"{}") + b"x", 400, "has more after its end"),
+        ("gzip", gzip.compress(b" " * 2_000_000), 413, "more than 1,000,000 bytes"),
+    ],
+)
+def test_wrong_compression_is_refused_within_bounds(start, coding, body, status, message):
+    address = start(stand_in(upper))
+    found = address.send("/translate", body, "application/json", **{"Content-Encoding": coding})
+    assert found[0] == status
+    assert message in found[1]["error"]
+
+
+def test_text_that_needs_no_translation_comes_back(start):
+    address = start(stand_in(upper))
+    for source, target, q in (
+        ("de", "de", "kein Wort"),
+        ("en", "en-GB", ["no", "word"]),
+        ("en", "de", "12:30 – 7, 8!"),
+        ("en", "de", " \n"),
+    ):
+        answer = (200, {"translatedText": q})
+        assert address.post("/translate", {"q": q, "source": source, "target": target}) == answer
+    fields = {"q": "a", "source": "fr", "target": "fr"}
+    assert address.post("/translate", fields)[0] == 400  # it is not served
+    answer = address.post(
+        "/translate", {"q": "a", "source": "de", "target": "de", "alternatives": 9}
+    )
+    assert answer == (200, {"translatedText": "a", "alternatives": []})
+
+
+def test_languages_are_detected_among_those_that_are_served(start):
+    pytest.importorskip("py3langid")
+    address = start(stand_in(upper))
+    german, french = "Der Hund spielt im Schnee.", "Le chien joue dans la neige."
+    assert address.post("/detect", {"q": german})[1][0]["language"] == "de"
+    _, [found, *_] = address.post("/detect", {"q": french})
+    assert found["language"] in ("en", "de")
+    _, answer = address.post("/translate", {"q": german, "source": "auto", "target": "DE"})
+    assert answer["translatedText"] == german
+    assert answer["detectedLanguage"]["language"] == "de"
+
+
+def test_html_keeps_its_tags(start, model):
+    address = start(stand_in(upper))
+    fields = {"q": ["<p>a &amp; <br>b</p>", "c"], **PAIR, "format": "html"}
+    expected = ["<p>A &amp; <br>B</p>", "C"]
+    assert address.post("/translate", fields) == (200, {"translatedText": expected})
+    address = start(routes_of([model]))
+    fields = {"q": '<p>seven <a href="x">cars</a></p>', **PAIR, "format": "html"}
+    status, answer = address.post("/translate", fields)
+    assert status == 200
+    assert re.fullmatch('<p>.*<a href="x">.*</a>.*</p>', answer["translatedText"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "translated"),
+    [
+        ("a.txt", "\ufeffone.\r\n\ttwo\r\n", "\ufeffONE.\r\n\tTWO\r\n"),
+        ("C:\\ü b.HTML", "<b>one</b>", "<b>ONE</b>"),
+        ("a.xml", "<a x='y'>one</a>", "<a x='y'>ONE</a>"),
+        ("a.srt", *(f"1\n00:00:01,000 --> 00:00:02,000\n{t}\n" for t in ("one", "ONE"))),
+        ("a.vtt", *(f"WEBVTT\n\n00:01.000 --> 00:02.000\n{t}\n" for t in ("one", "ONE"))),
+        ("empty.txt", "", ""),
+    ],
+)
+def test_files_are_translated(start, name, text, translated):
+    address = start(stand_in(upper))
+    status, answer = address.upload(name, text.encode())
+    assert status == 200
+    url = answer["translatedFileUrl"]
+    with request.urlopen(url, timeout=20) as file:
+        assert file.read().decode() == translated
+        stem, ending = re.split("[/\\\\]", name)[-1].rsplit(".", 1)
+        assert file.headers["content-disposition"].endswith(parse.quote(f"{stem}_de.{ending}"))
+        assert file.headers["content-type"] == "application/octet-stream"
+    assert address.send("/download_file/guessed/a.txt")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "status", "message"),
+    [
+        ("a.docx", b"a", 400, "must end with .txt, .html"),
+        ("a.txt", b"\xff", 400, "not UTF-8"),
+        ("a.txt", b"a" * 30_000, 413, "the file has 30,000 characters"),
+        ("", b"a", 400, "file is missing"),
+    ],
+)
+def test_wrong_files_are_refused(start, name, content, status, message):
+    found = start(stand_in(upper)).upload(name, content)
+    assert found[0] == status
+    assert message in found[1]["error"]
+
+
+def test_only_named_origins_may_read_answers(start):
+    body = json.dumps({"q": "a", **PAIR}).encode()
+    for cors, origin, allowed in (
+        ((), "https://a.example", None),
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("https://a.example",), "https://b.example", None),
+        (("*",), "https://b.example", "*"),
+    ):
+        address = start(stand_in(upper), ServeConfig(cors=cors))
+        asked = request.Request(
+            f"{address}/translate", body, {"Content-Type": "application/json", "Origin": origin}
+        )
+        with request.urlopen(asked, timeout=20) as answer:
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
 def test_clients_can_ask_what_the_server_offers(address):
     assert address.send("/languages") == (
         200,
@@ -259,7 +411,9 @@ def test_metrics_count_requests_and_lines(start):
     [
         ({"q": None}, 400, "q is missing"),
         ({"q": []}, 400, "q is missing"),
-        ({"q": ["a", 1]}, 400, "q is missing"),
+        ({"q": ["a", 1]}, 400, "q must be a text, or a list of texts"),
+        ({"q": 5}, 400, "q must be a text, or a list of texts"),
+        ({"q": False}, 400, "q must be a text, or a list of texts"),
         ({"q": "\ud800"}, 400, "q has half of a surrogate pair"),
         ({"q": "a" * 101}, 413, "q has 101 characters, more than the 100 allowed"),
         ({"q": [""] * 101}, 413, "q has 101 characters"),
@@ -268,7 +422,7 @@ def test_metrics_count_requests_and_lines(start):
         ({"target": ["de"]}, 400, "target is missing"),
         ({"target": "\x00"}, 400, "target is not the code"),
         ({"target": "auto"}, 400, "does not translate from en to auto"),
-        ({"format": "html"}, 400, "does not read markup"),
+        ({"format": "markdown"}, 400, 'format must be "text" or "html"'),
         ({"alternatives": -1}, 400, "alternatives must be a whole number"),
         ({"alternatives": "9" * 5000}, 400, "alternatives must be a whole number"),
         ({"alternatives": True}, 400, "alternatives must be a whole number"),
@@ -293,7 +447,8 @@ def test_wrong_fields_are_refused(start, changes, status, pattern):
         ("multipart/form-data", b"--x", 400),
         ("multipart/form-data; boundary=x", b"--x\r\nbroken", 400),
         ("application/x-www-form-urlencoded", b"a=&" * 1000, 400),
-        ("application/x-www-form-urlencoded", b"q=%ff%00&source=en&target=de", 200),
+        ("application/x-www-form-urlencoded", b"q=%ff%00&source=en&target=de", 400),
+        ("application/x-www-form-urlencoded", b"q=\xfcber&source=en&target=de", 400),
         ("application/json", b" " * 200_000, 413),
     ],
 )

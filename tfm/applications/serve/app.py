@@ -8,21 +8,28 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Endpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.requests import (
+    FILE_FORMATS,
     TranslationRequest,
     check_key,
+    file_of,
+    language_of,
     read_fields,
     text_of,
 )
@@ -153,9 +160,12 @@ class Service:
     ) -> None:
         self._routes, self._config, self._key_digest = routes, config, key_digest
         self._page_response = page_response()
+        self._files = TranslatedFiles()
         endpoints = [
             Endpoint("/", self._page),
             Endpoint("/translate", self._translate, methods=["POST"]),
+            Endpoint("/translate_file", self._translate_file, methods=["POST"]),
+            Endpoint("/download_file/{key}/{name}", self._download_file),
             Endpoint("/explain", self._explain, methods=["POST"]),
             Endpoint("/detect", self._detect, methods=["POST"]),
             Endpoint("/languages", self._languages),
@@ -170,10 +180,13 @@ class Service:
             Exception: _broken,
         }
         app = Starlette(routes=endpoints, exception_handlers=handlers)
-        self._requests = RequestMetrics(app, [endpoint.path for endpoint in endpoints])
+        answered = CORSMiddleware(app, config.cors, ["GET", "POST"], ["*"]) if config.cors else app
+        self._requests = RequestMetrics(answered, [endpoint.path for endpoint in endpoints])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request; clients may repeat slashes, or end a path with one."""
+        if scope["type"] == "http":
+            scope["path"] = re.sub("//+", "/", scope["path"]).rstrip("/") or "/"
         await self._requests(scope, receive, send)
 
     async def _page(self, _: Request) -> Response:
@@ -181,13 +194,15 @@ class Service:
 
     async def _translate(self, request: Request) -> Response:
         asked, route, detected = await self._read(request)
-        n_best = asked.num_alternatives + 1
-        if n_best > route.search.beam_size:
-            raise HTTPException(
-                400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
-            )
-        work = route.translate(asked.texts, n_best=n_best)
-        found = await _answered(request, work, self._config.answer_seconds)
+        found = [[_untranslated(text)] for text in asked.texts]
+        if route is not None:
+            n_best = asked.num_alternatives + 1
+            if n_best > route.search.beam_size:
+                raise HTTPException(
+                    400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
+                )
+            work = route.translate(asked.texts, n_best=n_best, format=asked.format)
+            found = await _answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
         if asked.num_alternatives:
@@ -200,9 +215,35 @@ class Service:
             return JSONResponse(answers)
         return JSONResponse({name: each[0] for name, each in answers.items()})
 
+    async def _translate_file(self, request: Request) -> Response:
+        fields = await read_fields(request, self._config)
+        check_key(fields, self._key_digest)
+        source, target = (language_of(fields, side, self._routes) for side in ("source", "target"))
+        name, text_format, text = file_of(fields, self._config)
+        route, _ = await self._find_route(source, target, text)
+        if route is not None and text:
+            work = route.translate([text], n_best=1, format=text_format)
+            [[output]] = await _answered(request, work, self._config.answer_seconds)
+            text = output.text
+        stem, dot, ending = name.rpartition(".")
+        name = f"{stem}_{target}{dot}{ending}"
+        key = self._files.add(name, text)
+        url = request.url_for("_download_file", key=key, name=quote(name))
+        return JSONResponse({"translatedFileUrl": str(url)})
+
+    async def _download_file(self, request: Request) -> Response:
+        answer = self._files.download(request.path_params["key"])
+        if answer is None:
+            raise HTTPException(
+                404, "there is no such file, or it is no longer kept: send it again"
+            )
+        return answer
+
     async def _explain(self, request: Request) -> Response:
         """Answer with the n-best translations of a sentence, and the attention of one of them."""
         asked, route, _ = await self._read(request)
+        if route is None:
+            raise HTTPException(400, "source and target are the same language")
         n_best = min(_EXPLAINED, route.search.beam_size)
         sentences = route.sentences(asked.texts[0])
         if not sentences:
@@ -224,49 +265,59 @@ class Service:
             }
         )
 
-    async def _read(self, request: Request) -> tuple[TranslationRequest, Route, Detected | None]:
+    async def _read(
+        self, request: Request
+    ) -> tuple[TranslationRequest, Route | None, Detected | None]:
         """Return a request with the route of its languages, and the language that was detected."""
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
         asked = TranslationRequest.from_fields(fields, self._config, self._routes)
-        if asked.source != "auto":
-            return asked, self._route(asked.source, asked.target), None
-        sources = [
-            source for source, target in self._routes if languages.closest(asked.target, [target])
-        ]
+        text = "\n".join(asked.texts)
+        return asked, *await self._find_route(asked.source, asked.target, text)
+
+    async def _find_route(
+        self, source: str, target: str, text: str
+    ) -> tuple[Route | None, Detected | None]:
+        """Return the route between two languages, and the language of the text if it is "auto".
+
+        There is no route from a language to itself: text stays as it is.
+        """
+        if source.lower() != "auto":
+            return self._route(source, target), None
+        find = languages.closest
+        sources = [start for start, end in self._routes if find(target, [end])]
         if not sources:
-            raise self._unknown_pair(asked.source, asked.target)
-        [detected, *_] = await self._identify("\n".join(asked.texts), sources)
-        return asked, self._route(detected["language"], asked.target), detected
+            raise self._unknown_pair(source, target)
+        own = find(target, [*chain(*self._routes)])
+        among = dict.fromkeys([*sources, *([] if own is None else [own])])
+        [detected, *_] = await self._identify(text, [*among])
+        return self._route(detected["language"], target), detected
 
     async def _detect(self, request: Request) -> Response:
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
-        found = await self._identify(text_of(fields, self._config))
-        return JSONResponse([each for each in found if each["confidence"] >= 1])
+        served = [*dict.fromkeys(chain(*self._routes))]
+        best, *others = await self._identify(text_of(fields, self._config), served)
+        return JSONResponse([best, *(each for each in others if each["confidence"] >= 1)])
 
-    async def _identify(self, text: str, among: Sequence[str] | None = None) -> list[Detected]:
-        """Return languages with their probabilities in percent, the most probable first.
-
-        Args:
-            text: Text in one language.
-            among: The languages to return; all that the identifier knows if None.
-        """
+    async def _identify(self, text: str, among: Sequence[str]) -> list[Detected]:
+        """Return languages with the probability in percent that a text is in each, best first."""
         ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
-        served = [*chain(*self._routes)]
-        codes = among or [languages.closest(code, served) or code for code in ranked]
-        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in codes}
+        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in among}
         return [
             {"confidence": round(100 * share, 1), "language": code}
             for code, share in sorted(shares.items(), key=lambda each: -each[1])
         ]
 
-    def _route(self, source: str, target: str) -> Route:
-        """Return the route between two languages, by any of their codes."""
+    def _route(self, source: str, target: str) -> Route | None:
+        """Return the route between two languages, by any of their codes; None if they are one."""
         find = languages.closest
         to = find(target, [each for start, each in self._routes if find(source, [start])])
         start = find(source, [start for start, end in self._routes if end == to])
         if to is None or start is None:
+            served = [*chain(*self._routes)]
+            if languages.are_same(source, target) and find(source, served):
+                return None
             raise self._unknown_pair(source, target)
         return self._routes[start, to]
 
@@ -299,12 +350,12 @@ class Service:
                 "detection": languages.can_identify(),
                 "apiKeys": self._key_digest is not None,
                 "charLimit": self._config.max_characters,
-                "filesTranslation": False,
+                "filesTranslation": True,
                 "frontendTimeout": 500,  # milliseconds without typing before a page translates
                 "keyRequired": self._key_digest is not None,
                 "language": shown,
                 "suggestions": False,
-                "supportedFilesFormat": [],
+                "supportedFilesFormat": [*FILE_FORMATS],
             }
         )
 
@@ -325,6 +376,12 @@ class Service:
         for name, meaning, value in metrics:
             lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
+
+
+def _untranslated(text: str) -> Output:
+    """Return a text that is already in the target language."""
+    kept = Output(text, score=0.0, log_prob=0.0)
+    return replace(kept, parts=((text, kept),))
 
 
 def _parts(translation: Output) -> list[dict[str, Any]]:

@@ -1,21 +1,38 @@
-"""Reading the requests of the LibreTranslate protocol: JSON objects and forms, within limits."""
+"""Reading the requests of the LibreTranslate protocol, within limits."""
 
 import asyncio
 import hmac
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import PurePath
 from typing import Any
+from urllib.parse import parse_qsl
 
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
 from tfm.applications.serve.settings import ServeConfig
+from tfm.steps import TextFormat
 
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+# The formats of files, by the ends of their names.
+FILE_FORMATS: Mapping[str, TextFormat] = {
+    ".txt": "text",
+    ".html": "html",
+    ".htm": "html",
+    ".xml": "xml",
+    ".srt": "srt",
+    ".vtt": "srt",
+}
+# Codes of LibreTranslate that are not those of a standard.
+_OLDER_CODES = {"zt": "zh_Hant", "pb": "pt_BR"}
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_FIELDS = 100
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # the header of a body tells which
 _MAX_CODE = 20  # characters of a language code
 
 Fields = Mapping[str, Any]
@@ -27,6 +44,7 @@ class TranslationRequest:
 
     Attributes:
         texts: The texts to translate.
+        format: What they are.
         is_list: Whether the answer is a list, even of one text.
         source: Source language, or "auto".
         target: Target language.
@@ -36,6 +54,7 @@ class TranslationRequest:
     """
 
     texts: list[str]
+    format: TextFormat
     is_list: bool
     source: str
     target: str
@@ -52,44 +71,50 @@ class TranslationRequest:
         Raises:
             HTTPException: A field is missing, wrong or too long.
         """
-        sources, targets = zip(*pairs, strict=True)
         limit, translation = config.max_characters, fields.get("translation")
         texts, is_list = _texts(fields.get("q"), limit)
-        if fields.get("format") not in (None, "", "text"):
-            raise HTTPException(400, 'format must be "text": this server does not read markup')
+        text_format: Any = fields.get("format") or "text"
+        if text_format not in ("text", "html"):
+            raise HTTPException(400, 'format must be "text" or "html"')
         return cls(
             texts=texts,
+            format=text_format,
             is_list=is_list,
-            source=_code(fields, "source", ["auto", *sources]),
-            target=_code(fields, "target", targets),
+            source=language_of(fields, "source", pairs),
+            target=language_of(fields, "target", pairs),
             num_alternatives=_number(fields, "alternatives"),
             wants_parts=fields.get("parts") is True,
             translation=None if translation is None else _texts(translation, limit)[0][0],
         )
 
 
+@dataclass(frozen=True)
+class UploadedFile:
+    """A file of a form."""
+
+    name: str
+    content: bytes
+
+
 async def read_fields(request: Request, config: ServeConfig) -> Fields:
-    """Return the fields of a JSON object or a form.
+    """Return the fields of the query and of the body, a JSON object or a form, which come first.
 
     Raises:
         HTTPException: The body is too large, arrives too slowly, or is neither JSON nor a form.
         ClientDisconnect: The client has closed the connection.
     """
-    body = await _read_body(request, config)
+    body = _decoded(await _read_body(request, config), request, config)
+    query = _form_fields(request.scope["query_string"], "the query")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in _FORMS:
-        return await _read_form(request, body)
-    if kind != "application/json":
-        raise HTTPException(
-            415, f"send application/json or {_FORMS[0]}: Content-Type says which it is"
-        )
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, "the body is not a JSON object")
-    return fields
+    if kind == _FORM:
+        return query | _form_fields(body, "the form")
+    if kind == _MULTIPART:
+        return query | await _read_multipart(request, body)
+    if kind == "application/json" or kind.endswith("+json"):
+        return query | (_json_fields(body) if body or not query else {})
+    if body:
+        raise HTTPException(415, f"send application/json or {_FORM}: Content-Type says which it is")
+    return query
 
 
 async def _read_body(request: Request, config: ServeConfig) -> bytes:
@@ -99,9 +124,7 @@ async def _read_body(request: Request, config: ServeConfig) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > config.max_body_bytes:
-                    raise HTTPException(
-                        413, f"the body has more than {config.max_body_bytes:,} bytes: send less"
-                    )
+                    raise _too_large(config)
     except TimeoutError:
         raise HTTPException(
             408, f"the request did not arrive within {config.receive_seconds:g} seconds"
@@ -109,18 +132,103 @@ async def _read_body(request: Request, config: ServeConfig) -> bytes:
     return bytes(body)
 
 
-async def _read_form(request: Request, body: bytes) -> Fields:
-    """Return the fields of a form, in which a list of texts is written as JSON."""
+def _decoded(body: bytes, request: Request, config: ServeConfig) -> bytes:
+    """Return a body without the compression that its headers name."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding in ("", "identity") or not body:
+        return body
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise HTTPException(415, f"Content-Encoding is {coding[:20]}: send gzip, or nothing")
+    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        decoded = decompressor.decompress(body, config.max_body_bytes + 1)
+    except zlib.error:
+        raise HTTPException(400, f"the body is not {coding}, as Content-Encoding says") from None
+    if len(decoded) > config.max_body_bytes:
+        raise _too_large(config)
+    if not decompressor.eof or decompressor.unused_data:
+        raise HTTPException(400, f"the {coding} body is cut off, or has more after its end")
+    return decoded
+
+
+def _too_large(config: ServeConfig) -> HTTPException:
+    return HTTPException(413, f"the body has more than {config.max_body_bytes:,} bytes: send less")
+
+
+def _json_fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the body is not UTF-8: send JSON in UTF-8") from None
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "the body is not a JSON object")
+    return fields
+
+
+def _form_fields(encoded: bytes, place: str) -> dict[str, Any]:
+    """Return the fields of a query or of a form."""
+    try:
+        pairs = parse_qsl(
+            encoded.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict"
+        )
+    except UnicodeDecodeError:
+        raise HTTPException(400, f"{place} is not UTF-8: send text in UTF-8") from None
+    except ValueError:
+        raise HTTPException(400, f"{place} has more than {_MAX_FIELDS} fields") from None
+    return _with_list(dict(pairs))
+
+
+async def _read_multipart(request: Request, body: bytes) -> dict[str, Any]:
+    """Return the fields of a form of several parts, of which one may be a file."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
     whole = Request(request.scope, receive)
-    form = await whole.form(max_files=0, max_fields=_MAX_FIELDS, max_part_size=len(body) + 1)
-    fields: dict[str, Any] = dict(form)
-    if isinstance(text := fields.get("q"), str) and text.startswith("["):
-        fields["q"] = _as_list(text)
+    limits = {"max_files": 1, "max_fields": _MAX_FIELDS, "max_part_size": len(body) + 1}
+    async with whole.form(**limits) as form:
+        fields: dict[str, Any] = dict(form)
+        for name, value in form.items():
+            if isinstance(value, UploadFile):
+                fields[name] = UploadedFile(value.filename or "", await value.read())
+    if not any(isinstance(value, UploadedFile) for value in fields.values()):
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            raise HTTPException(400, "the form is not UTF-8: send text in UTF-8") from None
+    return _with_list(fields)
+
+
+def _with_list(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a form, in which a list of texts is written as JSON."""
+    text = fields.get("q")
+    if isinstance(text, str) and text.startswith("["):
+        return fields | {"q": _as_list(text)}
     return fields
+
+
+def file_of(fields: Fields, config: ServeConfig) -> tuple[str, TextFormat, str]:
+    """Return the name, the format and the text of the uploaded file of a request.
+
+    Raises:
+        HTTPException: The field `file` is no file of a supported format in UTF-8, or is too long.
+    """
+    file = fields.get("file")
+    if not isinstance(file, UploadedFile) or not file.name:
+        raise HTTPException(400, f"file is missing: send it in a form of type {_MULTIPART}")
+    path = PurePath(file.name.replace("\\", "/"))
+    if path.suffix.lower() not in FILE_FORMATS:
+        raise HTTPException(
+            400, f"the name of the file must end with {', '.join(FILE_FORMATS)}: rename it"
+        )
+    try:
+        text = file.content.decode()
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the file is not UTF-8: convert it") from None
+    _check_size("the file", [text], config.max_characters)
+    return path.name, FILE_FORMATS[path.suffix.lower()], text
 
 
 def check_key(fields: Fields, key_digest: bytes | None) -> None:
@@ -153,14 +261,12 @@ def text_of(fields: Fields, config: ServeConfig) -> str:
 
 def _texts(given: Any, max_characters: int) -> tuple[list[str], bool]:
     """Return the texts of `q`, and whether they are a list."""
-    texts: list[Any] = given if isinstance(given, list) else [given]
-    if not given or not all(isinstance(text, str) for text in texts):
+    if given in (None, "", []):
         raise HTTPException(400, "q is missing: send a text, or a list of texts")
-    num_characters = sum(max(1, len(text)) for text in texts)
-    if num_characters > max_characters:
-        raise HTTPException(
-            413, f"q has {num_characters:,} characters, more than the {max_characters:,} allowed"
-        )
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if not all(isinstance(text, str) for text in texts):
+        raise HTTPException(400, "q must be a text, or a list of texts")
+    _check_size("q", texts, max_characters)
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -168,6 +274,15 @@ def _texts(given: Any, max_characters: int) -> tuple[list[str], bool]:
             400, "q has half of a surrogate pair, which is not a character"
         ) from None
     return texts, isinstance(given, list)
+
+
+def _check_size(name: str, texts: Iterable[str], max_characters: int) -> None:
+    num_characters = sum(max(1, len(text)) for text in texts)
+    if num_characters > max_characters:
+        raise HTTPException(
+            413,
+            f"{name} has {num_characters:,} characters, more than the {max_characters:,} allowed",
+        )
 
 
 def _as_list(text: str) -> Any:
@@ -180,13 +295,21 @@ def _as_list(text: str) -> Any:
     return found if is_list else text
 
 
-def _code(fields: Fields, name: str, supported: Iterable[str]) -> str:
-    code = fields.get(name)
-    if not isinstance(code, str) or not code:
-        codes = ", ".join(dict.fromkeys(supported))
-        raise HTTPException(400, f"{name} is missing: send the code of a language: {codes}")
+def language_of(fields: Fields, side: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the code of the language of a side, source or target, or "auto".
+
+    Raises:
+        HTTPException: The code is missing, or is none.
+    """
+    code = fields.get(side)
+    code = code.strip() if isinstance(code, str) else ""
+    code = _OLDER_CODES.get(code.lower(), code)
+    if not code:
+        sources, targets = zip(*pairs, strict=True)
+        codes = ", ".join(dict.fromkeys(["auto", *sources] if side == "source" else targets))
+        raise HTTPException(400, f"{side} is missing: send the code of a language: {codes}")
     if len(code) > _MAX_CODE or not code.isascii() or not code.isprintable():
-        raise HTTPException(400, f"{name} is not the code of a language, such as en")
+        raise HTTPException(400, f"{side} is not the code of a language, such as en")
     return code
 
 

@@ -1,6 +1,7 @@
 """The models of a server: each with its thread, its queue of requests and its languages."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,17 @@ from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import tagged_language, untagged
 from tfm.errors import DataError, UsageError
+from tfm.features.align.step import Align
 from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.features.documents.step import Sentences
+from tfm.features.formats.step import Formats
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain, Part
 from tfm.inference.engine import Engine
-from tfm.inference.steps import Output, Segment
+from tfm.inference.steps import Output, Segment, Step
 from tfm.model.build import Model
 from tfm.reporting import say
-from tfm.steps import steps_around
+from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
@@ -181,7 +184,9 @@ class ServedModel:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfm {self.folder}")
         # OpenMP's number of threads belongs to the thread that sets it.
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
-        self._device = engine.compute.device
+        self._device, self._inference = engine.compute.device, inference
+        self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
+        self._lock = threading.Lock()
         # The log is no place for the texts of users.
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=lambda _: None)
         self.queue = TranslationQueue(
@@ -219,6 +224,16 @@ class ServedModel:
             "cross"
         ].by_words()
 
+    def aligner(self, search: SearchConfig) -> Align:
+        """Return the aligner of sources and translations; its model is loaded when needed."""
+        with self._lock:
+            if search.tag not in self._aligners:
+                config = StepsConfig(format="html")
+                self._aligners[search.tag] = new_aligner(
+                    search, config, self.folder, self._inference.device
+                )
+            return self._aligners[search.tag]
+
     @cached_property
     def _model(self) -> Model:
         """The model with plain attention, whose weights can be recorded; loaded when needed."""
@@ -254,16 +269,31 @@ class Route:
     target: str
     search: SearchConfig
 
-    async def translate(self, texts: Sequence[str], *, n_best: int) -> list[list[Output]]:
+    async def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        n_best: int,
+        format: TextFormat = "text",  # noqa: A002
+    ) -> list[list[Output]]:
         """Return at most `n_best` translations of each text, the best first, with their parts.
 
-        Raises as `TranslationQueue.translate` does.
+        Documents of other formats than text have one translation. Raises as
+        `TranslationQueue.translate` does, and DataError if a text is not of the format.
         """
-        parts = list(map(self._part, texts))
+        # Not in the event loop, which other requests wait for.
+        parts = await asyncio.to_thread(lambda: [self._part(text, format) for text in texts])
         lines = [segment.source for part in parts for segment in part.segments]
         outputs = iter(await self.search_lines(lines, n_best=n_best))
-        finished = [part.finish(list(islice(outputs, len(part.segments)))) for part in parts]
-        return [translations for [translations] in finished]
+        found = [(part, list(islice(outputs, len(part.segments)))) for part in parts]
+
+        def finished() -> list[list[Output]]:
+            return [translations for part, each in found for translations in part.finish(each)]
+
+        if format == "text":
+            return finished()
+        loop = asyncio.get_running_loop()  # marks are placed by an alignment, which is computed
+        return await loop.run_in_executor(self.model.thread, finished)
 
     async def search_lines(self, lines: Sequence[str], *, n_best: int) -> list[list[Output]]:
         """Return the `n_best` translations of each sentence, the best first."""
@@ -273,8 +303,11 @@ class Route:
         """Return the sentences of a text."""
         return [segment.source for segment in self._part(text).segments]
 
-    def _part(self, text: str) -> Part:
-        return Part.of([Segment(1, text)], [Sentences(self.source, self.target)])
+    def _part(self, text: str, format: TextFormat = "text") -> Part:  # noqa: A002
+        steps: list[Step] = [Sentences(self.source, self.target)]
+        if format != "text":
+            steps.insert(0, Formats(format, self.model.aligner(self.search)))
+        return Part.of([Segment(1, text)], steps)
 
     async def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of a sentence and a translation.

@@ -21,6 +21,11 @@ class ServeConfig(Settings, section="serve"):
     api_key_file: str | None = setting(
         None, "File of the key that requests must have as api_key.", common=True
     )
+    cors: tuple[str, ...] = setting(
+        (),
+        "Origin of web pages that may read answers, such as https://example.org; * for all.",
+        metavar="ORIGIN",
+    )
     max_characters: int = count(
         20_000,
         "Maximum number of characters in all texts of a request.",
