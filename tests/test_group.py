@@ -36,14 +36,18 @@ def output(**facts):
 TFM = "from tfm.cli.main import main; main()"
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def start(fork_python):
     """Start processes as torchrun does."""
 
     def start_all(source, *arguments, size=2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         return [
             fork_python(
                 source,
@@ -520,21 +524,35 @@ def children_of(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize("killed", ["process", "process of a node", "launcher of a node"])
 def test_a_killed_run_restarts_by_itself_and_has_the_weights_of_an_uninterrupted_one(
-    run_processes, tiny_run, data_dir, tmp_path, fork_python
+    run_processes, tiny_run, data_dir, tmp_path, fork_python, killed
 ):
     settings = tiny_run(training={"max_steps": 120, "checkpoint_steps": 20})
     codes, errors = run_processes(tmp_path / "whole", settings)
     assert codes == [0, 0], errors
     run_dir, config = tmp_path / "killed", tmp_path / "killed.toml"
     config.write_text(run_toml(settings))
-    flags = ["--run", run_dir, "--config", config, "--processes", 2, "--restarts", 1]
-    launcher = fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
+
+    def launch(*flags):
+        flags = ["--run", run_dir, "--config", config, "--restarts", 1, *flags]
+        return fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
+
+    if killed == "process":
+        launchers = [launch("--processes", 2)]
+    else:
+        where = ["--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank"]
+        launchers = [launch(*where, rank) for rank in (0, 1)]
     wait_until(lambda: checkpoints(run_dir), seconds=TIMEOUT_SECONDS)
-    os.kill(children_of(launcher.pid)[1], signal.SIGKILL)
-    [code], _, [error] = finish([launcher])
-    assert code == 0, error
-    assert "restart 1 of 1: a process was killed" in error
+    if "launcher" in killed:
+        launchers[1].kill()
+        launchers[1] = launch(*where, 1)
+    else:
+        os.kill(children_of(launchers[-1].pid)[-1], signal.SIGKILL)
+    codes, _, errors = finish(launchers)
+    assert set(codes) == {0}, errors
+    cause = "lost the connection" if "launcher" in killed else "was killed by SIGKILL"
+    assert re.search(f"restart 1 of 1: rank .*({cause})", errors[0])
     weights, expected = (
         ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("killed", "whole")
     )

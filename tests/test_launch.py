@@ -355,7 +355,7 @@ dist.destroy_process_group()
 
 
 QUICK = """
-from tfm.distributed import launch as module
+from tfm.distributed import nodes as module
 module._POLL_SECONDS = module._GRACE_SECONDS = 0.1
 os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
 """
@@ -407,18 +407,16 @@ def test_a_node_does_not_wait_forever(start, port):
     code, [*_, line] = end(launcher)
     assert code == 1
     assert re.match(rf"tfm: the nodes did not meet at 127.0.0.1:{port} within 1 s \(", line)
-    assert "1/2 clients joined" in line
+    assert "1 of 2 are missing, such as node 1" in line
     assert "--node-rank" in line
 
 
-def test_ctrl_c_ends_the_wait_for_other_nodes(start, work_dir, port):
+def test_ctrl_c_ends_the_wait_for_other_nodes(start, port):
     launcher = start("", nodes=2, rendezvous=f"127.0.0.1:{port}")
-    [log_dir] = wait_until(lambda: list((work_dir.parent / "temporary").glob("tfm-*")))
-    time.sleep(0.2)
+    wait_until(lambda: "waits" in launcher.errors)
     launcher.send_signal(signal.SIGINT)
     code, lines = end(launcher)
     assert (code, len(lines)) == (-signal.SIGINT, 1)  # a shell shows 130
-    log_dir.rmdir()
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:29500", "[::1]:29500", "localhost:29500"])
@@ -438,7 +436,7 @@ def test_an_address_without_an_interface_has_none():
 
 # Each start leaves a file; `attempt` counts from 0.
 _COUNT = """
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+attempt = int(os.environ.get("TFM_RESTART", "restart 0").split()[1])
 (here / f"started{rank}-{attempt}").touch()
 """
 
@@ -501,6 +499,88 @@ main.main()
     found = end(start(text, restarts=2))
     assert found == (code, ["tfm: the reason"])
     assert len({path.name[-1] for path in work_dir.glob("started*")}) == num_starts
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_processes_of_all_nodes_are_restarted(start, work_dir, port, failing):
+    text = (
+        _COUNT
+        + f"""
+from tfm.distributed.interruption import cause_of_restart
+if attempt < 2:
+    ready()
+    if rank == {failing}:
+        end_process("the disk is full")
+    end_process("rank lost the connection", is_consequence=True)
+(here / f"cause{{rank}}").write_text(cause_of_restart())
+"""
+    )
+    where = f"127.0.0.1:{port}"
+    nodes = [
+        start(text, processes=1, nodes=2, rank=rank, rendezvous=where, restarts=2, before=QUICK)
+        for rank in (0, 1)
+    ]
+    for rank, node in enumerate(nodes):
+        waits = f"node {rank} waits for the other nodes at {where}"
+        assert end(node) == (0, [waits] * 3)
+        assert (work_dir / f"cause{rank}").read_text() == "restart 2 of 2: the disk is full"
+        assert len(list(work_dir.glob(f"started{rank}-*"))) == 3
+
+
+@pytest.mark.parametrize(("recurs", "num_starts"), [(True, 1), (False, 2)])
+def test_no_node_is_restarted_in_vain(start, work_dir, port, recurs, num_starts):
+    text = (
+        _COUNT
+        + f"""
+ready()
+if rank == 1:
+    report_failure("what and where", recurs={recurs})
+    sys.exit(1)
+end_process("rank lost the connection", is_consequence=True)
+"""
+    )
+    where = f"127.0.0.1:{port}"
+    nodes = [
+        start(text, processes=1, nodes=2, rank=rank, rendezvous=where, restarts=1, before=QUICK)
+        for rank in (0, 1)
+    ]
+    for rank, node in enumerate(nodes):
+        code, [*_, line] = end(node)
+        assert (code, line) == (1, "tfm: what and where")
+        assert len(list(work_dir.glob(f"started{rank}-*"))) == num_starts
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_all_nodes_start_again_with_a_launcher_that_was_killed(start, work_dir, port, killed):
+    text = """
+from tfm.distributed.interruption import stop_with_launcher
+stop_with_launcher()
+number = len(list(here.glob(f"started{rank}-*")))
+(here / f"started{rank}-{number}").touch()
+if number == 0:
+    ready()
+    while all((here / f"started{other}-0").exists() for other in (0, 1)):
+        time.sleep(0.01)
+        other = int((here / f"ready{1 - rank}").read_text())
+        if not Path(f"/proc/{other}").exists():
+            end_process("rank lost the connection", is_consequence=True)
+"""
+    where = f"127.0.0.1:{port}"
+
+    def start_node(rank):
+        return start(
+            text, processes=1, nodes=2, rank=rank, rendezvous=where, restarts=1, before=QUICK
+        )
+
+    nodes = [start_node(rank) for rank in (0, 1)]
+    wait_until_all(work_dir, "ready*")
+    nodes[killed].kill()
+    again = start_node(killed)
+    assert end(nodes[1 - killed])[0] == 0
+    assert end(again)[0] == 0
+    assert len(list(work_dir.glob("started*"))) == 4
+    shutil.rmtree(work_dir.parent / "temporary")
+    (work_dir.parent / "temporary").mkdir()
 
 
 def test_a_signal_ends_a_restarted_run_without_the_failure_before(start, work_dir):

@@ -69,12 +69,13 @@ def _exit_process(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> int:
-    """Report a failure to the launcher, which prints it once, or to the user; return the code.
-
-    `is_consequence` tells the launcher that another process failed first.
-    """
-    if not report_failure(message, exit_code=exit_code, is_consequence=is_consequence):
+def _report_failure(
+    message: str, *, exit_code: int = 1, is_consequence: bool = False, recurs: bool = False
+) -> int:
+    """Report a failure to the launcher, which prints it once, or to the user; return the code."""
+    if not report_failure(
+        message, exit_code=exit_code, is_consequence=is_consequence, recurs=recurs
+    ):
         _print_error(f"tfm: {message}")
     return exit_code
 
@@ -82,7 +83,12 @@ def _report_failure(message: str, *, exit_code: int = 1, is_consequence: bool = 
 def _report_error(error: TfmError) -> int:
     """Report a user's mistake or a failure of a run, and return the exit code."""
     is_consequence = isinstance(error, LostPeersError)
-    code = _report_failure(str(error), exit_code=error.exit_code, is_consequence=is_consequence)
+    code = _report_failure(
+        str(error),
+        exit_code=error.exit_code,
+        is_consequence=is_consequence,
+        recurs=not error.restart_helps,
+    )
     if not error.restart_helps:
         prevent_restart()
     return code

@@ -127,7 +127,8 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
         # The store of a launcher still has the addresses of the processes before a restart.
         is_one_node = world.size == world.local_size
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_node else "0"
-        group.store = PrefixStore(f"attempt {attempt}", store)
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")  # differs after a restart by tfm's launcher
+        group.store = PrefixStore(f"run {run}, attempt {attempt}", store)
         dist.init_process_group(
             backend, store=group.store, rank=world.rank, world_size=world.size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,

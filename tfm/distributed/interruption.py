@@ -21,7 +21,9 @@ from tfm.errors import InterruptedRunError
 from tfm.world import current_world
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+_TORCHRUN_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+_RESTART = "TFM_RESTART"  # set by tfm's launcher: its number and cause, in words
+_ENDS_WITH_LAUNCHER = "TFM_ENDS_WITH_LAUNCHER"
 RESUME = "run the same command again to resume from the last checkpoint"
 
 
@@ -31,12 +33,18 @@ def has_launcher() -> bool:
 
 
 def report_failure(
-    message: str, *, exit_code: int = 1, is_consequence: bool = False, trace: str = ""
+    message: str,
+    *,
+    exit_code: int = 1,
+    is_consequence: bool = False,
+    recurs: bool = False,
+    trace: str = "",
 ) -> bool:
     """Report how this process ends to its launcher; only the first report counts.
 
     Return whether the launcher will print the message; if not, the caller has to. A failure is a
-    consequence if another process has failed before; only a bug has a trace. A process that has
+    consequence if another process has failed before, and recurs if a restart cannot help; only a
+    bug has a trace. A process that has
     saved and stopped for a signal reports an empty message.
     """
     if not has_launcher():
@@ -45,6 +53,7 @@ def report_failure(
         "timestamp": str(int(time.time())),
         "exit_code": exit_code,
         "is_consequence": is_consequence,
+        "recurs": recurs,
         **({"py_callstack": trace} if trace else {}),  # torchrun prints it even if it is empty
     }
     path = Path(os.environ[_ERROR_FILE])
@@ -60,12 +69,12 @@ def report_failure(
     return True
 
 
-def failures_in(attempt: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return messages and facts that the processes of an attempt have reported.
+def failures_in(log_dir: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return messages and facts that the processes of a launcher have reported.
 
     Consequences of other failures come last.
     """
-    files = (json.loads(path.read_bytes()) for path in attempt.rglob("error.json"))
+    files = (json.loads(path.read_bytes()) for path in log_dir.rglob("error.json"))
     return sorted(map(report_in, files), key=lambda each: each[1].get("is_consequence", True))
 
 
@@ -77,20 +86,19 @@ def report_in(error_file: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
+def announce_restart(number: int, limit: int, cause: str) -> None:
+    """Let the processes that this launcher starts next know why; the first start has no number."""
+    os.environ[_RESTART] = f"restart {number} of {limit}: {cause.removesuffix(f'; {RESUME}')}"
+
+
 def cause_of_restart() -> str | None:
-    """Return why the launcher has restarted the processes, in words; None if it has not."""
-    attempt, limit = (int(os.environ.get(name, 0)) for name in _RESTARTS)
-    if not attempt:
-        return None
-    attempts = Path(os.environ[_ERROR_FILE]).parents[2]
-    reports = failures_in(attempts / f"attempt_{attempt - 1}")
-    causes = [text for text, facts in reports if text and not facts.get("is_consequence")]
-    return f"restart {attempt} of {limit}: {causes[0] if causes else 'a process was killed'}"
+    """Return why tfm's launcher has restarted the processes, in words; None if it has not."""
+    return os.environ.get(_RESTART)
 
 
 def prevent_restart() -> None:
-    """Make the launcher end instead of restarting this process, whose failure would recur."""
-    attempt, limit = (int(os.environ.get(name, 0)) for name in _RESTARTS)
+    """Make torchrun end instead of restarting this process, whose failure would recur."""
+    attempt, limit = (int(os.environ.get(name, 0)) for name in _TORCHRUN_RESTARTS)
     if has_launcher() and attempt < limit:
         os.kill(os.getppid(), signal.SIGTERM)
 
@@ -208,6 +216,14 @@ class StopRequests:
         reader.close()
 
 
+def end_with_launcher() -> None:
+    """Let processes that are started next end at once, without saving, if this launcher dies.
+
+    Else they would save and stop those of other nodes with them, which are to be restarted.
+    """
+    os.environ[_ENDS_WITH_LAUNCHER] = "1"
+
+
 def stop_with_launcher() -> None:
     """Stop this process as if by SIGTERM if its launcher dies: nothing else would end it."""
     if has_launcher():
@@ -217,6 +233,8 @@ def stop_with_launcher() -> None:
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
+    if _ENDS_WITH_LAUNCHER in os.environ:
+        end_process("the launcher of this process has ended", is_consequence=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVING_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

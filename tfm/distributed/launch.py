@@ -1,7 +1,4 @@
-"""Start the processes of a run with torch's launcher, and report their failure as one error.
-
-The launchers of several nodes tell each other when one of them ends early, and why.
-"""
+"""Start the processes of a run with torch's launcher, and report their failure as one error."""
 
 import contextlib
 import logging
@@ -11,10 +8,7 @@ import socket
 import struct
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,99 +23,24 @@ from tfm.distributed.interruption import (
     RESUME,
     SAVING_SECONDS,
     StopRequests,
+    announce_restart,
+    end_with_launcher,
     failures_in,
     report_in,
 )
+from tfm.distributed.nodes import Attempt, Nodes
 from tfm.distributed.placement import Placement
 from tfm.errors import InterruptedRunError, LostPeersError, TrainingError
-from tfm.reporting import say
-
-_POLL_SECONDS = 2.0
-# After another node has ended, the processes of this node have this time to end before they are
-# stopped.
-_GRACE_SECONDS = 10.0
-_CAUSE_SECONDS = 3.0  # to connect, to wait for the cause, and to let the others read it
-_ENDED, _CAUSE = "ended", "cause"  # keys of the store
-
-
-class OtherNodes:
-    """A context manager that ends this node's launcher soon after another node's has ended.
-
-    Its processes notice that by themselves, unless one is frozen (SIGSTOP, a dead file server). If
-    they still run after a while, the launcher gets a SIGTERM. If the launcher fails because
-    processes of other nodes were lost, the error of the node that failed first is raised instead.
-
-    The launchers share the store of the rendezvous, which ends with the launcher of node 0.
-
-    Attributes:
-        have_ended: Whether this launcher was stopped because another one had ended.
-    """
-
-    def __init__(self, endpoint: str, *, node_rank: int) -> None:
-        self.have_ended = False
-        host, _, port = endpoint.rpartition(":")
-        self._address = host.strip("[]"), int(port)
-        self._node_rank = node_rank
-        self._is_leaving = threading.Event()
-
-    def __enter__(self) -> "OtherNodes":
-        threading.Thread(target=self._follow, daemon=True).start()
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._is_leaving.set()
-        cause = b""
-        # Node 0 has ended, or no node has given a cause.
-        with contextlib.suppress(OSError, dist.DistError):
-            if error is not None:
-                store = self._connect()
-                store.set(_ENDED, "")
-                if isinstance(error, LostPeersError):
-                    cause = store.get(_CAUSE)
-                elif isinstance(error, TrainingError):
-                    store.set(_CAUSE, str(error))
-        if isinstance(error, TrainingError) and self._node_rank == 0:
-            time.sleep(_CAUSE_SECONDS)
-        if cause:
-            raise TrainingError(cause.decode()) from None
-
-    def _follow(self) -> None:
-        """Stop this launcher if another one has ended."""
-        store, has_connected = None, False
-        while not self._is_leaving.wait(_POLL_SECONDS):
-            try:
-                store = store or self._connect()
-                has_connected = True
-                if store.check([_ENDED]):
-                    break
-            except dist.DistError:
-                store = None
-            except ConnectionRefusedError:
-                if has_connected:  # node 0 has ended; before, it has not started
-                    break
-            except OSError:  # the network is down, which the processes notice
-                continue
-        if not self._is_leaving.wait(_GRACE_SECONDS):
-            self.have_ended = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def _connect(self) -> Any:
-        """Connect to the store; raise OSError or DistError if that fails."""
-        # torch would log at length that nobody listens.
-        socket.create_connection(self._address, _CAUSE_SECONDS).close()
-        return dist.TCPStore(  # type: ignore[attr-defined]  # no stub
-            *self._address, timeout=timedelta(seconds=_CAUSE_SECONDS), wait_for_workers=False
-        )
-
 
 _JOIN_SECONDS = 600
 
 
 def launch(
-    placement: Placement, command: Sequence[str], *, join_seconds: int = _JOIN_SECONDS
+    placement: Placement, command: Sequence[str], *, join_seconds: float = _JOIN_SECONDS
 ) -> int:
     """Run a command in several processes, as torchrun does, until all have ended.
 
+    After a failure, those of all nodes are started again, as often as the placement allows it.
     torch forwards signals to the processes, and ends all of them if one fails. It changes the
     environment and the signal handlers of this process, which should do nothing else.
     `join_seconds` limits the wait for other nodes.
@@ -135,61 +54,73 @@ def launch(
         InterruptedRunError: A signal has stopped the processes before they could save.
     """
     num_processes = placement.num_local_processes()
-    port = get_free_port()  # type: ignore[no-untyped-call]
-    endpoint = placement.rendezvous or f"127.0.0.1:{port}"
     _set_environment(placement, num_processes)
     # These logs repeat each failure and signal for each process.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
     signals = _signals_to_handle()
-    if signal.SIGINT.name in signals:
-        # torch waits for the other nodes in C++, where Python does not see Ctrl-C; torch handles it
-        # as soon as it has started the processes.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if placement.nodes > 1:
-        say(f"node {placement.node_rank} waits for the other nodes at {endpoint}")
+    nodes = Nodes(placement, join_seconds=join_seconds) if placement.nodes > 1 else None
+    number = 0
+    while True:
+        # Until torch has started the processes, a signal ends this one: Python would not see it
+        # while torch waits for the other nodes.
+        for name in signals:
+            signal.signal(signal.Signals[name], signal.SIG_DFL)
+        attempt = nodes.meet(number) if nodes else None
+        number = attempt.number if attempt else number
+        try:
+            return _run(placement, num_processes, signals, command, attempt)
+        except TrainingError as error:
+            if number >= placement.restarts or not error.restart_helps:
+                raise
+            number += 1
+            announce_restart(number, placement.restarts, str(error))
+
+
+def _run(
+    placement: Placement,
+    num_processes: int,
+    signals: Sequence[str],
+    command: Sequence[str],
+    attempt: Attempt | None,
+) -> int:
+    """Start the processes once; return the exit code, and raise, as `launch` does."""
+    port = get_free_port()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="tfm-") as log_dir:
         config = LaunchConfig(
             min_nodes=placement.nodes,
             max_nodes=placement.nodes,
             nproc_per_node=num_processes,
-            run_id="tfm",
-            # Unlike c10d, this backend unpickles nothing that comes over the network, and needs
-            # no answer from node 0 to notice that a local process has failed.
+            run_id=attempt.name if attempt else "tfm",
+            # Unlike c10d, this backend unpickles nothing that comes over the network, needs no
+            # answer from node 0 to notice that a local process has failed, and keeps the ranks of
+            # nodes. It does not restart the processes of other nodes: `launch` does.
             rdzv_backend="static",
-            rdzv_endpoint=endpoint,
-            rdzv_configs={"rank": placement.node_rank, "timeout": join_seconds},
-            max_restarts=placement.restarts,
+            rdzv_endpoint=placement.rendezvous or f"127.0.0.1:{port}",
+            rdzv_configs={"rank": placement.node_rank, "timeout": _JOIN_SECONDS},
+            max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
-        others = (
-            OtherNodes(endpoint, node_rank=placement.node_rank) if placement.nodes > 1 else None
-        )
         try:
-            with others or contextlib.nullcontext():
-                _run(config, command)
+            with attempt or contextlib.nullcontext():
+                _watch(config, command)
         except SignalException as stopped:
-            reason = "stopped before the run could save"
-            if others is not None and others.have_ended:
-                reason = "another node has ended; a process of this one did not, and was killed"
-            return _exit_code_after(stopped.sigval, Path(log_dir), if_unsaved=reason)
-        except dist.DistError as error:
-            reason = str(error).partition("\n")[0]
-            raise TrainingError(
-                f"the nodes did not meet at {endpoint} within {join_seconds} s ({reason}): start "
-                "the same command on each node, with its own --node-rank from 0, and check that "
-                "--rendezvous is an address of node 0 with a free port, which the others can reach"
-            ) from None
+            has_lost_peers = attempt is not None and attempt.have_ended
+            return _exit_code_after(stopped.sigval, Path(log_dir), has_lost_peers=has_lost_peers)
     return 0
 
 
-def _run(config: LaunchConfig, command: Sequence[str]) -> None:
+def _watch(config: LaunchConfig, command: Sequence[str]) -> None:
+    """Start the processes, and wait until all have ended."""
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as failed:
         raise _root_cause(failed.failures) from None
+    except dist.DistError as error:
+        reason = str(error).partition("\n")[0]
+        raise LostPeersError(f"the other nodes cannot be reached ({reason}); {RESUME}") from None
 
 
 def _set_environment(placement: Placement, num_processes: int) -> None:
@@ -201,6 +132,8 @@ def _set_environment(placement: Placement, num_processes: int) -> None:
     # script does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
+    if placement.nodes > 1 and placement.restarts:
+        end_with_launcher()
     if placement.nodes > 1 and (interface := _interface_towards(placement.rendezvous)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
@@ -262,8 +195,7 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
     failure = failures[rank]
     message, facts = report_in(failure.error_file_data)
     if message and not facts.get("py_callstack"):
-        kind = LostPeersError if facts["is_consequence"] else TrainingError
-        return kind(message, exit_code=facts["exit_code"])
+        return _reported_error(message, facts)
     if message:
         sys.stderr.write(facts["py_callstack"])
         problem = f"hit a bug: {message}"
@@ -274,20 +206,36 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
     else:
         problem = f"exited with code {failure.exitcode} without an error message"
     host = os.uname().nodename
-    return TrainingError(f"rank {rank} (host {host}, process {failure.pid}) {problem}; {RESUME}")
+    error = TrainingError(f"rank {rank} (host {host}, process {failure.pid}) {problem}; {RESUME}")
+    error.restart_helps = True
+    return error
 
 
-def _exit_code_after(number: signal.Signals, log_dir: Path, *, if_unsaved: str) -> int:
+def _exit_code_after(number: signal.Signals, log_dir: Path, *, has_lost_peers: bool) -> int:
     """Return the exit code after a signal for which the processes have saved and stopped.
 
-    Raises TrainingError if one has failed to save, and InterruptedRunError if none has saved.
+    Raises:
+        TrainingError: One has failed to save, or another node has ended before.
+        InterruptedRunError: None has saved.
     """
-    attempts = sorted(log_dir.glob("*/attempt_*"), key=lambda path: int(path.name[8:]))
-    reports = failures_in(attempts[-1]) if attempts else []
+    reports = failures_in(log_dir)
     for message, facts in reports:
         if message:
-            raise TrainingError(message, exit_code=facts["exit_code"])
+            raise _reported_error(message, facts)
     exit_code = StopRequests.EXIT_CODES[number]
+    if not reports and has_lost_peers:
+        raise LostPeersError(
+            f"another node has ended; a process of this one did not, and was killed: {RESUME}"
+        )
     if not reports:
-        raise InterruptedRunError(f"{if_unsaved}: {RESUME}", exit_code=exit_code or 1)
+        reason = f"stopped before the run could save: {RESUME}"
+        raise InterruptedRunError(reason, exit_code=exit_code or 1)
     return exit_code
+
+
+def _reported_error(message: str, facts: Mapping[str, Any]) -> TrainingError:
+    """Return the error that a process has reported."""
+    kind = LostPeersError if facts["is_consequence"] else TrainingError
+    error = kind(message, exit_code=facts["exit_code"])
+    error.restart_helps = not facts["recurs"]
+    return error

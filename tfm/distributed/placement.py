@@ -49,7 +49,7 @@ class Placement:
         problems = [
             *device_problems,
             *_node_problems(nodes, node_rank, rendezvous),
-            *_restart_problems(restarts, nodes),
+            *_restart_problems(restarts),
         ]
         if problems:
             raise UsageError("; ".join(problems))
@@ -124,14 +124,9 @@ def _device_problems(gpus: str | None, processes: int | None, device: str | None
         yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
 
 
-def _restart_problems(restarts: int | None, nodes: int | None) -> Iterator[str]:
+def _restart_problems(restarts: int | None) -> Iterator[str]:
     if restarts is not None and not 0 <= restarts <= _MAX_RESTARTS:
         yield f"--restarts is {shown(restarts)}, but must be from 0 to {_MAX_RESTARTS}"
-    elif restarts and (nodes or 1) > 1:
-        yield (
-            "--restarts restarts the processes of one machine: with --nodes, leave it out, and "
-            "start the same command again on all of them, as examples/wmt14/slurm.sh does"
-        )
 
 
 def _node_problems(
