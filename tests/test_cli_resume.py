@@ -55,7 +55,7 @@ def test_a_run_resumes_on_the_dataset_that_it_was_last_trained_on(
 
 def test_a_damaged_record_of_the_dataset_is_one_line(run, run_dir, data_dir):
     (run_dir / "data.json").write_text("{")
-    message = f"{run_dir}/data.json is damaged, .*: name the dataset .* DATA --run {run_dir}"
+    message = f"{run_dir}/data.json is damaged .*: name the dataset .* DATA --run {run_dir}"
     run.fails(1, message, "train", "--run", run_dir)
     run.ok("train", data_dir, "--run", run_dir)
     assert trained_on(run_dir) == data_dir

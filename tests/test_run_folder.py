@@ -104,7 +104,7 @@ def test_a_damaged_record_of_runs_names_none(tmp_path, content):
 def test_a_damaged_record_of_the_dataset_is_named_with_the_remedy(tmp_path, content):
     (tmp_path / "data.json").write_text(content)
     with pytest.raises(
-        DataError, match=r"data\.json is damaged.*: name the .* tfm train DATA --run"
+        DataError, match=r"data\.json (is damaged|has format).*: name the .* tfm train DATA --run"
     ):
         trained_on(tmp_path)
 

@@ -14,7 +14,7 @@ import mmap
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tfm.data.manifest import Language, TrainingText
 from tfm.data.subword import EOS
 from tfm.errors import DataError, tfm_command
-from tfm.storage.files import read_record, write_json
+from tfm.storage.files import read_record, write_record
 
 FORMAT = 3
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
@@ -171,7 +171,7 @@ class DatasetIndex:
 
     def save(self, bin_dir: Path) -> None:
         """Write the index."""
-        write_json(bin_dir / "dataset.json", {"format": FORMAT, **asdict(self)})
+        write_record(bin_dir / "dataset.json", self, format_=FORMAT)
 
 
 def _inconsistency(index: DatasetIndex) -> str | None:

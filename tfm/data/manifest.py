@@ -11,7 +11,7 @@ from tfm.config import FIRST_NORMALIZATION, Normalization, Settings, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
-from tfm.storage.files import have_sizes, read_record, sha256_of, write_json
+from tfm.storage.files import have_sizes, read_record, sha256_of, write_record
 from tfm.storage.paths import DATA_ROOT, where_instead
 
 FORMAT = 1
@@ -274,7 +274,7 @@ class Manifest:
 
     def save(self) -> None:
         """Write the manifest."""
-        write_json(self.data_dir / "manifest.json", {"format": FORMAT, **asdict(self._content)})
+        write_record(self.data_dir / "manifest.json", self._content, format_=FORMAT)
 
     def inputs(self, step: str) -> dict[str, Any] | None:
         """Return the recorded inputs of a step; None if it was not done."""

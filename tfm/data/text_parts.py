@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
@@ -16,7 +16,7 @@ from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
 from tfm.data.text import BytesPair, read_pairs
 from tfm.errors import DataError, UsageError
-from tfm.storage.files import atomic_write, have_sizes, read_record, write_json
+from tfm.storage.files import atomic_write, have_sizes, read_record, write_record
 from tfm.storage.lock import lock_folder
 
 SHARE_RECORD = "text.json"
@@ -136,7 +136,7 @@ class ShareRecord:
 
     def save(self, folder: Path) -> None:
         """Write the record into the folder of the share."""
-        write_json(folder / SHARE_RECORD, {"format": _FORMAT, **asdict(self)})
+        write_record(folder / SHARE_RECORD, self, format_=_FORMAT)
 
 
 class JoinedShares:

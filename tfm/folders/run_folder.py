@@ -1,11 +1,13 @@
 """Run folders: where their checkpoints are, and what they record besides these."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
-from tfm.storage.files import is_same_file, read_json, write_json
+from tfm.storage.files import is_same_file, read_record, write_record
 
 DATA, DATA_FORMAT = "data.json", 1
 RUNS, RUNS_FORMAT = "runs.json", 1  # in a dataset
@@ -13,6 +15,21 @@ SETTINGS, METRICS = "config.toml", "metrics.jsonl"
 PREFIX, _NUM_DIGITS = "step-", 8  # at least
 _NAME = re.compile(rf"{PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
 DAMAGED = "damaged-"  # before the name of a checkpoint that was set aside
+
+
+@dataclass(frozen=True)
+class _TrainedOn:
+    """The record of the dataset of a run, as the user named it."""
+
+    data_dir: str
+
+
+@dataclass(frozen=True)
+class _DatasetRuns:
+    """The record of the runs of a dataset: which content of it each needs to be resumed."""
+
+    data_dir: str
+    runs: Mapping[str, str]
 
 
 def is_run(folder: Path) -> bool:
@@ -58,15 +75,15 @@ def check_new_run(run_dir: Path) -> None:
 
 def record_dataset(run_dir: Path, data_dir: Path) -> None:
     """Write the dataset of a run, as the user gave it, so that the run resumes on it."""
-    write_json(run_dir / DATA, {"format": DATA_FORMAT, "data_dir": str(data_dir)})
+    write_record(run_dir / DATA, _TrainedOn(str(data_dir)), format_=DATA_FORMAT)
 
 
 def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
     """Write to a dataset, if that is possible, which content of it a run needs to be resumed."""
     runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
-    record = {"format": RUNS_FORMAT, "data_dir": str(data_dir.absolute()), "runs": runs}
+    record = _DatasetRuns(str(data_dir.absolute()), runs)
     with suppress(OSError, UsageError):
-        write_json(data_dir / RUNS, record)
+        write_record(data_dir / RUNS, record, format_=RUNS_FORMAT)
 
 
 def recorded_runs(data_dir: Path) -> dict[str, str]:
@@ -75,14 +92,12 @@ def recorded_runs(data_dir: Path) -> dict[str, str]:
     There are none if it is a copy of the dataset that did.
     """
     try:
-        record = read_json(data_dir / RUNS)
+        record = read_record(data_dir / RUNS, _DatasetRuns, format_=RUNS_FORMAT, advice="remove it")
     except (DataError, OSError):
         return {}
-    original, runs = Path(str(record.get("data_dir"))), record.get("runs")
+    original = Path(record.data_dir)
     is_copy = original.exists() and not is_same_file(original, data_dir)
-    if is_copy or record.get("format") != RUNS_FORMAT or not isinstance(runs, dict):
-        return {}
-    return {run: str(needed) for run, needed in runs.items()}
+    return {} if is_copy else dict(record.runs)
 
 
 def trained_on(run_dir: Path) -> Path | None:
@@ -94,17 +109,9 @@ def trained_on(run_dir: Path) -> Path | None:
     path = run_dir / DATA
     if not path.exists():
         return None
-    try:
-        record = read_json(path)
-    except DataError:
-        record = {}
-    data_dir = record.get("data_dir")
-    if record.get("format") != DATA_FORMAT or not isinstance(data_dir, str):
-        raise DataError(
-            f"{path} is damaged, or not of format {DATA_FORMAT}, which this tfm reads: name the "
-            f"dataset of the run, as in {tfm_command('train', 'DATA', '--run', run_dir)}"
-        )
-    return Path(data_dir)
+    command = tfm_command("train", "DATA", "--run", run_dir)
+    advice = f"name the dataset of the run, as in {command}"
+    return Path(read_record(path, _TrainedOn, format_=DATA_FORMAT, advice=advice).data_dir)
 
 
 def newest_run(runs_dir: Path) -> Path:

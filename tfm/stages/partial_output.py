@@ -7,25 +7,25 @@ import io
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tfm.config.schema import from_table
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.inference.steps import Segment
 from tfm.storage.files import (
     make_directory,
     output_target,
-    read_json,
+    read_record,
     size_of,
     sync_directory,
-    write_json,
+    write_record,
 )
 
 FORMAT = 1
 _RECORD_SECONDS = 1.0  # between two records
+_ADVICE = "delete it, or choose another name with --output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,12 @@ class _Record:
     """The content of FILE.partial.
 
     Attributes:
-        format: Version of this format.
         settings: What decides the output besides the text.
         num_lines: Number of lines of text whose output is complete.
         num_bytes: Size of their output.
         sha256: Digest of these lines of text.
     """
 
-    format: int
     settings: Mapping[str, Any]
     num_lines: int
     num_bytes: int
@@ -155,12 +153,11 @@ class PartialOutput:
             UsageError: Its settings are others, or the record does not belong to FILE.partial.
         """
         try:
-            table = read_json(self._record_path)
-            if (written := table.get("format")) != FORMAT:
-                raise self._refusal(f"its record has format {written}, not {FORMAT}")
-            record = from_table(_Record, table)
-        except (OSError, ValueError, DataError) as error:
-            raise self._refusal(f"its record {self._record_path} is missing or damaged") from error
+            record = read_record(self._record_path, _Record, format_=FORMAT, advice=_ADVICE)
+        except OSError as error:
+            raise self._refusal(f"its record {self._record_path} is missing") from error
+        except DataError as error:
+            raise UsageError(f"cannot continue {self.path}: {error}") from error
         if not record.num_lines:
             return
         if record.num_bytes > size_of(self.path):
@@ -178,10 +175,7 @@ class PartialOutput:
         self._committed = record.sha256
 
     def _refusal(self, reason: str) -> UsageError:
-        return UsageError(
-            f"cannot continue {self.path}: {reason}; delete it, or choose another name with "
-            "--output"
-        )
+        return UsageError(f"cannot continue {self.path}: {reason}; {_ADVICE}")
 
     def _stop(self, error: BaseException) -> None:
         """Keep what is complete, for a later call."""
@@ -199,13 +193,12 @@ class PartialOutput:
 
     def _write_record(self) -> None:
         record = _Record(
-            format=FORMAT,
             settings=self._settings,
             num_lines=self.num_lines,
             num_bytes=self._num_bytes,
             sha256=self._committed,
         )
-        write_json(self._record_path, asdict(record))
+        write_record(self._record_path, record, format_=FORMAT)
         self._recorded_at = time.monotonic()
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -242,14 +243,19 @@ def write_json(path: Path, value: Any) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def write_record(path: Path, record: Any, *, format_: int) -> None:
+    """Write a dataclass to a JSON file, with the number of its "format", for `read_record`."""
+    write_json(path, {"format": format_, **asdict(record)})
+
+
+def read_json(path: Path, *, advice: str = "delete it and create it again") -> dict[str, Any]:
     """Read a JSON object that `write_json` wrote.
 
     Raises:
-        DataError: The file is not a JSON object.
+        DataError: The file is not a JSON object; the message ends with the advice.
     """
     if path.exists() and not path.is_file():  # reading a pipe would block
-        raise DataError(f"{path} is not a file: delete it and create it again")
+        raise DataError(f"{path} is not a file: {advice}")
     with path.open("rb") as file:
         content = file.read(_MAX_JSON_BYTES + 1)
     try:
@@ -259,17 +265,17 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}): delete it and create it again") from error
+        raise DataError(f"{path} is damaged ({error}): {advice}") from error
     return value
 
 
 def read_record(path: Path, kind: type[T], *, format_: int, advice: str) -> T:
-    """Read a dataclass from a JSON object that `write_json` wrote, with its "format".
+    """Read a dataclass from a JSON file that `write_record` wrote.
 
     Raises:
         DataError: The file is damaged or of another format; the message ends with the advice.
     """
-    record = read_json(path)
+    record = read_json(path, advice=advice)
     if (written := record.pop("format", None)) != format_:
         problem = f"has format {shown(written)}, but this tfm reads format {format_}"
         raise DataError(f"{path} {problem}: {advice}")
