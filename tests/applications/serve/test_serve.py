@@ -35,8 +35,9 @@ from tfm.inference.steps import Output
 
 pytest.importorskip("uvicorn")
 from tfm.applications.serve.app import Service
+from tfm.applications.serve.queue import SentenceCache, TranslationQueue
 from tfm.applications.serve.requests import digest_of
-from tfm.applications.serve.served_models import Route, ServedModel, TranslationQueue, routes_of
+from tfm.applications.serve.served_models import Route, ServedModel, routes_of
 from tfm.applications.serve.server import new_server
 from tfm.commands.translator import Translator
 
@@ -112,7 +113,7 @@ def address(start, model):
     return start(routes_of([model]))
 
 
-def stand_in(translate, config=DEFAULT):
+def stand_in(translate, config=DEFAULT, cache=None):
     """A route whose translations a function computes, in a thread as those of models."""
     queue = TranslationQueue(
         translate,
@@ -125,7 +126,7 @@ def stand_in(translate, config=DEFAULT):
     model = SimpleNamespace(
         queue=queue, info=info, thread=ThreadPoolExecutor(1), aligner=lambda _: aligner
     )
-    route = Route(model, "en", "de", SearchConfig())
+    route = Route(model, "en", "de", SearchConfig(), cache)
     return {("en", "de"): route}
 
 
@@ -302,6 +303,40 @@ def test_languages_are_detected_among_those_that_are_served(start):
     _, answer = address.post("/translate", {"q": german, "source": "auto", "target": "DE"})
     assert answer["translatedText"] == german
     assert answer["detectedLanguage"]["language"] == "de"
+
+
+def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):
+    def translate(lines, config):
+        return [
+            [replace(translation(f"[{line}]"), confidence=int(line[1:]) / 10)] for line in lines
+        ]
+
+    q = ["a9\na3", "a7", "!"]
+    _, answer = start(stand_in(translate)).post("/translate", {"q": q, **PAIR})
+    texts = ["[a9]\n[a3]", "[a7]", "!"]
+    assert answer == {"translatedText": texts, "confidence": [0.3, 0.7, None]}
+    address = start(stand_in(translate), ServeConfig(min_confidence=0.5))
+    _, answer = address.post("/translate", {"q": q, **PAIR})
+    assert answer["translatedText"] == ["a9\na3", "[a7]", "!"]
+    assert answer["isTranslated"] == [False, True, True]
+
+
+def test_a_sentence_that_is_known_is_not_translated_again(start):
+    translated = []
+
+    def translate(lines, config):
+        translated.extend(lines)
+        return upper(lines, config)
+
+    address = start(stand_in(translate, cache=SentenceCache(max_characters=60)))
+    for q in ("a\nb\na", "b", "c" * 10, "b"):
+        assert address.post("/translate", {"q": q, **PAIR})[1] == {"translatedText": q.upper()}
+    assert translated == ["a", "b", "c" * 10]
+    address.post("/translate", {"q": "b", **PAIR, "alternatives": 1})
+    assert translated[3:] == ["b"]  # other settings
+    address.post("/translate", {"q": "d" * 20, **PAIR})  # now only this and "b" have room
+    address.post("/translate", {"q": "a\nb", **PAIR})
+    assert translated[4:] == ["d" * 20, "a", "b"]
 
 
 def test_html_keeps_its_tags(start, model):

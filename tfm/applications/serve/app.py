@@ -1,16 +1,13 @@
-"""The LibreTranslate protocol over HTTP, with a page and Prometheus metrics."""
+"""The LibreTranslate protocol over HTTP, with a page."""
 
 import asyncio
 import base64
 import hashlib
 import re
-import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from itertools import accumulate, chain
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,9 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Endpoint
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tfm.applications.serve.files import TranslatedFiles
+from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
+from tfm.applications.serve.queue import TranslationQueue
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
     TranslationRequest,
@@ -33,7 +32,7 @@ from tfm.applications.serve.requests import (
     read_fields,
     text_of,
 )
-from tfm.applications.serve.served_models import Route, TranslationQueue
+from tfm.applications.serve.served_models import Route
 from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
@@ -69,70 +68,6 @@ def _source(page: str, element: str) -> str:
     [content] = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"
-
-
-# Upper limits of the times to answer, in seconds.
-_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class RequestMetrics:
-    """ASGI middleware that counts requests and measures the time to answer them.
-
-    Args:
-        app: The application.
-        paths: The paths to count by themselves; others are counted together.
-    """
-
-    def __init__(self, app: ASGIApp, paths: Iterable[str]) -> None:
-        self._app, self._paths = app, frozenset(paths)
-        self._counts: Counter[tuple[str, int]] = Counter()  # by path and status
-        self._durations = [0] * (len(_BUCKETS) + 1)  # of successful translations
-        self._seconds = 0.0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = time.monotonic()
-        path = scope["path"] if scope["path"] in self._paths else "other"
-
-        async def count(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._counts[path, message["status"]] += 1
-                if path == "/translate" and message["status"] == 200:
-                    seconds = time.monotonic() - started
-                    self._durations[bisect_left(_BUCKETS, seconds)] += 1
-                    self._seconds += seconds
-            await send(message)
-
-        await self._app(scope, receive, count)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of all metrics, in the text format of Prometheus."""
-        counts = {
-            f'{{path="{path}",status="{status}"}}': count
-            for (path, status), count in sorted(self._counts.items())
-        }
-        yield from metric("tfm_requests_total", "Answered requests.", counts)
-        name = "tfm_translate_seconds"
-        numbers = list(accumulate(self._durations))
-        limits = [*(f"{limit:g}" for limit in _BUCKETS), "+Inf"]
-        yield f"# HELP {name} Time to answer the translations that succeeded."
-        yield f"# TYPE {name} histogram"
-        for limit, number in zip(limits, numbers, strict=True):
-            yield f'{name}_bucket{{le="{limit}"}} {number}'
-        yield f"{name}_sum {self._seconds:.6f}"
-        yield f"{name}_count {numbers[-1]}"
-
-
-def metric(name: str, meaning: str, samples: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of a metric: a counter if its name ends with _total, or else a gauge."""
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
-    for labels, value in samples.items():
-        yield f"{name}{labels} {value}"
 
 
 Answer = TypeVar("Answer")
@@ -201,10 +136,19 @@ class Service:
                 raise HTTPException(
                     400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
                 )
-            work = route.translate(asked.texts, n_best=n_best, format=asked.format)
-            found = await _answered(request, work, self._config.answer_seconds)
+            with route.model.queue.place():
+                work = route.translate(asked.texts, n_best=n_best, format=asked.format)
+                found = await _answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
+        confidences = [_confidence(best) for best, *_ in found]
+        if any(each is not None for each in confidences):
+            answers["confidence"] = confidences
+        if (least := self._config.min_confidence) is not None:
+            is_low = [each is not None and each < least for each in confidences]
+            pairs = zip(asked.texts, answers["translatedText"], is_low, strict=True)
+            answers["translatedText"] = [text if low else best for text, best, low in pairs]
+            answers["isTranslated"] = [not low for low in is_low]
         if asked.num_alternatives:
             answers["alternatives"] = [others for _, *others in texts]
         if detected is not None:
@@ -222,8 +166,9 @@ class Service:
         name, text_format, text = file_of(fields, self._config)
         route, _ = await self._find_route(source, target, text)
         if route is not None and text:
-            work = route.translate([text], n_best=1, format=text_format)
-            [[output]] = await _answered(request, work, self._config.answer_seconds)
+            with route.model.queue.place():
+                work = route.translate([text], n_best=1, format=text_format)
+                [[output]] = await _answered(request, work, self._config.answer_seconds)
             text = output.text
         stem, dot, ending = name.rpartition(".")
         name = f"{stem}_{target}{dot}{ending}"
@@ -249,10 +194,11 @@ class Service:
         if not sentences:
             raise HTTPException(400, "q has no letters: send a sentence")
         sentence = sentences[0]
-        work = route.search_lines([sentence], n_best=n_best)
-        [found] = await _answered(request, work, self._config.answer_seconds)
-        attention = route.attention(sentence, asked.translation or found[0].text)
-        maps = await _answered(request, attention, self._config.answer_seconds)
+        with route.model.queue.place():
+            work = route.search_lines([sentence], n_best=n_best)
+            [found] = await _answered(request, work, self._config.answer_seconds)
+            attention = route.attention(sentence, asked.translation or found[0].text)
+            maps = await _answered(request, attention, self._config.answer_seconds)
         return JSONResponse(
             {
                 "translations": [
@@ -376,6 +322,12 @@ class Service:
         for name, meaning, value in metrics:
             lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
+
+
+def _confidence(translation: Output) -> float | None:
+    """Return the lowest confidence of the sentences of a translation; None if none has one."""
+    found = [part.confidence for _, part in translation.parts if part.confidence is not None]
+    return round(min(found), 3) if found else None
 
 
 def _untranslated(text: str) -> Output:

@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from starlette.exceptions import HTTPException
-
+from tfm.applications.serve.queue import SentenceCache, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import tagged_language, untagged
@@ -26,135 +25,6 @@ from tfm.inference.steps import Output, Segment, Step
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
-
-# Returns the `n_best` translations of each line, best first.
-Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
-
-
-@dataclass(eq=False)
-class _Job:
-    """The lines of a request; the first `num_taken` are translated or in the current batch."""
-
-    lines: Sequence[str]
-    config: SearchConfig
-    answer: "asyncio.Future[list[list[Output]]]"
-    outputs: list[list[Output]] = field(default_factory=list)
-    num_taken: int = 0
-
-    @property
-    def has_more(self) -> bool:
-        """Whether lines are left to translate, and the client still waits."""
-        return self.num_taken < len(self.lines) and not self.answer.done()
-
-    def num_characters(self) -> int:
-        """Return the number of characters to take."""
-        return sum(map(len, self.lines[self.num_taken :]))
-
-    def take(self, num_characters: int) -> Sequence[str]:
-        """Return the next line, and those after it of at most as many characters together."""
-        start = self.num_taken
-        for line in self.lines[start:]:
-            num_characters -= len(line)
-            if num_characters < 0 and self.num_taken > start:
-                break
-            self.num_taken += 1
-        return self.lines[start : self.num_taken]
-
-
-class TranslationQueue:
-    """Requests that wait for a model; all methods are called in one event loop.
-
-    While the thread translates a batch, further requests arrive, which form the next batch. Each
-    request gets an equal share of its characters, so that long texts do not delay short ones.
-
-    Args:
-        translate: Translates lines with the model; runs in the thread.
-        thread: The only thread that computes with the model.
-        batch_characters: Maximum number of characters of a batch, unless a single line is longer.
-        max_requests: Maximum number of requests that wait or are translated.
-    """
-
-    def __init__(
-        self, translate: Translate, thread: Executor, *, batch_characters: int, max_requests: int
-    ) -> None:
-        self._translate, self._thread = translate, thread
-        self._batch_characters, self._max_requests = batch_characters, max_requests
-        self._jobs: list[_Job] = []
-        self._task: asyncio.Task[None] | None = None
-        self.num_batches = self.num_lines = 0
-
-    def __len__(self) -> int:
-        """Return the number of requests that wait or are translated."""
-        return len(self._jobs)
-
-    async def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
-        """Translate the lines of a request; cancelling drops the lines that are left.
-
-        Raises:
-            HTTPException: Too many requests wait.
-            TfmError: The model cannot translate a line.
-        """
-        if not lines:
-            return []
-        if len(self._jobs) >= self._max_requests:
-            message = f"{self._max_requests:,} requests wait already: try again later"
-            raise HTTPException(503, message, {"Retry-After": "1"})
-        job = _Job(lines, config, asyncio.get_running_loop().create_future())
-        self._jobs.append(job)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._translate_all())
-        try:
-            return await job.answer
-        finally:
-            self._jobs.remove(job)
-
-    async def _translate_all(self) -> None:
-        while parts := self._next_batch():
-            await self._translate_batch(parts)
-
-    def _next_batch(self) -> list[tuple[_Job, Sequence[str]]]:
-        """Take lines for a batch, of the job that waited longest and others with its settings."""
-        waiting = [job for job in self._jobs if job.has_more]
-        chosen: list[_Job] = []
-        num_free = self._batch_characters
-        for job in waiting:
-            if job.config == waiting[0].config:
-                num_free -= len(job.lines[job.num_taken])
-                if num_free < 0 and chosen:
-                    break
-                chosen.append(job)
-        parts = []
-        num_free = self._batch_characters
-        for position, job in enumerate(sorted(chosen, key=_Job.num_characters)):
-            lines = job.take(num_free // (len(chosen) - position))
-            num_free -= sum(map(len, lines))
-            parts.append((job, lines))
-        # The others are first in the next batch.
-        self._jobs.sort(key=lambda job: job in chosen)
-        return parts
-
-    async def _translate_batch(self, parts: Sequence[tuple[_Job, Sequence[str]]]) -> None:
-        """Translate parts of jobs together, or one by one if the translation fails."""
-        lines = [line for _, part in parts for line in part]
-        config = parts[0][0].config
-        loop = asyncio.get_running_loop()
-        try:
-            translated = await loop.run_in_executor(self._thread, self._translate, lines, config)
-        except Exception as error:  # raised again for the request that caused it
-            if len(parts) > 1:
-                for each in parts:
-                    await self._translate_batch([each])
-            elif not parts[0][0].answer.done():
-                parts[0][0].answer.set_exception(error)
-            return
-        self.num_batches += 1
-        self.num_lines += len(lines)
-        remaining = iter(translated)
-        for job, part in parts:
-            job.outputs += [next(remaining) for _ in part]
-            if len(job.outputs) == len(job.lines) and not job.answer.done():
-                job.answer.set_result(job.outputs)
-
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
 
@@ -268,6 +138,7 @@ class Route:
     source: str
     target: str
     search: SearchConfig
+    cache: SentenceCache | None = None
 
     async def translate(
         self,
@@ -278,8 +149,10 @@ class Route:
     ) -> list[list[Output]]:
         """Return at most `n_best` translations of each text, the best first, with their parts.
 
-        Documents of other formats than text have one translation. Raises as
-        `TranslationQueue.translate` does, and DataError if a text is not of the format.
+        Documents of other formats than text have one translation.
+
+        Raises:
+            TfmError: A text is not of the format, or the model cannot translate it.
         """
         # Not in the event loop, which other requests wait for.
         parts = await asyncio.to_thread(lambda: [self._part(text, format) for text in texts])
@@ -297,7 +170,15 @@ class Route:
 
     async def search_lines(self, lines: Sequence[str], *, n_best: int) -> list[list[Output]]:
         """Return the `n_best` translations of each sentence, the best first."""
-        return await self.model.queue.translate(lines, replace(self.search, n_best=n_best))
+        config = replace(self.search, n_best=n_best)
+        known = {} if self.cache is None else self.cache.find(lines, config)
+        missing = [line for line in dict.fromkeys(lines) if line not in known]
+        translated = await self.model.queue.translate(missing, config)
+        found = dict(zip(missing, translated, strict=True))
+        if self.cache is not None:
+            self.cache.add(found, config)
+        known |= found
+        return [known[line] for line in lines]
 
     def sentences(self, text: str) -> list[str]:
         """Return the sentences of a text."""
@@ -324,8 +205,10 @@ class Route:
         return await loop.run_in_executor(self.model.thread, self.model.attention, source, target)
 
 
-def routes_of(models: Sequence[ServedModel]) -> Mapping[tuple[str, str], Route]:
-    """Return the route of each pair of languages.
+def routes_of(
+    models: Sequence[ServedModel], *, caches: bool = True
+) -> Mapping[tuple[str, str], Route]:
+    """Return the route of each pair of languages, each perhaps with a cache of its sentences.
 
     Raises:
         UsageError: Two models are for the same languages.
@@ -333,7 +216,8 @@ def routes_of(models: Sequence[ServedModel]) -> Mapping[tuple[str, str], Route]:
     routes: dict[tuple[str, str], Route] = {}
     for model in models:
         for source, target, search in model.pairs():
-            other = routes.setdefault((source, target), Route(model, source, target, search))
+            route = Route(model, source, target, search, SentenceCache() if caches else None)
+            other = routes.setdefault((source, target), route)
             if other.model is not model:
                 raise UsageError(
                     f"{other.model.folder} and {model.folder} both translate from {source} to "

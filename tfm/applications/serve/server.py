@@ -36,8 +36,13 @@ def serve(
         read_phrases(existing_file(Path(search["ban"])))
     with _bound_socket(config) as listener:
         loaded = [ServedModel(path, search, config=config, inference=inference) for path in models]
-        routes = routes_of(loaded)
+        routes = routes_of(loaded, caches=config.cache)
         for model in loaded:
+            if config.min_confidence is not None and model.info.calibration is None:
+                raise UsageError(
+                    f"{model.folder} has no confidence in its translations: calibrate it with tfm "
+                    "average --calibrate, or leave out --min-confidence"
+                )
             source, target = map(shown_languages, (model.info.source, model.info.target))
             say(f"serve: {model.folder} translates from {source} to {target}")
         host, port = listener.getsockname()[:2]
