@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from urllib import error, parse, request
+from urllib import parse, request
 
 import numpy as np
 import pytest
@@ -31,76 +31,16 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
-from tfm.inference.steps import Output
 
 pytest.importorskip("uvicorn")
-from tfm.applications.serve.app import Service
+from servers import DEFAULT, PAIR, stand_in, translation, upper
+
 from tfm.applications.serve.queue import SentenceCache, TranslationQueue
-from tfm.applications.serve.requests import digest_of
-from tfm.applications.serve.served_models import Route, ServedModel, routes_of
-from tfm.applications.serve.server import new_server
+from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.commands.translator import Translator
 
-DEFAULT = ServeConfig()
 CPU = InferenceConfig(device="cpu", precision="fp32", threads=1)
-PAIR = {"source": "en", "target": "de"}
 TEXT = "  seven cars\n\n\ttwelve houses \r\nat nine o'clock"
-
-
-class Address(str):
-    """The address of a server, with the ways to use it."""
-
-    def post(self, path, fields):
-        """Return status and answer of a request."""
-        return self.send(path, json.dumps(fields).encode(), "application/json")
-
-    def send(self, path, body=None, kind="", **headers):
-        asked = request.Request(self + path, body, {"Content-Type": kind, **headers})
-        try:
-            with request.urlopen(asked, timeout=20) as answer:
-                content = answer.read().decode()
-                is_json = answer.headers["content-type"] == "application/json"
-                return answer.status, json.loads(content) if is_json else content
-        except error.HTTPError as refused:
-            return refused.code, json.load(refused)
-
-    def upload(self, name, content):
-        parts = [f'name="{side}"\r\n\r\n{code}'.encode() for side, code in PAIR.items()]
-        parts.append(f'name="file"; filename="{name}"\r\n\r\n'.encode() + content)
-        form = b"--x\r\nContent-Disposition: form-data; "
-        body = b"".join(form + part + b"\r\n" for part in parts) + b"--x--\r\n"
-        return self.send("/translate_file", body, "multipart/form-data; boundary=x")
-
-    def wait_for_waiting(self, number):
-        wait_until(lambda: f'target="de"}} {number}' in self.send("/metrics")[1])
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", int(self.rpartition(":")[2])), 20)
-
-
-@pytest.fixture
-def start():
-    """Serve routes until the test ends; return the address."""
-    servers = []
-
-    def serve(routes, config=DEFAULT, key=None):
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        digest = None if key is None else digest_of(key)
-        server = new_server(Service(routes, config, digest), config)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        servers.append((server, thread, listener))
-        wait_until(lambda: server.started)
-        address = Address(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        address.server = server
-        return address
-
-    yield serve
-    for server, thread, listener in servers:
-        server.should_exit = server.force_exit = True
-        thread.join()
-        listener.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,31 +51,6 @@ def model(trained_run):
 @pytest.fixture
 def address(start, model):
     return start(routes_of([model]))
-
-
-def stand_in(translate, config=DEFAULT, cache=None):
-    """A route whose translations a function computes, in a thread as those of models."""
-    queue = TranslationQueue(
-        translate,
-        ThreadPoolExecutor(1),
-        batch_characters=config.batch_characters,
-        max_requests=config.max_requests,
-    )
-    info = SimpleNamespace(source="en", target="de")
-    aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
-    model = SimpleNamespace(
-        queue=queue, info=info, thread=ThreadPoolExecutor(1), aligner=lambda _: aligner
-    )
-    route = Route(model, "en", "de", SearchConfig(), cache)
-    return {("en", "de"): route}
-
-
-def translation(text):
-    return Output(text, score=0.0, log_prob=0.0, pieces=("</s>",))
-
-
-def upper(lines, config):
-    return [[translation(line.upper())] * config.n_best for line in lines]
 
 
 # --- the protocol
@@ -207,15 +122,6 @@ def test_alternatives_are_further_translations_of_the_beam(address):
     assert len(texts) == len(set(texts)) == 4
     _, listed = address.post("/translate", {**fields, "q": ["seven cars"]})
     assert listed == {"translatedText": texts[:1], "alternatives": [texts[1:]]}
-
-
-def test_the_python_client_works_unchanged(address):
-    libretranslatepy = pytest.importorskip("libretranslatepy")
-    pytest.importorskip("py3langid")
-    client = libretranslatepy.LibreTranslateAPI(f"{address}/")
-    assert client.translate("seven cars", "en", "de")
-    assert client.detect("Der Hund spielt mit dem Ball im Schnee.")[0]["language"] == "de"
-    assert [each["code"] for each in client.languages()] == ["en", "de"]
 
 
 def test_auto_chooses_among_the_source_languages(address, monkeypatch):

@@ -103,7 +103,7 @@ class Service:
             Endpoint("/download_file/{key}/{name}", self._download_file),
             Endpoint("/explain", self._explain, methods=["POST"]),
             Endpoint("/detect", self._detect, methods=["POST"]),
-            Endpoint("/languages", self._languages),
+            Endpoint("/languages", self._languages, methods=["GET", "POST"]),
             Endpoint("/frontend/settings", self._settings),
             Endpoint("/health", self._health),
             Endpoint("/metrics", self._metrics),

@@ -1,0 +1,106 @@
+"""Servers in threads for tests, with stand-ins for models."""
+
+import contextlib
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from urllib import error, request
+
+from helpers import wait_until
+
+from tfm.applications.serve.app import Service
+from tfm.applications.serve.queue import TranslationQueue
+from tfm.applications.serve.requests import digest_of
+from tfm.applications.serve.served_models import Route
+from tfm.applications.serve.server import new_server
+from tfm.applications.serve.settings import ServeConfig
+from tfm.config import SearchConfig
+from tfm.inference.steps import Output
+
+DEFAULT = ServeConfig()
+PAIR = {"source": "en", "target": "de"}
+
+
+class Address(str):
+    """The address of a server, with the ways to use it."""
+
+    def post(self, path, fields):
+        """Return status and answer of a request."""
+        return self.send(path, json.dumps(fields).encode(), "application/json")
+
+    def send(self, path, body=None, kind="", **headers):
+        asked = request.Request(self + path, body, {"Content-Type": kind, **headers})
+        try:
+            with request.urlopen(asked, timeout=20) as answer:
+                content = answer.read().decode()
+                is_json = answer.headers["content-type"] == "application/json"
+                return answer.status, json.loads(content) if is_json else content
+        except error.HTTPError as refused:
+            return refused.code, json.load(refused)
+
+    def upload(self, name, content):
+        parts = [f'name="{side}"\r\n\r\n{code}'.encode() for side, code in PAIR.items()]
+        parts.append(f'name="file"; filename="{name}"\r\n\r\n'.encode() + content)
+        form = b"--x\r\nContent-Disposition: form-data; "
+        body = b"".join(form + part + b"\r\n" for part in parts) + b"--x--\r\n"
+        return self.send("/translate_file", body, "multipart/form-data; boundary=x")
+
+    def wait_for_waiting(self, number):
+        wait_until(lambda: f'target="de"}} {number}' in self.send("/metrics")[1])
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", int(self.rpartition(":")[2])), 20)
+
+
+@contextlib.contextmanager
+def serving():
+    """Return a function that serves routes until the context ends, and returns the address."""
+    servers = []
+
+    def serve(routes, config=DEFAULT, key=None):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        digest = None if key is None else digest_of(key)
+        server = new_server(Service(routes, config, digest), config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        servers.append((server, thread, listener))
+        wait_until(lambda: server.started)
+        address = Address(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        address.server = server
+        return address
+
+    try:
+        yield serve
+    finally:
+        for server, thread, listener in servers:
+            server.should_exit = server.force_exit = True
+            thread.join()
+            listener.close()
+
+
+def stand_in(translate, config=DEFAULT, cache=None):
+    """A route whose translations a function computes, in a thread as those of models."""
+    queue = TranslationQueue(
+        translate,
+        ThreadPoolExecutor(1),
+        batch_characters=config.batch_characters,
+        max_requests=config.max_requests,
+    )
+    info = SimpleNamespace(source="en", target="de")
+    aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
+    model = SimpleNamespace(
+        queue=queue, info=info, thread=ThreadPoolExecutor(1), aligner=lambda _: aligner
+    )
+    route = Route(model, "en", "de", SearchConfig(), cache)
+    return {("en", "de"): route}
+
+
+def translation(text):
+    return Output(text, score=0.0, log_prob=0.0, pieces=("</s>",))
+
+
+def upper(lines, config):
+    return [[translation(line.upper())] * config.n_best for line in lines]
