@@ -613,6 +613,7 @@ def generate(
     document: bool | None = ...,
     align: bool | None = ...,
     align_reverse: StrPath | None = ...,
+    glossary: StrPath | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
@@ -666,6 +667,7 @@ def generate(
         document: The same as --format text.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.
+        glossary: Glossary of source terms and their translations, separated by tabs, to use.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.

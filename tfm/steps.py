@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
 from tfm.config.schema import setting
 from tfm.data.languages import bleu_tokenizer, target_language
+from tfm.errors import UsageError
 
 if TYPE_CHECKING:
     from tfm.features.align.step import Align
@@ -35,6 +37,11 @@ class StepsConfig(Settings, section="steps"):
         None,
         "With --align or markup: a model of the reverse direction, to combine both alignments.",
         metavar="MODEL",
+    )
+    glossary: str | None = setting(
+        None,
+        "Glossary of source terms and their translations, separated by tabs, to use.",
+        metavar="FILE",
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -87,7 +94,8 @@ def steps_around(
         aligner: Aligns sentences with markup; a new one if None.
 
     Raises:
-        UsageError: The models do not suit a step.
+        UsageError: The models or the search do not suit a step.
+        DataError: A glossary is not usable.
         CheckpointError: A step needs a model that does not exist or is damaged.
     """
     target = "" if info is None else target_language(info.target, search.tag)
@@ -104,6 +112,12 @@ def steps_around(
         steps.append(Sentences("" if info is None else info.source, target, tags))
     if config.align:
         steps.append(new_aligner(search, config, models[0], device))
+    if config.glossary is not None:
+        if scores_given:
+            raise UsageError("glossary has no effect on the scores of given targets: leave it out")
+        from tfm.features.glossary.step import Glossary
+
+        steps.append(Glossary.of(Path(config.glossary), search, info))
     if scores_given:
         return steps
     if models and models[0].info.task == "parsing":

@@ -151,10 +151,10 @@ class Translator:
                 not loaded from a folder.
             DataError: The text is not of the format.
         """
-        given = by_section([SearchConfig], settings, _ELSEWHERE)
+        given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
         config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
         chosen = {"format": format, "align_reverse": align_reverse and str(align_reverse)}
-        steps_config = settings_from(StepsConfig, chosen)
+        steps_config = settings_from(StepsConfig, {**given.get("steps", {}), **chosen})
         if not self._folders or self._folders[0].info.task == "parsing":
             raise UsageError("translate_text needs a translator of Translator.load, and no parser")
         model, key = self._folders[0], (config.tag, steps_config.align_reverse)

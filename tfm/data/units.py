@@ -1,4 +1,4 @@
-"""The units of a text between which markup may stand: words, and characters of some scripts."""
+"""The units of a text: words, and characters of the scripts that have no spaces between words."""
 
 import regex
 
@@ -14,6 +14,17 @@ _UNIT = regex.compile(
     rf"(?:[[\p{{L}}\p{{N}}]--[{_UNSPACED}]][\p{{M}}\p{{Cf}}]*+(?:['’](?=\p{{L}})(?!s\b))?+)++|(?!\s)\X",
     regex.VERSION1,
 )
+
+# Characters of words that have spaces between them, and where no other word may begin or end.
+IN_WORD = regex.compile(rf"[[\p{{L}}\p{{M}}\p{{N}}_\u200c\u200d]--[{_UNSPACED}]]", regex.VERSION1)
+_EDGE = regex.compile(
+    rf"(?!\p{{M}})(?:(?<!{IN_WORD.pattern})|(?!{IN_WORD.pattern}))", regex.VERSION1
+)
+
+
+def edges(text: str) -> set[int]:
+    """Return the positions in a text where a word may begin or end."""
+    return {edge.start() for edge in _EDGE.finditer(text)}
 
 
 def units(text: str) -> list[Span]:

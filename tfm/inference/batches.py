@@ -5,6 +5,8 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tfm.config import SearchConfig
 from tfm.data.subword import Vocabulary, shown_tags
@@ -12,6 +14,9 @@ from tfm.data.tags import untagged
 from tfm.errors import DataError, UsageError
 from tfm.inference.steps import Segment
 from tfm.reporting import say
+
+if TYPE_CHECKING:
+    from tfm.search.phrases import Phrase, PhraseEncoder
 
 # Lines that are sorted by length together: enough to fill batches, few enough for a quick answer.
 CHUNK_LINES = 1_000
@@ -53,6 +58,8 @@ class SentenceBatch:
     # Token ids of each forced prefix, or of each target to score, without EOS.
     targets: Sequence[list[int]]
     is_scored: bool = False  # whether targets are to be scored
+    # What each output must contain; empty if no output of the batch must contain anything.
+    phrases: "Sequence[Sequence[Phrase]]" = ()
 
     def __len__(self) -> int:
         return len(self.line_numbers)
@@ -63,6 +70,7 @@ class SentenceBatch:
             line_numbers=self.line_numbers[sentences],
             sources=self.sources[sentences],
             targets=self.targets[sentences],
+            phrases=self.phrases[sentences],
         )
 
 
@@ -104,23 +112,36 @@ class SentenceEncoder:
             LineError: A segment, prefix or target has more tokens than the model accepts.
         """
         targets, sources = self._targets(segments), self._sources(segments)
-        sizes, indices, max_sentences = list(map(len, sources)), list(range(len(sources))), None
+        sizes, indices = list(map(len, sources)), list(range(len(sources)))
         if self._is_scored:
             sizes = list(map(max, sizes, map(len, targets)))
         else:
             indices = [index for index in indices if sources[index] or targets[index]]
-            if self._config.max_tokens is None:
-                num_hypotheses = max(self._config.beam_size, self._config.n_best)
-                max_sentences = max(1, self._limits.max_hypotheses // num_hypotheses)
+        phrases = [self._phrases(segment) for segment in segments]
+        free = [index for index in indices if not phrases[index]]
+        constrained = [index for index in indices if phrases[index]]
+        groups = [*self._cut(free, sizes), *self._cut(constrained, sizes, phrases)]
         return [
             SentenceBatch(
                 [segments[i].number for i in rows],
                 [sources[i] for i in rows],
                 [targets[i] for i in rows],
                 is_scored=self._is_scored,
+                phrases=[phrases[i] for i in rows if phrases[i]],
             )
-            for rows in self._cut(indices, sizes, max_sentences)
+            for rows in groups
         ]
+
+    def _phrases(self, segment: Segment) -> "Sequence[Phrase]":
+        """Return what an output must contain and the vocabulary can spell."""
+        encoded = (self._phrase_encoder.encode(*each) for each in segment.required)
+        return [phrase for phrase in encoded if phrase is not None]
+
+    @cached_property
+    def _phrase_encoder(self) -> "PhraseEncoder":
+        from tfm.search.phrases import PhraseEncoder
+
+        return PhraseEncoder(self._vocabulary)
 
     def _sources(self, segments: Sequence[Segment]) -> list[list[int]]:
         lines = self._vocabulary.clean(segment.source for segment in segments)
@@ -200,19 +221,36 @@ class SentenceEncoder:
                 f"for at most {limit - 1:,} and EOS: {remedy}",
             )
 
+    def _max_sentences(self, phrases: "Sequence[Sequence[Phrase]]") -> int | None:
+        """Return the maximum number of sentences in a batch; None if its tokens are limited."""
+        if self._is_scored or self._config.max_tokens is not None:
+            return None
+        num_hypotheses = max(self._config.beam_size, self._config.n_best)
+        if phrases:
+            from tfm.search.constrained import beam_width
+
+            most = max(sum(phrase.size for phrase in each) for each in phrases)
+            num_hypotheses = beam_width(num_hypotheses, most)
+        return max(1, self._limits.max_hypotheses // num_hypotheses)
+
     def _cut(
-        self, indices: Sequence[int], lengths: Sequence[int], max_sentences: int | None
+        self,
+        indices: Sequence[int],
+        lengths: Sequence[int],
+        phrases: "Sequence[Sequence[Phrase]]" = (),
     ) -> list[Sequence[int]]:
         """Group sentences into batches of at most `max_tokens`, padding and EOS included.
 
         The longest sentences come first, so the first batch needs the most memory. Each of several
         workers gets the same number of batches, cut so that none waits long for another at the
         end. `indices` selects the sentences; `lengths` belong to all sentences of the chunk,
-        without EOS; `max_sentences` limits a batch.
+        without EOS, and `phrases` are what their outputs must contain.
         """
+        if not indices:
+            return []
         order = sorted(indices, key=lambda index: -lengths[index])
         sizes = [lengths[index] + 1 for index in order]
-        max_sentences = max_sentences or len(sizes)
+        max_sentences = self._max_sentences(phrases) or len(sizes)
         limit = self._config.max_tokens or self._limits.max_tokens
         batches = _cut_sorted(sizes, limit, max_sentences)
         if (num_workers := self._limits.num_workers) > 1:

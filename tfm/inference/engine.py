@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
 
+if TYPE_CHECKING:
+    from tfm.search.phrases import Boundaries, RequiredPhrases
+
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
 # few enough for the memory of a laptop, or for this much memory of a GPU. With narrow products,
 # the work that does not depend on the number of sentences is a larger share of a step.
@@ -59,7 +62,7 @@ class Engine:
         shortlist: The target pieces that source pieces can become, if one was learned.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
-        vocabulary: Returns the models' vocabulary, for searches that ban or continue text.
+        vocabulary: Returns the models' vocabulary, for searches that ban, continue or require text.
     """
 
     def __init__(
@@ -197,6 +200,7 @@ class Engine:
             if config.is_constrained
             else None,
             "open_ends": open_ends,
+            "required": self._required(batch) if batch.phrases else None,
         }
         if not config.shortlist:
             return search(self._model, source, lengths, config, **settings)
@@ -208,6 +212,20 @@ class Engine:
     def _spellings(self) -> Spellings | None:
         """The token sequences that spell a prefix's last word; None without a vocabulary."""
         return self._vocabulary and Spellings(self._vocabulary().target.surfaces())
+
+    def _required(self, batch: SentenceBatch) -> "list[RequiredPhrases]":
+        from tfm.search.phrases import RequiredPhrases
+
+        return [RequiredPhrases(phrases, self._boundaries) for phrases in batch.phrases]
+
+    @cached_property
+    def _boundaries(self) -> "Boundaries":
+        """Where words may begin and end; phrases come from text, so there is a vocabulary."""
+        from tfm.search.phrases import Boundaries
+
+        if self._vocabulary is None:
+            raise ValueError("required phrases need a vocabulary")
+        return Boundaries.of(self._vocabulary().target.surfaces())
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))

@@ -2,9 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
+
+
+class RequiredText(NamedTuple):
+    """A text that an output must contain, and its form as the first word of a sentence."""
+
+    text: str
+    at_start: str
 
 
 @dataclass(frozen=True)
@@ -16,12 +23,14 @@ class Segment:
         source: Plain text.
         given: A forced prefix, or the target to score; None without either.
         unit: The noun for messages about `number`, such as "line".
+        required: What the output must contain, if that is possible; only for beam search.
     """
 
     number: int
     source: str
     given: str | None = None
     unit: str = "line"
+    required: tuple[RequiredText, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class Output:
         alignment: Links of source and target words, counted from 0, if they were requested.
         vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
             for the whole vocabulary.
+        missing_terms: The terms of a glossary, source and target, that should be in the text, but
+            are not; None if there are none.
         parts: The source and the output of each part of the text, if it was translated in parts.
     """
 
@@ -55,6 +66,7 @@ class Output:
     utility: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
     vocabulary: Literal["shortlist"] | None = None
+    missing_terms: tuple[tuple[str, str], ...] | None = None
     parts: tuple[tuple[str, "Output"], ...] = ()
 
 

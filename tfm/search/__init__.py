@@ -1,6 +1,7 @@
 """Search for the outputs of any model that can encode and step."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from tfm.search.model import SearchableModel
 from tfm.search.sampling import sample
 from tfm.search.spelling import OpenEnd
 
+if TYPE_CHECKING:
+    from tfm.search.phrases import RequiredPhrases
+
 
 def search(
     model: SearchableModel,
@@ -24,6 +28,7 @@ def search(
     prefixes: Prefixes | None = None,
     constraints: Constraints | None = None,
     open_ends: Sequence[OpenEnd] | None = None,
+    required: "Sequence[RequiredPhrases] | None" = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs with the algorithm that is configured.
 
@@ -36,6 +41,7 @@ def search(
         prefixes: [B] token ids that each output must start with.
         constraints: What outputs may not contain, unless a prefix does.
         open_ends: [B] what the tokens after these must spell.
+        required: [B] what outputs of beam search, without groups, must contain.
 
     Returns:
         The `n_best` hypotheses of each source, best first.
@@ -45,6 +51,10 @@ def search(
     """
     start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints, open_ends)
     match config.search:
+        case "beam" if required is not None:
+            from tfm.search.constrained import constrained_search
+
+            hypotheses = constrained_search(start, required, config)
         case "beam" if config.num_groups > 1:
             hypotheses = diverse_beam_search(start, config)
         case "beam":

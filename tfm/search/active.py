@@ -170,17 +170,32 @@ class ActiveHypotheses:
     def next_log_probs(self) -> Tensor:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
         newest = self.to_device(self.tokens[:, :, -1])
-        log_probs = self._model.step(newest, self.state).float().log_softmax(dim=-1)
-        flat = log_probs.flatten(0, 1)  # [B·K, V], the same memory
-        ruled_out, only = self._restrictions(np.arange(len(flat)), flat.size(1))
-        rows, tokens = map(self.to_device, only)
-        only_log_probs = flat[rows, tokens]
-        log_probs.index_fill_(2, indices_on(log_probs.device, self._excluded), -math.inf)
+        logits = self._model.step(newest, self.state)
+        rows = np.arange(self.log_probs.size)
+        return self._restricted(logits.flatten(0, 1), rows).view(logits.shape)
+
+    def active_log_probs(self) -> tuple[Array, Tensor]:
+        """Run the model as `next_log_probs` does, but only on active hypotheses.
+
+        Returns:
+            The rows [R] of active hypotheses among the B·K, ascending, and their [R, V].
+        """
+        newest, rows = map(self.to_device, (self.tokens[:, :, -1], self._rows))
+        logits = self._model.step_rows(newest, self.state, rows)(slice(None))
+        return self._rows, self._restricted(logits, self._rows)
+
+    def _restricted(self, logits: Tensor, rows: Array) -> Tensor:
+        """Return the log probabilities [R, V] of hypotheses in rows [R], -inf if excluded."""
+        log_probs = logits.float().log_softmax(dim=-1)
+        ruled_out, only = self._restrictions(rows, log_probs.size(1))
+        only_rows, only_tokens = map(self.to_device, only)
+        only_log_probs = log_probs[only_rows, only_tokens]
+        log_probs.index_fill_(1, indices_on(log_probs.device, self._excluded), -math.inf)
         if len(ruled_out[0]):
-            flat[tuple(map(self.to_device, ruled_out))] = negative_infinity(flat)
-        if len(rows):
-            flat[rows] = negative_infinity(flat)
-            flat[rows, tokens] = only_log_probs
+            log_probs[tuple(map(self.to_device, ruled_out))] = negative_infinity(log_probs)
+        if len(only_rows):
+            log_probs[only_rows] = negative_infinity(log_probs)
+            log_probs[only_rows, only_tokens] = only_log_probs
         return log_probs
 
     def best_continuations(self, size: int) -> Continuations:

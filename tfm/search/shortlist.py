@@ -8,7 +8,8 @@ of the batch.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble, Projection, SearchableModel
 from tfm.search.spelling import OpenEnd, renumbered
 
+if TYPE_CHECKING:
+    from tfm.search.phrases import RequiredPhrases
+
 # Sizes of vocabularies are multiples of this: libraries prepare for each size.
 _SIZE_STEP = 128
 _ABSENT = -1
@@ -42,11 +46,12 @@ def search_shortlist(
     prefixes: Prefixes,
     constraints: Constraints | None = None,
     open_ends: Sequence[OpenEnd] | None = None,
+    required: "Sequence[RequiredPhrases] | None" = None,
 ) -> list[list[Hypothesis]]:
     """Search for outputs of sources [B, S] of [B] lengths, of pieces in a shortlist.
 
-    Other arguments, the result and errors are documented at `search`. Forced tokens may be any
-    pieces.
+    Other arguments, the result and errors are documented at `search`. Forced tokens and
+    those of required phrases may be any pieces.
     """
     open_ends = open_ends or [()] * len(prefixes)
     if config.search == "exact" and len(lengths) > 1:  # which searches each sentence by itself
@@ -69,7 +74,8 @@ def search_shortlist(
     spelling = [
         [token for step in end for token in step.tokens[step.ends <= len(end)]] for end in open_ends
     ]
-    needed = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, spelling, strict=True)]
+    phrases = [each.tokens() for each in required or ()] or [set[int]()] * len(prefixes)
+    needed = [list(chain(*each)) for each in zip(prefixes, spelling, phrases, strict=True)]
     pieces, allowed = _vocabulary(shortlist, source, needed, vocab_size)
     on_device = torch.from_numpy(pieces).to(source.device)
     excluded = torch.from_numpy(~allowed).to(source.device)
@@ -85,6 +91,7 @@ def search_shortlist(
         prefixes=[short_ids[list(prefix)].tolist() for prefix in prefixes],
         constraints=constraints and ShortlistConstraints(constraints, pieces, short_ids),
         open_ends=[renumbered(end, short_ids) for end in open_ends],
+        required=required and [each.renumbered(pieces, short_ids) for each in required],
     )
     return [[_with_ids(each, pieces) for each in n_best] for n_best in nbest_lists]
 

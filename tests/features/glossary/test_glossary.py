@@ -1,0 +1,259 @@
+"""Glossaries: their files, terms in texts, outputs with the translations, and what is missing."""
+
+import json
+import unicodedata
+
+import pytest
+
+from tfm.commands.translator import Translator
+from tfm.config import SearchConfig
+from tfm.errors import DataError, UsageError
+from tfm.features.glossary.finding import Finder, capitalized
+from tfm.features.glossary.step import Glossary
+from tfm.features.glossary.terms import read_terms
+from tfm.inference.steps import Output, RequiredText, Segment
+
+LINES = ["I am buying a red hat", "", "seven", "on Monday"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="terms.tsv"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sources_in(write):
+    """Return the source terms of a glossary that are found in a text."""
+
+    def find(glossary, text, language="en"):
+        return [each.value.source for each in read_terms(write(glossary), language).find(text)]
+
+    return find
+
+
+# --- terms in a text
+
+
+@pytest.mark.parametrize(
+    ("glossary", "text", "expected"),
+    [
+        ("dog\tHund", "A dog, the dog's bowl and a hot-dog.", ["dog"] * 3),
+        ("dog\tHund", "dogs dogma underdog dog_1 Dog", []),
+        ("dog\tHund\tdogs|doggy", "Dogs! “Doggy” dog", ["dog"] * 3),
+        ("dog\tHund\t/dog(s|gies)?/", "dogs doggies doggy", ["dog"] * 2),
+        ("dog\tHund\nhot dog\tHotdog", "a hot dog and a dog", ["hot dog", "dog"]),
+        ("New York\tA\nYork Times Square\tB", "New York Times Square", ["York Times Square"]),
+        ("a b\tA\nb c\tB", "a b c", ["a b"]),
+        ("may\tdürfen", "May I? You may, in May. (May we?)", ["may"] * 3),
+        ("May\tMai", "May I? You may, in May.", ["May"] * 2),
+        ("iPhone\tiPhone", "iPhone, IPhone", ["iPhone"]),
+        ("C++\tC++", "C++ and C", ["C++"]),
+        ("狗\tdog", "小狗在跑，狗。", ["狗", "狗"]),
+        ("สุนัข\tdog", "ภาพสุนัขวิ่ง", ["สุนัข"]),
+        ("كلب\tdog", "كلب في الكلب", ["كلب"]),
+        ("कुत्त\tdog", "कुत्ता", []),
+        ("कुत्ता\tdog", "एक कुत्ता है", ["कुत्ता"]),
+        ("cafe\u0301\tCafé", "a caf\u00e9", ["caf\u00e9"]),
+        ("cafe\tX", "a cafe\u0301", []),
+        ("👍\tgut", "so 👍!", ["👍"]),
+    ],
+)
+def test_whole_terms_are_found_the_longest_first(sources_in, glossary, text, expected):
+    assert sources_in(glossary, text) == expected
+    assert sources_in(unicodedata.normalize("NFD", glossary), text) == expected
+    assert sources_in(glossary.replace("\n", "\r\n") + "\r\n", text) == expected
+    assert sources_in("\ufeff" + glossary, text) == expected
+
+
+def test_the_first_letter_of_a_sentence_is_that_of_its_language(sources_in):
+    assert sources_in("ilaç\tdrug", "İlaç var. Ilaç", "tr") == ["ilaç"]
+    assert sources_in("ilaç\tdrug", "İlaç var. Ilaç", "en") == ["ilaç"]
+    assert [sources_in("ılık\twarm", text, "tur") for text in ("Ilık", "İlık")] == [["ılık"], []]
+    assert capitalized("iyi gün", "tr") == "İyi gün"
+    assert capitalized("iyi gün", "de") == "Iyi gün"
+    assert [capitalized(each, "de") for each in ("iPhone", "ß", "ein NATO-Rat", "1a", "")] == [
+        *("iPhone", "ß", "Ein NATO-Rat", "1a", "")
+    ]
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "terms.tsv has no terms: write a source term, a tab and its translation"),
+        ("\n \n\t\t\n", "terms.tsv has no terms"),
+        ("dog\tHund\nfence\n", 'line 2 has no translation of "fence"'),
+        ("dog,Hund\n", 'line 1 has no translation of "dog,Hund"'),
+        ("dog\t\tdogs\n", 'line 1 has an empty translation of "dog"'),
+        ("\tHund\n", "line 1 has no source term"),
+        ("a\tb\tc\td\n", "line 1 has 4 columns"),
+        ("dog\tHund\ncat\tKatze\ndog\tKöter\n", 'line 3: "dog" has the .*"Hund" in line 1: keep'),
+        ("dog\tHund\tpet\npet\tTier\n", 'line 2: "pet" has the translation "Tier", but "Hund"'),
+        ("dog\tHund\t/do(g/\n", r"line 1: /do\(g/ is not a regular expression \(missing \)"),
+        ("dog\tHund\t/x*/\n", r"line 1: /x\*/ matches empty text"),
+        ("dog\t" + "x" * 300, "line 1 has a term of more than 200 characters"),
+        ("dog\tH\ufffdnd", r"line 1 has U\+FFFD"),
+        (b"dog\tH\xfcnd\n", "not UTF-8"),
+    ],
+)
+def test_a_wrong_glossary_is_one_line_that_says_what_to_do(write, text, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read_terms(write(text), "en")
+    assert "\n" not in str(caught.value)
+
+
+def test_equal_lines_empty_lines_and_empty_last_columns_are_no_mistake(sources_in):
+    assert sources_in("dog\tHund\n\ndog\tHund\t\t\n", "dog") == ["dog"]
+
+
+@pytest.mark.parametrize("pattern", ["(a|a)*", "(?:a+)+", "(?:a|aa)+"])
+def test_a_pattern_that_would_not_end_is_stopped(write, monkeypatch, pattern):
+    monkeypatch.setattr("tfm.features.glossary.finding._PATTERN_SECONDS", 0.05)
+    finder = read_terms(write(f"dog\tHund\n{'a' * 9}\tA\t/{pattern}b/\n"), "en")
+    with pytest.raises(DataError, match=r"line 2: .*takes more than 0.05 s to search \"a+…\""):
+        finder.find("a" * 5000 + "!b")
+
+
+# --- the step
+
+
+def test_segments_require_translations_with_their_form_at_the_start(write):
+    step = Glossary(write("dog\tgroßer Hund\nsnow\tSchnee"), source="en", target="de")
+
+    def required(source):
+        [segment], _ = step.before(Segment(1, source))
+        return segment.required
+
+    hund, upper = "großer Hund", "Großer Hund"
+    assert required("A dog.  dog") == (RequiredText(hund, upper),) * 2
+    assert required("a dog, snow") == (RequiredText(hund, hund), RequiredText("Schnee", "Schnee"))
+    assert required("A cat") == ()
+
+
+def test_text_without_terms_passes_unchanged(write):
+    step = Glossary(write("dog\tHund"), source="en", target="de")
+    unit = Segment(1, " A  cat ", given="Eine")
+    [segment], state = step.before(unit)
+    n_best = [Output("Eine Katze", score=-1.0, log_prob=-1.0)]
+    assert segment is unit
+    assert step.after([state], [n_best])[0] is n_best
+
+
+def test_a_missing_term_is_reported_with_its_line(write, capsys):
+    step = Glossary(write("dog\tHund\nred hat\troter Hut"), source="en", target="de")
+    _, state = step.before(Segment(7, "Red hat, dog, dog"))
+    texts = ["Roter Hut, Hunde, Hund", "Hund Hund: roter Hut", "roter Huthund"]
+    n_best = [Output(text, score=-1.0, log_prob=-1.0) for text in texts]
+    [checked] = step.after([state], [n_best])
+    missing = [each.missing_terms for each in checked]
+    dog, hat = ("dog", "Hund"), ("red hat", "roter Hut")
+    assert missing == [(dog,), None, (hat, dog, dog)]
+    assert capsys.readouterr().err == (
+        'warning: line 7: the translation of "dog" could not be "Hund"\n'
+    )
+    assert step.summary("") == "2 of 3 terms are as in the glossary"
+
+
+# --- translations
+
+
+@pytest.fixture(scope="module")
+def translator(trained_run):
+    return Translator.load(trained_run, device="cpu")
+
+
+@pytest.fixture
+def glossary(write):
+    return str(write("hat\tMütze\nMonday\tMontag\tmonday\nbuying\twerbe für\n"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"n_best": 3}, {"n_best": 4, "mbr": "chrf"}])
+def test_translations_have_the_terms_and_other_lines_stay(translator, glossary, settings):
+    plain = translator.search(LINES, **settings)
+    hat, empty, seven, monday = translator.search(LINES, **settings, glossary=glossary)
+    for each in hat:
+        assert " Mütze" in f" {each.text}"
+        assert "werbe für" in each.text
+        assert each.missing_terms is None
+    assert all("Montag" in each.text for each in monday)
+    assert [empty, seven] == plain[1:3]
+
+
+def test_a_prefix_and_a_whole_text_keep_the_terms(translator, glossary):
+    [[best]] = translator.search(LINES[:1], prefixes=["ich"], glossary=glossary)
+    assert best.text.startswith("ich")
+    assert "Mütze" in best.text
+    text = "A red hat.  Seven!\n\nOn Monday.\n"
+    found = translator.translate_text(text, glossary=glossary)
+    assert "Mütze" in found
+    assert "Montag" in found
+
+
+def test_an_ensemble_and_alignments_work_with_a_glossary(run, trained_run, glossary, write):
+    source = write("\n".join(LINES) + "\n", "in.en")
+    command = (
+        "generate",
+        trained_run,
+        "--input",
+        source,
+        "--glossary",
+        glossary,
+        "--device",
+        "cpu",
+    )
+    rows = [line.split("\t") for line in run.ok(*command, "--align")[0].splitlines()]
+    assert "Mütze" in rows[0][0]
+    assert len(rows) == 4
+    averaged = run.ok(*command[:2], trained_run, *command[2:])[0].splitlines()
+    assert averaged == [row[0] for row in rows]
+
+
+def test_what_cannot_be_placed_is_in_the_record(translator, glossary, write, run, trained_run):
+    source = write("seven hat hat\n", "in.en")
+    command = ["generate", trained_run, "--input", source, "--device", "cpu", "--json"]
+    limits = ["--no-repeat-ngram", "1", "--glossary", glossary]
+    [best] = json.loads(run.ok(*command, *limits)[0])["translations"]
+    assert best["missing_terms"] == [["hat", "Mütze"]]
+    [best] = json.loads(run.ok(*command, "--glossary", glossary)[0])["translations"]
+    assert "missing_terms" not in best
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"search": "sample"}, "glossary needs beam search without groups: leave search sample"),
+        ({"search": "exact"}, "glossary needs beam search without groups: leave search exact"),
+        ({"num_groups": 2}, "glossary needs beam search without groups: leave num_groups out"),
+    ],
+)
+def test_other_searches_refuse_a_glossary(translator, glossary, settings, message):
+    with pytest.raises(UsageError, match=message):
+        translator.search(LINES, glossary=glossary, **settings)
+
+
+def test_a_translation_that_is_banned_is_refused(translator, glossary, write):
+    banned = str(write("für\n", "banned"))
+    message = r'terms.tsv, line 3: "werbe für" has "für", which .*banned bans'
+    with pytest.raises(DataError, match=message):
+        translator.search(LINES, glossary=glossary, ban=banned)
+    allowed = str(write("mütze\nFü\n", "allowed"))
+    assert "Mütze" in translator.search(LINES, glossary=glossary, ban=allowed)[0][0].text
+
+
+def test_a_missing_file_is_a_mistake_and_its_content_decides_the_output(translator, write):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        translator.search(LINES, glossary="nowhere")
+    steps = [Glossary.of(write(text), SearchConfig(), None) for text in ("a\tb", "a\tc", "a\tb")]
+    assert steps[0].settings == steps[2].settings != steps[1].settings
+
+
+def test_a_finder_of_many_terms_reads_a_text_once():
+    finder = Finder({f"term {i}": i for i in range(50_000)}, "en")
+    assert [each.value for each in finder.find("term 7 and term 49999 " * 50)] == [7, 49999] * 50

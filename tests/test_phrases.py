@@ -1,0 +1,108 @@
+"""Phrases in the pieces of a vocabulary, and where their words may begin and end."""
+
+from pathlib import Path
+
+import pytest
+
+from tfm.data.foreign_subword import word_model
+from tfm.data.subword import SubwordModel, Vocabulary
+from tfm.search.phrases import Boundaries, PhraseEncoder, Progress, RequiredPhrases
+
+LINES = (
+    *(
+        "Ein Hund läuft am Zaun.",
+        "Der Hund („Hunde“) schläft.",
+        "Hund, Katze, Maus",
+        "ein-Hund-Haus",
+    ),
+    *("我有一只狗。", "狗在跑。小狗睡觉。", "他们看到狗，猫和鸟。", "我 的 iPhone 和 iPad"),
+    *("İstanbul'da bir köpek var.", "köpekler koşuyor", "ışık ile iyi köpek"),
+    *("الكلب يركض في الثلج", "كلب صغير", "एक कुत्ता दौड़ता है", "कुत्ते सोते हैं", "สุนัขวิ่งเล่น"),
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(make_dataset, tmp_path_factory):
+    folder = make_dataset(
+        tmp_path_factory.mktemp("many") / "data",
+        {"train": [(line, line) for line in LINES * 3], "valid": [("a", "a")]},
+        vocab_size=400,
+    )
+    return Vocabulary.load(folder)
+
+
+@pytest.fixture(scope="module")
+def has(vocabulary):
+    """Return whether an output, encoded as it is usual, contains phrases."""
+    encoder, boundaries = PhraseEncoder(vocabulary), Boundaries.of(vocabulary.target.surfaces())
+
+    def check(output, *phrases):
+        needed = RequiredPhrases(
+            [encoder.encode(*(p if isinstance(p, tuple) else (p, p))) for p in phrases], boundaries
+        )
+        progress = Progress()
+        for token in vocabulary.target.encode([output])[0]:
+            progress = needed.advanced(progress, token)
+        return needed.is_complete(progress)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("output", "phrase"),
+    [
+        ("Ein Hund läuft.", "Hund"),
+        ("Hund und Zaun", "Hund"),
+        ("am Zaun: Hund.", "Hund"),
+        ("Der („Hund“) schläft.", "Hund"),
+        ("Hund-Haus", "Hund"),
+        ("ein Hund läuft am Zaun.", "Hund läuft"),
+        ("我有一只狗。", "狗"),
+        ("狗在跑。", "狗"),
+        ("小狗睡觉。", "狗"),
+        ("我 的 iPhone 和", "iPhone"),
+        ("bir köpek var", "köpek"),
+        ("الكلب صغير كلب", "كلب"),
+        ("एक कुत्ता दौड़ता है", "कुत्ता"),
+        ("ภาพสุนัขวิ่ง", "สุนัข"),
+    ],
+)
+def test_a_phrase_is_recognized_where_the_subword_model_writes_it(has, output, phrase):
+    assert has(output, phrase)
+    assert not has(output, phrase, phrase)
+    assert has(f"{output} {output}", phrase, phrase)
+
+
+@pytest.mark.parametrize(
+    ("output", "phrase"),
+    [
+        ("Zwei Hunde laufen.", "Hund"),
+        ("ein Windhund", "hund"),
+        ("köpekler", "köpek"),
+        ("الكلب يركض", "كلب"),
+        ("कुत्ते सोते", "कुत्त"),
+        ("สุนัขิ", "สุนัข"),
+        ("Zaun", "Hund"),
+    ],
+)
+def test_a_part_of_a_word_is_no_phrase(has, output, phrase):
+    assert not has(output, phrase)
+
+
+def test_the_first_word_of_a_sentence_has_its_form(has):
+    iyi = ("ışık", "Işık")
+    assert has("Işık var", iyi)
+    assert has("bir ışık var", iyi)
+    assert not has("ışık var", iyi)
+    assert not has("bir Işık var", iyi)
+    assert has("bir köpek. Işık var", iyi)
+    assert has("„Işık“", iyi)
+
+
+def test_a_word_that_the_vocabulary_lacks_cannot_be_spelled():
+    content = word_model(["<pad>", "<s>", "</s>", "<unk>", "ein", "Hund"])
+    model = SubwordModel(content, origin=Path("words"))
+    encoder = PhraseEncoder(Vocabulary(model, model))
+    assert encoder.encode("Zaun", "Zaun") is None
+    assert encoder.encode("ein Hund", "Ein Hund") is None
+    assert encoder.encode("ein Hund", "ein Hund").within == ((4, 5),)

@@ -1,0 +1,1 @@
+"""Translations with the terms of a glossary."""

@@ -1,0 +1,118 @@
+"""Finding terms in a text: whole words, or any characters of scripts without spaces."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import regex
+
+from tfm.data.languages import SENTENCE_MARKS, base_language
+from tfm.data.units import edges
+from tfm.errors import DataError
+
+ValueT = TypeVar("ValueT")
+
+_TURKIC = ("az", "tr")  # whose i has a dot in upper case, too
+_PATTERN_SECONDS = 1.0
+_MAX_QUOTED = 40
+_OPENING = r"[\p{P}\p{S}\s]*"
+_STARTS = regex.compile(rf"(?:^|[{SENTENCE_MARKS}][\p{{Pe}}\p{{Pf}}\"']*\s){_OPENING}")
+
+
+class Found(NamedTuple, Generic[ValueT]):
+    """A term in a text."""
+
+    start: int
+    end: int
+    value: ValueT
+
+
+class Pattern(NamedTuple, Generic[ValueT]):
+    """A regular expression of a term, and its place for messages."""
+
+    regex: Any
+    place: str
+    value: ValueT
+
+
+class Finder(Generic[ValueT]):
+    """Finds texts, and matches of patterns; where several overlap, the longest, then the first.
+
+    White space and Unicode are normalized before.
+
+    Args:
+        values: What to find, with a value for each text.
+        language: The language of the text, in which the first word of a sentence may be
+            capitalized; None to distinguish case everywhere.
+        patterns: Regular expressions.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, ValueT],
+        language: str | None,
+        patterns: Sequence[Pattern[ValueT]] = (),
+    ) -> None:
+        self._values, self._patterns = values, patterns
+        self._capitalized: dict[str, ValueT] = {}
+        if language is not None:
+            for text, value in values.items():
+                self._capitalized.setdefault(capitalized(text, language), value)
+        sizes = defaultdict[str, set[int]](set)  # by first character
+        for text in (*values, *self._capitalized):
+            sizes[text[0]].add(len(text))
+        self._sizes = {first: sorted(each, reverse=True) for first, each in sizes.items()}
+
+    def find(self, text: str) -> list[Found[ValueT]]:
+        """Return what is in a text, in its order; none overlap.
+
+        Raises:
+            DataError: A pattern takes too long.
+        """
+        places = edges(text)
+        found = [*self._texts(text, places), *self._matches(text, places)]
+        kept: list[Found[ValueT]] = []
+        for each in sorted(found, key=lambda each: (each.start - each.end, each.start)):
+            if all(each.end <= other.start or other.end <= each.start for other in kept):
+                kept.append(each)
+        return sorted(kept, key=lambda each: each.start)
+
+    def _texts(self, text: str, places: set[int]) -> Iterator[Found[ValueT]]:
+        starts = sentence_starts(text)
+        for start in places - {len(text)}:
+            for size in self._sizes.get(text[start], ()):
+                end = start + size
+                part = text[start:end] if end in places else ""
+                if part in self._values:
+                    yield Found(start, end, self._values[part])
+                elif part in self._capitalized and start in starts:
+                    yield Found(start, end, self._capitalized[part])
+
+    def _matches(self, text: str, places: set[int]) -> Iterator[Found[ValueT]]:
+        for pattern in self._patterns:
+            try:
+                matches = list(pattern.regex.finditer(text, timeout=_PATTERN_SECONDS))
+            except TimeoutError as error:
+                quoted = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+                raise DataError(
+                    f"{pattern.place}: the regular expression takes more than {_PATTERN_SECONDS:g} "
+                    f's to search "{quoted}": write a simpler one'
+                ) from error
+            for match in matches:
+                if match.end() > match.start() and places.issuperset(match.span()):
+                    yield Found(match.start(), match.end(), pattern.value)
+
+
+def sentence_starts(text: str) -> set[int]:
+    """Return where the first words of sentences begin."""
+    return {match.end() for match in _STARTS.finditer(text)}
+
+
+def capitalized(text: str, language: str) -> str:
+    """Return a text as the first word of a sentence; words such as iPhone keep their case."""
+    first, *_ = text.split(" ", 1)
+    if text[1 : len(first)] != text[1 : len(first)].lower():
+        return text
+    if text.startswith("i") and base_language(language) in _TURKIC:
+        return f"İ{text[1:]}"
+    return text[:1].title() + text[1:] if len(text[:1].title()) == 1 else text

@@ -1,0 +1,133 @@
+"""The step that requires the translations of a glossary in outputs."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from tfm.config import LATEST_NORMALIZATION, SearchConfig
+from tfm.data.languages import target_language
+from tfm.data.tags import split_tag
+from tfm.errors import DataError, UsageError
+from tfm.features.glossary.finding import Finder, capitalized
+from tfm.features.glossary.terms import Term, read_terms, targets_of
+from tfm.folders.model_info import ModelInfo
+from tfm.inference.steps import Output, RequiredText, Segment, Step
+from tfm.reporting import say
+from tfm.search.constraints import read_phrases
+from tfm.storage.files import sha256_of
+from tfm.storage.paths import existing_file
+
+_DIGITS = 16  # of a checksum
+_State = tuple[Segment, list[Term], str]  # with the terms in it, and the language of its output
+
+_normalize = LATEST_NORMALIZATION.normalize
+
+
+class Glossary(Step):
+    """Finds terms in sources, requires their translations, and reports those that are missing.
+
+    Args:
+        path: The glossary.
+        source: Language code of the sources.
+        target: Language code of the translations; several languages are joined by +.
+        tags: The tags of the model.
+
+    Raises:
+        UsageError: The file does not exist.
+        DataError: It is not a glossary.
+    """
+
+    def __init__(self, path: Path, *, source: str, target: str, tags: Collection[str] = ()) -> None:
+        self._terms = read_terms(existing_file(path), source)
+        self._target, self._tags = target, tags
+        self.settings = {"glossary": sha256_of(path)[:_DIGITS]}
+        self._num_required = self._num_missing = 0
+
+    @classmethod
+    def of(cls, path: Path, search: SearchConfig, info: ModelInfo | None) -> Self:
+        """Return the step for a model and its search.
+
+        Raises:
+            UsageError: The search cannot obey a glossary, or the model writes trees.
+            DataError: The file is not a glossary, or a term is banned.
+        """
+        if search.search != "beam" or search.num_groups > 1:
+            name = f"search {search.search}" if search.search != "beam" else "num_groups"
+            raise UsageError(f"glossary needs beam search without groups: leave {name} out")
+        if info is not None and info.task == "parsing":
+            raise UsageError(
+                "glossary is for translations, but the model is a parser: leave it out"
+            )
+        source, target = ("", "") if info is None else (info.source, info.target)
+        target = target_language(target, search.tag)
+        step = cls(path, source=source, target=target, tags=() if info is None else info.tags)
+        if search.ban is not None:
+            _check_ban(path, Path(search.ban))
+        return step
+
+    @override
+    def before(self, unit: Segment) -> tuple[Sequence[Segment], _State]:
+        tag, text = split_tag(_normalize(unit.source), self._tags)
+        language = target_language(self._target, tag) if tag else self._target
+        terms = [found.value for found in self._terms.find(text)]
+        if not terms:
+            return [unit], (unit, terms, language)
+        letter = next(filter(str.isalpha, text), "")
+        is_lower = letter != letter.upper()
+        targets = [term.target for term in terms]
+        starts = targets if is_lower else [capitalized(each, language) for each in targets]
+        required = (*unit.required, *map(RequiredText, targets, starts))
+        return [replace(unit, required=required)], (unit, terms, language)
+
+    @override
+    def after(self, states: Sequence[_State], outputs: list[list[Output]]) -> list[list[Output]]:
+        return [
+            self._checked(*state, n_best) if state[1] else n_best
+            for state, n_best in zip(states, outputs, strict=True)
+        ]
+
+    @override
+    def summary(self, since: str) -> str:
+        num_placed = self._num_required - self._num_missing
+        return f"{num_placed:,} of {self._num_required:,} terms are as in the glossary{since}"
+
+    def _checked(
+        self, unit: Segment, terms: list[Term], language: str, n_best: list[Output]
+    ) -> list[Output]:
+        """Return the outputs with the terms that each lacks; print those of the best."""
+        finder = Finder({term.target: term.target for term in terms}, language)
+        checked = [replace(each, missing_terms=_missing(terms, each, finder)) for each in n_best]
+        missing = checked[0].missing_terms or ()
+        self._num_required += len(terms)
+        self._num_missing += len(missing)
+        for source, target in missing:
+            say(
+                f'warning: {unit.unit} {unit.number:,}: the translation of "{source}" could not be '
+                f'"{target}"'
+            )
+        return checked
+
+
+def _missing(
+    terms: Sequence[Term], output: Output, finder: Finder[str]
+) -> tuple[tuple[str, str], ...] | None:
+    """Return the terms whose translations an output has too rarely; None if there are none."""
+    found = Counter(each.value for each in finder.find(_normalize(output.text)))
+    missing = []
+    for term in terms:
+        if not found[term.target]:
+            missing.append((term.source, term.target))
+        found[term.target] -= found[term.target] > 0
+    return tuple(missing) or None
+
+
+def _check_ban(path: Path, banned: Path) -> None:
+    """Raise DataError if a translation in a glossary contains banned text."""
+    finder = Finder({phrase: phrase for phrase in read_phrases(existing_file(banned))}, None)
+    for target, place in targets_of(path).items():
+        if found := finder.find(target):
+            raise DataError(f'{place}: "{target}" has "{found[0].value}", which {banned} bans')
