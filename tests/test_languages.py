@@ -7,6 +7,7 @@ from tfm.data.languages import (
     base_language,
     bleu_tokenizer,
     closest,
+    common_codes,
     name_of,
     script_of,
     target_language,
@@ -89,6 +90,23 @@ def test_a_name_tells_what_is_unusual_about_a_language(code, name):
 )
 def test_the_closest_code_is_for_the_same_language(code, candidates, closest_code):
     assert closest(code, candidates.split()) == closest_code
+
+
+@pytest.mark.parametrize(
+    ("codes", "common"),
+    [
+        ("en de", "en de"),
+        ("eng zho_Hans kmr_Latn", "en zh ku"),
+        ("zho_Hant zho_Hans", "zh-Hant zh"),
+        ("sr_Latn zh-TW", "sr-Latn zh-Hant"),
+        ("en eng DEU de", "en en de de"),
+        ("pt_BR", "pt"),
+        ("pt_BR pt_PT", "pt_BR pt_PT"),
+        ("source", "source"),
+    ],
+)
+def test_common_codes_are_short_and_tell_languages_apart(codes, common):
+    assert [*common_codes(codes.split()).values()] == common.split()
 
 
 def test_sides_are_the_same_if_all_their_languages_are():

@@ -6,6 +6,7 @@ language asks the functions of this module, which return the same for all of the
 
 import importlib.util
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -91,6 +92,19 @@ def closest(code: str, candidates: Iterable[str]) -> str | None:
     if code in same:
         return code
     return next(iter(same_script or ([] if names_script(code) else same)), None)
+
+
+def common_codes(codes: Iterable[str]) -> dict[str, str]:
+    """Return for each code the one that most programs know: zh for zho_Hans, zh-Hant for zho_Hant.
+
+    Codes that only their regions tell apart, such as en_GB and en_US, stay as they are.
+    """
+    common, regions = {}, defaultdict(set)
+    for code in codes:
+        base, script = base_language(code), script_of(code)
+        common[code] = base if script == script_of(base) else f"{base}-{script}"
+        regions[common[code]].add(_parsed(code).territory)
+    return {code: each if len(regions[each]) == 1 else code for code, each in common.items()}
 
 
 def shown_languages(side: str) -> str:

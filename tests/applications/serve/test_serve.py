@@ -79,8 +79,22 @@ def test_requests_and_models_may_have_other_codes_of_a_language(start):
         fields = {"q": chinese, "source": source, "target": target}
         status, answer = address.post("/translate", fields)
         assert (status, answer.get("translatedText")) == (200, chinese)
-    assert address.post("/detect", {"q": chinese})[1][0]["language"] == "zho_Hans"
     assert address.post("/translate", {"q": "a", "source": "zh_Hant", "target": "en"})[0] == 400
+
+
+def test_clients_learn_common_codes_of_languages(start):
+    """Mastodon, Discourse and others compare them with their own, which are those of ISO 639-1."""
+    pytest.importorskip("py3langid")
+    [route] = stand_in(upper).values()
+    pairs = [("zho_Hans", "eng"), ("zho_Hant", "eng"), ("en", "zho_Hans")]
+    address = start({pair: replace(route, source=pair[0], target=pair[1]) for pair in pairs})
+    found = [(each["code"], each["targets"]) for each in address.send("/languages")[1]]
+    assert found == [("zh", ["en"]), ("en", ["zh"]), ("zh-Hant", ["en"])]
+    shown = address.send("/frontend/settings")[1]["language"]
+    assert [shown[side]["code"] for side in ("source", "target")] == ["zh", "en"]
+    fields = {"q": "狗在雪地里玩。", "source": "auto", "target": "en"}
+    assert address.post("/detect", fields)[1][0]["language"] == "zh"
+    assert address.post("/translate", fields)[1]["detectedLanguage"]["language"] == "zh"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import chain
@@ -94,6 +94,7 @@ class Service:
         key_digest: bytes | None = None,
     ) -> None:
         self._routes, self._config, self._key_digest = routes, config, key_digest
+        self._codes = languages.common_codes(chain(*routes))  # as clients know them
         self._page_response = page_response()
         self._files = TranslatedFiles()
         endpoints = [
@@ -234,22 +235,22 @@ class Service:
         sources = [start for start, end in self._routes if find(target, [end])]
         if not sources:
             raise self._unknown_pair(source, target)
-        own = find(target, [*chain(*self._routes)])
+        own = find(target, self._codes)
         among = dict.fromkeys([*sources, *([] if own is None else [own])])
-        [detected, *_] = await self._identify(text, [*among])
+        [detected, *_] = await self._identify(text, among)
         return self._route(detected["language"], target), detected
 
     async def _detect(self, request: Request) -> Response:
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
-        served = [*dict.fromkeys(chain(*self._routes))]
-        best, *others = await self._identify(text_of(fields, self._config), served)
+        best, *others = await self._identify(text_of(fields, self._config), self._codes)
         return JSONResponse([best, *(each for each in others if each["confidence"] >= 1)])
 
-    async def _identify(self, text: str, among: Sequence[str]) -> list[Detected]:
+    async def _identify(self, text: str, among: Iterable[str]) -> list[Detected]:
         """Return languages with the probability in percent that a text is in each, best first."""
         ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
-        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in among}
+        codes = (self._codes[code] for code in among)
+        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in codes}
         return [
             {"confidence": round(100 * share, 1), "language": code}
             for code, share in sorted(shares.items(), key=lambda each: -each[1])
@@ -261,8 +262,7 @@ class Service:
         to = find(target, [each for start, each in self._routes if find(source, [start])])
         start = find(source, [start for start, end in self._routes if end == to])
         if to is None or start is None:
-            served = [*chain(*self._routes)]
-            if languages.are_same(source, target) and find(source, served):
+            if languages.are_same(source, target) and find(source, self._codes):
                 return None
             raise self._unknown_pair(source, target)
         return self._routes[start, to]
@@ -274,19 +274,20 @@ class Service:
         )
 
     async def _languages(self, _: Request) -> Response:
-        targets: dict[str, list[str]] = {}
-        for source, target in self._routes:
-            targets.setdefault(source, []).append(target)
-            targets.setdefault(target, [])
+        targets: dict[str, dict[str, None]] = {}
+        for pair in self._routes:
+            source, target = (self._codes[code] for code in pair)
+            targets.setdefault(source, {})[target] = None
+            targets.setdefault(target, {})
         return JSONResponse(
             [
-                {"code": code, "name": languages.name_of(code), "targets": found}
+                {"code": code, "name": languages.name_of(code), "targets": [*found]}
                 for code, found in targets.items()
             ]
         )
 
     async def _settings(self, _: Request) -> Response:
-        source, target = next(iter(self._routes))
+        source, target = (self._codes[code] for code in next(iter(self._routes)))
         shown = {
             side: {"code": code, "name": languages.name_of(code)}
             for side, code in (("source", source), ("target", target))
