@@ -200,11 +200,8 @@ def test_other_models_are_refused_before_anything_is_written(
     assert "has other subwords" in message
     other = settings(make_model(tied_embeddings="two-way"))
     assert "has other subwords" in refusal(data_dir, other, tmp_path / "run")
-
-
-def test_a_parser_is_refused_for_translation(make_model, data_dir, tmp_path):
-    message = refusal(data_dir, settings(make_model(task="parsing")), tmp_path / "run")
-    assert "is a model for parsing" in message
+    parser = settings(make_model(task="parsing"))
+    assert "is a model for parsing" in refusal(data_dir, parser, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,6 @@ def test_the_newest_dataset_and_run_are_the_defaults(elsewhere, data_dir, capfd)
     assert "dataset: data/tiny" in capfd.readouterr().err
 
 
-def test_one_tsv_file_is_text_of_both_sides(elsewhere):
-    for split in ("train", "valid"):
-        pairs = generate_pairs(split, num_pairs=30, seed=1)
-        (elsewhere / f"{split}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
-    files = {"train": "train.tsv", "valid": elsewhere / "valid.tsv", "languages": ("en", "de")}
-    assert tfm.prepare(**files, out="data/mine", text_only=True).is_new
-    assert not tfm.prepare(**files, out="data/mine", text_only=True).is_new
-    assert (elsewhere / "data" / "mine" / "train.de").is_file()
-
-
 @pytest.mark.parametrize(
     "text",
     [

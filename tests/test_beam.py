@@ -157,20 +157,6 @@ def test_pruning_does_not_change_the_n_best(seed, beam_size, alpha, spread, data
     assert pruned.num_rows <= unpruned.num_rows
 
 
-def test_a_beam_of_one_is_greedy_search():
-    table = Table()
-    found = find(table, SOURCES, beam_size=1, max_extra_length=6)
-    for [best], source in zip(found, SOURCES, strict=True):
-        tokens = [BOS]
-        while len(tokens) < len(source) + 6:
-            log_probs = table.log_probs(source, tokens)
-            log_probs[[PAD, BOS, UNK]] = -math.inf
-            if (token := int(log_probs.argmax())) == EOS:
-                break
-            tokens.append(token)
-        assert list(best.tokens) == tokens[1:]
-
-
 def test_the_length_penalty_is_that_of_wu_et_al():
     def penalty(length, exponent):
         return length_penalty(length, SearchConfig(length_penalty=exponent))

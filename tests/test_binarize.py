@@ -49,12 +49,6 @@ def test_only_token_ids_of_older_data_are_removed(folder):
     assert {path.name for path in (folder / "bin").iterdir()} == kept
 
 
-def test_every_sentence_of_every_split_decodes_back(folder):
-    binarize(folder, CONFIG)
-    assert decoded(folder, "train") == TRAIN
-    assert decoded(folder, "test") == TEST
-
-
 def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):
     results = []
     for size, threads in ((1, 1), (30, 2), (500, 5), (10_000_000, None)):
@@ -231,13 +225,6 @@ def test_unequal_line_counts_are_named_and_leave_no_dataset(folder):
     with pytest.raises(DataError, match="tfm binarize"):
         opened(folder, "train")
     assert not list((folder / "bin").glob("*.partial"))
-
-
-def test_a_line_that_is_no_utf8_is_named(folder):
-    (folder / "test.de").write_bytes(b"gut\nauch gut\nsch\xf6n\n")
-    with pytest.raises(DataError, match=r"test\.de, line 3 is not UTF-8"):
-        binarize(folder, CONFIG)
-    assert not (folder / "bin" / "dataset.json").exists()
 
 
 def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):

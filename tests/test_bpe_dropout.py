@@ -19,7 +19,6 @@ from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.train import train
 
 VOCAB_SIZE, NUM_PAIRS, NUM_VARIANTS = 400, 200, 3
 DROPOUT = BinarizeConfig(bpe_dropout=0.2, bpe_variants=NUM_VARIANTS)
@@ -191,21 +190,6 @@ def test_epochs_take_the_variants_in_turn_and_are_planned_by_their_lengths(folde
     assert [rows.tolist() for rows in batcher.epoch(1)] != [
         (rows - NUM_VARIANTS * NUM_PAIRS).tolist() for rows in batcher.epoch(1 + NUM_VARIANTS)
     ]
-
-
-def test_a_run_resumes_to_the_bit_in_another_variant(folder, tiny_run, tmp_path):
-    def run(max_steps):
-        training = {"max_steps": max_steps, "checkpoint_steps": 50, "validation_beam": 0}
-        return tiny_run(training=training, batching={"max_tokens": 1000})
-
-    train(folder, tmp_path / "at-once", run(30))
-    for max_steps in (23, 30):
-        train(folder, tmp_path / "resumed", run(max_steps))
-    weights = [
-        next((tmp_path / name / "checkpoints").glob("step-*30/model.safetensors")).read_bytes()
-        for name in ("at-once", "resumed")
-    ]
-    assert weights[0] == weights[1]
 
 
 def test_models_without_merges_are_refused(tmp_path, make_dataset):

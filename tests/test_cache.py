@@ -110,14 +110,34 @@ def some_sentences(num_sentences):
     return torch.randperm(num_sentences)[: -(-num_sentences * 2 // 3)].sort().values
 
 
+# Which model decodes, which hypotheses are continued, and when columns are dropped.
+WAYS = ["all", "some", "some, rounded", "all, dropping always", "single", "single, some"]
+
+
 @torch.inference_mode()
+@pytest.mark.parametrize("way", WAYS)
 @EVERY_MODEL_AND_BEAM
-def test_cached_logits_equal_those_of_whole_prefixes(changes, beam):
-    decoding = Decoding(transformer(**changes), [5, 2, 6, 1])
-    for size in beam:
-        decoding.step()
-        decoding.extend(size)
+def test_cached_logits_equal_those_of_whole_prefixes(changes, beam, way, monkeypatch):
+    """Of a batch or a single sentence, of all hypotheses or of those that are continued."""
+    if "always" in way:
+        monkeypatch.setattr(cache, "_DROP_INTERVAL", 1)
+        monkeypatch.setattr(cache, "_DROP_THRESHOLD", 1.0)
+    model = transformer(**changes)
+    if "rounded" in way or "single" in way:
+        model = RoundingInference().optimized(model)
+    decoding = Decoding(model, [5] if "single" in way else [5, 2, 6, 1])
+    for step, size in enumerate(beam):
+        rows, parents, sentences = None, None, None
+        if "some" in way:
+            rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
+            parents = torch.multinomial(is_selected.double(), size, replacement=True)
+        if "always" in way and step == 2:
+            sentences = some_sentences(len(decoding.tokens))
+        decoding.step(rows)
+        decoding.extend(size, parents=parents, sentences=sentences)
     decoding.step()
+    is_supported = "single" in way and not {"attention", "attention_window"} & changes.keys()
+    assert isinstance(decoding.state, SingleSentenceCache) == is_supported
 
 
 @torch.inference_mode()
@@ -133,22 +153,6 @@ def test_sentences_may_be_removed_at_any_step(beam, padded):
             num_sentences = len(decoding.tokens)
             decoding.extend(size, sentences=some_sentences(num_sentences) if removes else None)
         decoding.step()
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("rounds", [False, True])
-@EVERY_MODEL_AND_BEAM
-def test_hypotheses_that_are_not_continued_may_be_left_out(changes, beam, rounds):
-    model = transformer(**changes)
-    if rounds:
-        model = RoundingInference().optimized(model)
-    decoding = Decoding(model, [5, 2, 6, 1])
-    for step, size in enumerate(beam):
-        rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
-        decoding.step(rows)
-        parents = torch.multinomial(is_selected.double(), size, replacement=True)
-        decoding.extend(size, parents=parents)
-    decoding.step()
 
 
 @torch.inference_mode()
@@ -188,35 +192,11 @@ def test_a_cache_grows_only_if_dropping_columns_makes_no_room(monkeypatch):
     assert decoding.state.past[0][0].size(2) == cache._FIRST_CAPACITY
 
 
-@torch.inference_mode()
-@EVERY_MODEL_AND_BEAM
-def test_dropping_columns_at_every_step_does_not_change_logits(changes, beam, monkeypatch):
-    monkeypatch.setattr(cache, "_DROP_INTERVAL", 1)
-    monkeypatch.setattr(cache, "_DROP_THRESHOLD", 1.0)
-    decoding = Decoding(transformer(**changes), [5, 2, 6, 1])
-    for step, size in enumerate(beam):
-        decoding.step()
-        decoding.extend(size, sentences=some_sentences(len(decoding.tokens)) if step == 2 else None)
-    decoding.step()
-
-
 # --- a single sentence
 
 
 def new_decoding(changes, *, length=5, seed=0):
     return Decoding(RoundingInference().optimized(transformer(seed, **changes)), [length])
-
-
-@torch.inference_mode()
-@EVERY_MODEL_AND_BEAM
-def test_a_single_sentence_has_the_logits_of_whole_prefixes(changes, beam):
-    decoding = new_decoding(changes)
-    for size in beam:
-        decoding.step()
-        decoding.extend(size)
-    decoding.step()
-    is_supported = not {"attention", "attention_window"} & changes.keys()
-    assert isinstance(decoding.state, SingleSentenceCache) == is_supported
 
 
 @torch.inference_mode()
@@ -253,16 +233,3 @@ def test_spare_rows_are_finite():
         decoding.extend(size)
     assert {len(x) for x in seen} == {3}
     assert all(x.isfinite().all() for x in seen)
-
-
-@torch.inference_mode()
-@EVERY_BEAM
-def test_a_single_sentence_returns_only_the_logits_of_selected_rows(beam):
-    decoding = new_decoding({})
-    for step, size in enumerate(beam):
-        rows, is_selected = decoding.random_rows([0.3, 0.9][step % 2])
-        decoding.step(rows)
-        decoding.extend(
-            size, parents=torch.multinomial(is_selected.double(), size, replacement=True)
-        )
-    decoding.step()

@@ -23,7 +23,6 @@ from tfm.config import (
     TrainingConfig,
     TransformerConfig,
     flag_of,
-    presets,
 )
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.device.compute import torch_and_device
@@ -176,14 +175,6 @@ def test_a_shell_completes_commands_flags_and_values(run, monkeypatch, words, co
 
 
 # --- settings
-
-
-@pytest.mark.parametrize("arch", presets())
-def test_printed_settings_can_be_read_again(run, elsewhere, arch):
-    code, printed, err = run("train", "--arch", arch, "--print-config")
-    assert (code, err) == (0, "")
-    (elsewhere / "x.toml").write_text(printed, encoding="utf-8")
-    assert run("train", "--config", "x.toml", "--print-config") == (0, printed, "")
 
 
 def different_value(group, item):

@@ -64,20 +64,6 @@ def test_a_setting_that_loses_its_effect_is_no_longer_kept(dataset, run):
     assert Manifest.load(dataset).settings("binarize") == {}
 
 
-@pytest.mark.parametrize(
-    "flags", ["--symbols=<a> <a>", "--character-coverage=0.9", "--vocab-size=260"]
-)
-def test_learning_refuses_what_sentencepiece_would(dataset, run, flags):
-    before = (dataset / "manifest.json").read_bytes()
-    run.fails(2, ".*", "learn-bpe", "data/mine", flags)
-    assert (dataset / "manifest.json").read_bytes() == before
-
-
-def test_a_switch_can_be_turned_off(dataset, run):
-    assert run("learn-bpe", "--no-byte-fallback", "--vocab-size", 90)[0] == 0
-    assert "<0x00>" not in (dataset / "bpe.vocab").read_text()
-
-
 def test_ctrl_c_stops_learning_at_once_and_leaves_nothing_half_done(dataset):
     text = (dataset / "train.en").read_text() * 10_000  # takes seconds
     (dataset / "train.en").write_text(text)

@@ -80,13 +80,6 @@ def test_a_run_whose_settings_were_cut_off_is_not_resumed_with_defaults(run, run
     assert path.read_bytes() == before
 
 
-def test_comments_may_be_left_out_of_the_settings_of_a_run(run, run_dir):
-    path = run_dir / "config.toml"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("".join(line.partition("#")[0] + "\n" for line in lines), encoding="utf-8")
-    run.ok("train", "--run", run_dir, "--max-steps", 13)
-
-
 def test_a_run_without_its_file_of_settings_takes_those_of_its_newest_checkpoint(run, run_dir):
     before = read_toml(run_dir / "config.toml")
     (run_dir / "config.toml").unlink()

@@ -78,13 +78,6 @@ def test_the_default_is_the_base_model_of_the_paper():
     assert SearchConfig().max_extra_length == 50
 
 
-def test_the_big_model_is_that_of_the_paper():
-    run = run_config("big")
-    assert (run.model.d_model, run.model.d_ff, run.model.num_heads) == (1024, 4096, 16)
-    assert run.model.dropout == 0.3
-    assert (run.training.max_steps, run.training.average_last) == (300_000, 20)
-
-
 def test_flags_win_over_the_file_which_wins_over_the_preset():
     file = {"model": {"d_ff": 1000, "dropout": 0.2}, "training": {"seed": 5}}
     flags = {"model": {"dropout": 0.4}}

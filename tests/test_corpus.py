@@ -163,7 +163,7 @@ def test_a_download_outside_archives_gets_its_checksum_from_the_archives_table(l
     ("names", "languages"),
     [
         (("news.en", "news.de"), ("en", "de")),
-        (("news.en.gz", "news.pt_BR.gz"), ("en", "pt_BR")),
+        (("news.en.gz", "news.pt_BR.xz"), ("en", "pt_BR")),
         (("src.txt", "tgt.txt"), ("source", "target")),
         (("one.en", "two.en"), ("source", "target")),
         (("text.tsv", "text.tsv"), ("source", "target")),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tfm.config import RecurrentConfig, TransformerConfig, run_config
+from tfm.config import RecurrentConfig, TransformerConfig
 from tfm.model.build import new_model
 from tfm.model.cost import gathering_problem, memory_problem, model_cost
 
@@ -16,15 +16,6 @@ VOCAB_SIZE = 37_000
 
 def cost_of(config, vocab_size=VOCAB_SIZE):
     return model_cost(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
-
-
-def millions(config):
-    return cost_of(config).num_parameters / 1e6
-
-
-def test_base_and_big_have_the_parameter_counts_of_the_paper():
-    assert millions(run_config("base").model) == pytest.approx(63.1, abs=0.05)
-    assert millions(run_config("big").model) == pytest.approx(214.2, abs=0.05)
 
 
 @pytest.mark.parametrize("tied", ["three-way", "two-way", "none"])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from tfm.data.dataset import ArrayWriter, DatasetIndex, ParallelDataset, Part, TokenSequences
-from tfm.data.subword import EOS, Vocabulary
+from tfm.data.subword import EOS
 from tfm.errors import DataError
 from tfm.storage.files import sha256_of
 
@@ -57,16 +57,6 @@ def write_part(tmp_path):
 
 def read_sequences(folder, *parts, vocab_size=100):
     return TokenSequences(folder, parts, "en", 0, vocab_size=vocab_size)
-
-
-def test_ids_decode_to_the_text_of_the_split(data_dir):
-    dataset, vocabulary = open_train(data_dir / "bin"), Vocabulary.load(data_dir)
-    for sequences, model, language in (
-        (dataset.source, vocabulary.source, "en"),
-        (dataset.target, vocabulary.target, "de"),
-    ):
-        text = (data_dir / f"train.{language}").read_text(encoding="utf-8").splitlines()
-        assert model.decode(sequences) == text
 
 
 @given(

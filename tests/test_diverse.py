@@ -97,12 +97,3 @@ def test_groups_choose_as_the_slow_search_does(seed, num_groups, size, strength,
         assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
         for hypothesis in best:
             assert hypothesis.score == pytest.approx(expected[hypothesis.tokens], abs=1e-4)
-
-
-def test_without_diversity_every_group_is_the_same_beam_search():
-    found = find(transformer(), beam_size=6, num_groups=3, n_best=6, diversity_strength=0.0)
-    with torch.inference_mode():
-        config = SearchConfig(beam_size=2, n_best=2, max_extra_length=4, min_length=0)
-        expected = search(transformer(), *batch_of(SOURCES), config)
-    for best, beam in zip(found, expected, strict=True):
-        assert [h.tokens for h in best] == [h.tokens for h in beam]

@@ -158,12 +158,6 @@ def test_ids_that_cannot_be_mapped_are_refused_in_one_line(tmp_path, options, mo
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path):
-    (tmp_path / "x.model").write_bytes(b"\x0a\x03abc nonsense")
-    with pytest.raises(DataError, match="is not a SentencePiece model"):
-        load_subword_models([tmp_path / "x.model"])
-
-
 def test_a_dataset_a_model_and_a_run_name_the_same_pieces(data_dir, trained_run):
     [expected] = load_subword_models([data_dir / "bpe.model"])
     checkpoint = next((trained_run / "checkpoints").iterdir())
@@ -218,20 +212,6 @@ def test_two_files_are_the_models_of_source_and_target(text_dir, tmp_path):
 def test_settings_of_learning_have_no_effect_on_given_subwords():
     [problem] = SubwordConfig(subwords=("x.model",), vocab_size=4000).problems()
     assert problem.startswith("vocab_size has no effect on subwords, which are not learned")
-
-
-def test_prepare_takes_the_pieces_of_another_dataset(run, data_dir, tmp_path, elsewhere):
-    write_pairs(elsewhere, "t", PAIRS)
-    command = ["prepare", "--train", "t.en", "t.de", "--out", "mine", "--subwords", data_dir]
-    run.ok(*command)
-    assert (elsewhere / "mine/bpe.model").read_bytes() == (data_dir / "bpe.model").read_bytes()
-    recorded = Manifest.load(elsewhere / "mine")
-    assert recorded.settings("subword") == {"subwords": [str(data_dir)]}
-    assert "unchanged" in run(*command)[2]
-    # A later step keeps them, unless a setting of learning is given.
-    assert "learn-bpe: mine unchanged" in run("learn-bpe", "mine")[2]
-    assert run("learn-bpe", "mine", "--vocab-size", "400")[0] == 0
-    assert len(SubwordModel((elsewhere / "mine/bpe.model").read_bytes(), origin=tmp_path)) == 400
 
 
 def test_prepare_refuses_a_wrong_subword_model_before_it_writes(run, elsewhere):

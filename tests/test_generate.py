@@ -214,15 +214,6 @@ def test_a_pipe_of_another_length_is_refused_when_it_ends(
             generated(plan(None, prefixes=other))
 
 
-def test_samples_do_not_depend_on_chunks(translated, tmp_path, monkeypatch):
-    text = write(tmp_path / "in", b"seven\nseven\nseven\nseven\nseven\n")
-    config = SearchConfig(search="sample", max_extra_length=3)
-    expected = [best[0].text for _, best in translated(text, config)]
-    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
-    assert [best[0].text for _, best in translated(text, config)] == expected
-    assert len(set(expected)) > 1
-
-
 def test_the_number_of_processes_does_not_change_the_output(
     plan, generated, tmp_path, monkeypatch, capsys
 ):
@@ -281,16 +272,6 @@ def command(run, trained_run, elsewhere):
         return run.ok(*f"generate model {given} --device cpu {arguments}".split())
 
     return call
-
-
-def test_every_search_prints_the_requested_number_of_lines(command):
-    for arguments, num_lines in [
-        ("", 2),
-        ("--search sample --temperature 0.5 --top-k 9 --top-p 0.9 --seed 3 --n-best 3", 6),
-        ("--search exact --max-extra-length 1 --node-limit 2", 2),
-        ("--beam 4 --num-groups 2 --diversity-strength 1 --n-best 2", 4),
-    ]:
-        assert len(command(arguments)[0].splitlines()) == num_lines
 
 
 @pytest.mark.usefixtures("terminal")

@@ -102,16 +102,11 @@ def test_the_default_size_is_increased_for_many_characters(tmp_path):
     assert size > 2_000
 
 
-def test_a_requested_size_is_kept_or_refused(folder):
-    with pytest.raises(UsageError, match=r"5,000 is too large .*train\.en, .*train\.de"):
-        learn_bpe(folder, SubwordConfig(vocab_size=5_000))
-
-
 @pytest.mark.parametrize("separate", [True, False])
 def test_a_refused_size_leaves_the_older_vocabulary(folder, separate):
     learn_bpe(folder, dataclasses.replace(CONFIG, separate=not separate, vocab_size=290))
     before = Vocabulary.load(folder).fingerprint
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"5,000 is too large .*train\.en(, .*train\.de)?"):
         learn_bpe(folder, SubwordConfig(vocab_size=5_000, separate=separate))
     assert Vocabulary.load(folder).fingerprint == before
 

@@ -143,14 +143,6 @@ def test_pairs_that_are_too_long_are_taken_from_their_text(mixed_dir, tmp_path, 
         binarize(folder, BinarizeConfig(max_length=1))
 
 
-def test_cleaning_of_its_own_drops_pairs_of_one_text(recipe, tmp_path):
-    first, second = recipe.train
-    strict = dataclasses.replace(second, cleaning={"max_characters": 20})
-    folder = prepare(dataclasses.replace(recipe, train=(first, strict)), tmp_path / "d").data_dir
-    one, other = DatasetIndex.load(folder / "bin").texts
-    assert one.dropped["too_long"] == 0 < other.dropped["too_long"]
-
-
 def test_equal_pairs_of_texts_with_different_tags_are_no_duplicates(recipe, tmp_path):
     first, _ = recipe.train
     tagged, again = (dataclasses.replace(first, tag="<c>", weight=1) for _ in range(2))

@@ -1,6 +1,5 @@
 """tfm prepare: from archives or files to the text of a dataset, with counts of all lines."""
 
-import bz2
 import dataclasses
 import gzip
 import json
@@ -539,16 +538,6 @@ def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
     prepare(recipe, data_dir, text_only=True)
     assert lines(data_dir / "train.en") == [f"line {i}" for i in range(9)]
     assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
-
-
-def test_text_is_compressed_or_not_whatever_its_name_says(data_dir, tmp_path):
-    sides = {"t.en.gz": b"a\nb\n", "t.de.xz": bz2.compress(b"A\nB\n")}
-    for name, content in sides.items():
-        (tmp_path / name).write_bytes(content)
-    recipe = recipe_from_files(name="x", train=[tuple(tmp_path / name for name in sides)])
-    assert (recipe.source, recipe.target) == ("en", "de")
-    prepare(recipe, data_dir, text_only=True)
-    assert lines(data_dir / "train.de") == ["A", "B"]
 
 
 def small(recipe):

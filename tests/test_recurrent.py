@@ -8,11 +8,19 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_properties import (
+    assert_each_parameter_learns,
+    assert_only_training_drops,
+    assert_padding_changes_nothing,
+    assert_the_future_is_hidden,
+    assert_ties,
+    logits_of,
+)
 from small_models import moved, random_batch, recurrent
 from torch import nn
 
 from tfm.config import RecurrentConfig
-from tfm.data.subword import BOS, PAD
+from tfm.data.subword import BOS
 from tfm.model.recurrent import Recurrent
 
 V = 13
@@ -44,14 +52,6 @@ new_batch = partial(random_batch, V, [4, 6, 1], 5)
 
 def new_model(seed=0, dtype=torch.float64, **changes):
     return moved(recurrent(V, seed, **{**SHAPE, **changes}).to(dtype), -0.5, 0.5)
-
-
-def logits_of(model, source, lengths, target_input):
-    return model.logits(model(source, lengths, target_input))
-
-
-def other_tokens(tokens):
-    return 4 + (tokens - 3) % (V - 4)
 
 
 def by_hand(model, config, source, target_input):
@@ -119,32 +119,11 @@ def test_training_and_step_by_step_decoding_equal_the_formulas(changes):
 
 
 @EVERY_KIND
-def test_source_padding_does_not_change_logits(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    padded = logits_of(model, source, lengths, target)
-    other_padding = source.clone()
-    for row, length in enumerate(lengths):
-        other_padding[row, length:] = other_tokens(source[row, length:])
-        unpadded = source[row : row + 1, :length]
-        single = logits_of(model, unpadded, lengths[row : row + 1], target[row : row + 1])
-        torch.testing.assert_close(padded[row : row + 1], single)
-    assert torch.equal(logits_of(model, other_padding, lengths, target), padded)
-    more_padding = F.pad(source, (0, 3), value=PAD)
-    torch.testing.assert_close(logits_of(model, more_padding, lengths, target), padded)
-
-
-@EVERY_KIND
-def test_the_decoder_cannot_see_the_future(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    before = logits_of(model, source, lengths, target)
-    for position in range(1, target.size(1)):
-        changed = target.clone()
-        changed[:, position:] = other_tokens(changed[:, position:])
-        after = logits_of(model, source, lengths, changed)
-        torch.testing.assert_close(after[:, :position], before[:, :position])
-        assert not torch.allclose(after[:, position], before[:, position])
+def test_padding_and_the_future_are_hidden_and_each_parameter_learns(changes):
+    model = new_model(**changes, tied_embeddings="none")
+    assert_padding_changes_nothing(model, *new_batch())
+    assert_the_future_is_hidden(model, *new_batch())
+    assert_each_parameter_learns(model, new_batch())
 
 
 @settings(max_examples=25)
@@ -180,35 +159,13 @@ def test_cached_decoding_equals_full_decoding(data):
 @pytest.mark.parametrize("name", ["dropout", "embedding_dropout", "attention_dropout"])
 @pytest.mark.parametrize("input_feeding", [True, False])
 def test_each_dropout_acts_only_in_training(name, input_feeding):
-    plain = new_model(input_feeding=input_feeding)
-    dropping = new_model(input_feeding=input_feeding, **{name: 0.5})
-    batch = new_batch()
-    torch.testing.assert_close(logits_of(plain.train(), *batch), logits_of(plain.eval(), *batch))
-    torch.testing.assert_close(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
-    first, second = (logits_of(dropping.train(), *batch) for _ in range(2))
-    assert not torch.allclose(first, second)
-
-
-@EVERY_KIND
-def test_every_parameter_gets_a_gradient(changes):
-    model = new_model(**changes, tied_embeddings="none")
-    logits_of(model, *new_batch()).sin().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.any(), name
+    plain, dropping = (new_model(input_feeding=input_feeding, **{name: p}) for p in (0.0, 0.5))
+    assert_only_training_drops(plain, dropping, new_batch())
 
 
 def test_tied_embeddings_are_one_parameter():
-    sharing = {"three-way": (True, True), "two-way": (False, True), "none": (False, False)}
-    for tied, expected in sharing.items():
-        model = new_model(tied_embeddings=tied)
-        target = model.target_embedding.weight
-        assert (target is model.source_embedding.weight, target is model.output_weight) == expected
-        parameters = dict(model.named_parameters())
-        storages = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
-        assert len(storages) == len(parameters)
-        assert sum(p.shape == (V, 6) for p in parameters.values()) == 3 - sum(expected)
-        assert not list(model.buffers())
+    assert_ties(new_model)
+    assert not list(new_model().buffers())
 
 
 def test_the_forget_gates_of_an_lstm_start_open():

@@ -128,13 +128,6 @@ def test_several_translations_of_each_line_are_recognized(tmp_path, files):
         score(several, [files["reference"]], config=CONFIG, runs_dir=Path())
 
 
-def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, files):
-    path = tmp_path / "latin1.de"
-    path.write_bytes("eins\nfünf\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin1\.de, line 2 is not UTF-8"):
-        score(path, [files["reference"]], config=CONFIG, runs_dir=Path())
-
-
 def test_empty_and_missing_files_are_named(tmp_path, files):
     (tmp_path / "empty").touch()
     for hypotheses, reference, message in (

@@ -140,11 +140,3 @@ def test_folders_pipes_and_devices_are_refused(tmp_path, make):
     make(tmp_path / "text.en")
     with pytest.raises(DataError, match=r"text\.en is a folder, a pipe or a device"):
         list(read_lines(tmp_path / "text.en", strict=False))
-
-
-def test_utf_16_is_named_with_the_way_to_convert_it(tmp_path):
-    (tmp_path / "text.en").write_bytes("Две собаки играют.\nOne dog plays.\n".encode("UTF-16"))
-    pattern = "is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
-    for strict in (False, True):
-        with pytest.raises(DataError, match=pattern):
-            next(read_lines(tmp_path / "text.en", strict=strict))

@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import edit_json, metrics_of, same_weights, steps_of
 
-from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute, one_thread
@@ -432,16 +431,6 @@ def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_
     assert steps_of(tmp_path / "run") == [3, 6, 9, 12]
     for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
         assert same_weights(ours, theirs)
-
-
-def test_separate_vocabularies_train_and_translate_without_validation(
-    other_data, tiny_run, tmp_path
-):
-    run = tiny_run(model={"tied_embeddings": "two-way"})
-    result = train(other_data, tmp_path / "run", run)
-    assert result.metrics == {}
-    [translation] = Translator.load(tmp_path / "run", device="cpu").translate(["seven"])
-    assert isinstance(translation, str)
 
 
 def test_three_way_tied_embeddings_need_a_joint_vocabulary(other_data, tiny_run):

@@ -60,32 +60,6 @@ def test_the_seed_determines_weights_order_and_dropout(new_trainer):
     assert step(runs[0], rows).loss != step(runs[1], rows).loss
 
 
-@pytest.mark.parametrize("stop_after", [1, 13])
-def test_a_resumed_run_computes_the_same_steps_as_an_uninterrupted_one(new_trainer, stop_after):
-    uninterrupted, stopped = new_trainer(), new_trainer()
-    num_batches = uninterrupted.batcher.num_batches()
-    assert 7 <= num_batches <= 12  # so that stops are within and between epochs
-    assert len(uninterrupted.batcher.split(uninterrupted.batcher.epoch(1)[0])) > 1
-    expected = take(uninterrupted, 18)
-    before = take(stopped, stop_after)
-    resumed = new_trainer()
-    resumed.model.load_state_dict(stopped.model.state_dict())
-    resumed.load_state(stopped.state())
-    after = take(resumed, 18 - stop_after)
-    assert losses(before + after) == losses(expected)
-    assert resumed.position == uninterrupted.position
-    assert_same_weights(resumed, uninterrupted)
-
-
-def test_a_run_stopped_at_the_end_of_an_epoch_resumes_with_the_next(new_trainer):
-    stopped, resumed = new_trainer(), new_trainer()
-    take(stopped, stopped.batcher.num_batches())
-    resumed.load_state(stopped.state())
-    [report] = take(resumed, 1)
-    first_batch = resumed.batcher.epoch(2)[0]
-    assert (report.epoch, resumed.position.examples) == (2, len(first_batch))
-
-
 def test_steps_pairs_and_tokens_are_counted(new_trainer):
     trainer = new_trainer()
     num_batches = trainer.batcher.num_batches()

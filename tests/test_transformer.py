@@ -6,7 +6,15 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import EVERY_TRANSFORMER, TRANSFORMERS, moved, random_batch, transformer
+from model_properties import (
+    assert_each_parameter_learns,
+    assert_only_training_drops,
+    assert_padding_changes_nothing,
+    assert_the_future_is_hidden,
+    assert_ties,
+    logits_of,
+)
+from small_models import EVERY_TRANSFORMER, moved, random_batch, transformer
 from torch import nn
 
 from tfm.config import TransformerConfig
@@ -31,10 +39,6 @@ new_batch = partial(random_batch, V, [4, 6, 1], 5)
 
 def new_model(seed=0, **changes):
     return moved(transformer(V, seed, **{**SHAPE, **changes}).double())
-
-
-def logits_of(model, source, lengths, target_input):
-    return model.logits(model(source, lengths, target_input))
 
 
 @pytest.mark.parametrize(
@@ -146,30 +150,13 @@ def test_logits_and_gradients_equal_those_of_torch(norm):
 
 
 @EVERY_TRANSFORMER
-def test_source_padding_does_not_change_logits(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    padded = logits_of(model, source, lengths, target)
-    other_padding = source.clone()
-    for row, length in enumerate(lengths):
-        other_padding[row, length:] = 0
-        unpadded = source[row : row + 1, :length]
-        single = logits_of(model, unpadded, lengths[row : row + 1], target[row : row + 1])
-        torch.testing.assert_close(padded[row : row + 1], single)
-    torch.testing.assert_close(logits_of(model, other_padding, lengths, target), padded)
-
-
-@EVERY_TRANSFORMER
-def test_the_decoder_cannot_see_the_future(changes):
-    model = new_model(**changes)
-    source, lengths, target = new_batch()
-    before = logits_of(model, source, lengths, target)
-    for position in range(1, target.size(1)):
-        changed = target.clone()
-        changed[:, position:] = 4 + (changed[:, position:] - 3) % (V - 4)
-        after = logits_of(model, source, lengths, changed)
-        torch.testing.assert_close(after[:, :position], before[:, :position])
-        assert not torch.allclose(after[:, position], before[:, position])
+def test_padding_and_the_future_are_hidden_and_each_parameter_learns(changes):
+    positions = changes.get("learned_positions") and 9
+    model = new_model(**changes | {"learned_positions": positions})
+    assert_padding_changes_nothing(model, *new_batch())
+    assert_the_future_is_hidden(model, *new_batch())
+    model = new_model(**changes | {"learned_positions": positions and 6})
+    assert_each_parameter_learns(model, new_batch())
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -198,28 +185,8 @@ def test_reordering_before_the_first_step_can_drop_sentences():
     "name", ["dropout", "embedding_dropout", "attention_dropout", "relu_dropout"]
 )
 def test_each_dropout_acts_only_in_training(name):
-    plain, dropping = new_model(), new_model(**{name: 0.5})
-    batch = new_batch()
-    torch.testing.assert_close(logits_of(plain.train(), *batch), logits_of(plain.eval(), *batch))
-    torch.testing.assert_close(logits_of(dropping.eval(), *batch), logits_of(plain, *batch))
-    first, second = (logits_of(dropping.train(), *batch) for _ in range(2))
-    assert not torch.allclose(first, second)
+    assert_only_training_drops(new_model(), new_model(**{name: 0.5}), new_batch())
 
 
 def test_tied_embeddings_are_one_parameter():
-    for tied, expected in (
-        ("three-way", (True, True)),
-        ("two-way", (False, True)),
-        ("none", (False, False)),
-    ):
-        model = new_model(tied_embeddings=tied)
-        target = model.target_embedding.weight
-        found = (target is model.source_embedding.weight, target is model.output_weight)
-        assert found == expected, tied
-
-
-def test_every_parameter_gets_a_gradient():
-    for changes in TRANSFORMERS.values():
-        model = new_model(**changes | {"learned_positions": changes.get("learned_positions") and 6})
-        logits_of(model, *new_batch()).sin().sum().backward()
-        assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    assert_ties(new_model)

@@ -18,7 +18,6 @@ from tfm.folders.run_folder import checkpoints
 from tfm.folders.tensor_file import write_tensors
 from tfm.inference import engine
 from tfm.inference.engine import Engine
-from tfm.search import spelling
 from tfm.search.active import Hypothesis
 from tfm.storage.files import sha256_of
 
@@ -131,20 +130,6 @@ def test_models_of_other_languages_or_tasks_form_no_ensemble(trained_run, model_
     ) as error:
         Translator.load(trained_run, model_dir, device="cpu")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("num_models", [1, 2])
-def test_forced_decoding_agrees_with_the_search(trained_run, num_models, monkeypatch):
-    monkeypatch.setattr(spelling, "_MAX_OPEN_PIECES", 0)
-    translator = Translator.load(*checkpoints(trained_run)[:num_models], device="cpu")
-    lines, targets = ["7", "8 cars", ""], ["sieben", "acht Autos kosten viel Geld", "nichts"]
-    # Prefixes of the maximum length leave the search no choice.
-    found = translator.search(lines, SearchConfig(max_extra_length=1), prefixes=targets)
-    scored = translator.score_targets(lines, targets)
-    for [translation], target in zip(found, scored, strict=True):
-        assert translation.text == target.text
-        assert translation.log_prob == pytest.approx(target.log_prob, abs=1e-4)
-        assert translation.score == pytest.approx(target.score, abs=1e-4)
 
 
 def test_scored_targets_have_pieces_and_eos(translator):

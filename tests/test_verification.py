@@ -240,14 +240,3 @@ def test_training_in_bf16_without_units_is_refused_before_data_is_read(run, this
     Path("data").mkdir()
     message = "this CPU has no bf16 units: use --precision fp32"
     run.fails(2, message, "train", "data", "--device", "cpu", "--precision", "bf16")
-
-
-def test_translating_in_bf16_without_units_is_refused_in_one_line(
-    run, elsewhere, trained_run, this_cpu_has
-):
-    this_cpu_has("avx2")
-    (elsewhere / "text").write_text("one\n")
-    flags = ("--input", "text", "--device", "cpu", "--precision", "bf16")
-    code, out, err = run("generate", trained_run, *flags)
-    assert (code, out) == (2, "")
-    assert err.splitlines()[-1] == "tfm: this CPU has no bf16 units: use --precision fp32 (or int8)"

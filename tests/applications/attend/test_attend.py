@@ -260,10 +260,6 @@ def test_the_command_uses_the_newest_run_and_its_translation_by_default(tfm, tmp
     )
 
 
-def test_a_sentence_that_is_too_long_is_a_mistake(run, trained_run):
-    run.fails(2, "the sentence has .*", "attend", trained_run, "long " * 100)
-
-
 @pytest.mark.parametrize("target", [None, "Ich kaufe"])
 def test_a_model_that_diverged_is_not_drawn(picture, make_model, tmp_path, target):
     folder = make_model()

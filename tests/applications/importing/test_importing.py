@@ -12,7 +12,7 @@ from itertools import chain
 import pytest
 import torch
 from foreign_models import PAIRS, new_fairseq, new_marian, scores_of, unused_copies
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
@@ -111,6 +111,29 @@ def test_old_files_of_weights_are_read(imported, tmp_path):
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_stored_positions_must_be_the_sinusoids_of_marian(imported, tmp_path, stack):
+    folder = shutil.copytree(imported.with_name("marian"), tmp_path / "marian")
+    weights = load_file(folder / "model.safetensors")
+    angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(8) / 8)
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+
+    def import_with(positions):
+        named = {f"model.{stack}.embed_positions.weight": positions}
+        save_file(weights | named, folder / "model.safetensors")
+        return import_model(folder, out=tmp_path / "ours", force=True).out_dir
+
+    found = import_with(table.half())
+    assert (found / "model.safetensors").read_bytes() == (
+        imported / "model.safetensors"
+    ).read_bytes()
+    other = table.clone()
+    other[3, 5] += 2e-3
+    for wrong in (other, table[:, :8].contiguous(), torch.tensor(0.5)):
+        with pytest.raises(UsageError, match="has positions other than Marian's"):
+            import_with(wrong)
+
+
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory):
     """A model with two target languages, and the folder of transformers."""
@@ -144,18 +167,6 @@ def test_target_languages_need_their_tags(tagged, tmp_path):
         import_model(original, out=tmp_path / "two", target="fra+deu")
 
 
-def test_each_language_of_tags_is_served(tagged):
-    pytest.importorskip("uvicorn")
-    from tfm.applications.serve.served_models import ServedModel, routes_of
-    from tfm.applications.serve.settings import ServeConfig
-    from tfm.config import InferenceConfig
-
-    inference = InferenceConfig(device="cpu")
-    served = ServedModel(tagged[1], {}, config=ServeConfig(), inference=inference)
-    tags = {pair: route.search.tag for pair, route in routes_of([served]).items()}
-    assert tags == {("en", "fra"): ">>fra<<", ("en", "cmn_Hans"): ">>cmn_Hans<<"}
-
-
 def test_characters_that_the_segmentation_does_not_know_are_looked_up(tmp_path):
     new_marian(tmp_path / "marian", tags=["⁂", "⁂⁂"])
     import_model(tmp_path / "marian", out=tmp_path / "ours")
@@ -185,15 +196,6 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
     assert [ancestor.path for ancestor in info.ancestors][-1] == str(imported)
     assert len(info.ancestors) == 2
     assert info.run.model.output_bias
-
-
-def test_an_imported_model_is_exported(imported, tmp_path):
-    pytest.importorskip("ctranslate2")
-    from tfm.applications.export import check
-    from tfm.commands.export import export
-
-    exported = export(imported, out=tmp_path / "out").out_dir
-    assert check.compare(ModelFolder(imported), exported, LINES).max_error < 1e-3
 
 
 # --- fairseq
