@@ -10,7 +10,8 @@ import numpy as np
 
 from tfm.data.dataset import DatasetIndex, Ids, Integers, Part, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
-from tfm.data.subword import UNK, Vocabulary, learn_word_model, model_paths
+from tfm.data.subword import UNK, Vocabulary, model_paths
+from tfm.data.subword_learning import learn_word_model
 
 VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
 

@@ -17,7 +17,8 @@ from tfm.data.corpus.recipe import Recipe, TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.plan import Mixture, apportion, expand
-from tfm.data.subword import Vocabulary, learn_subword_model
+from tfm.data.subword import Vocabulary
+from tfm.data.subword_learning import learn_subword_model
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder

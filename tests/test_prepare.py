@@ -15,7 +15,7 @@ from tfm.data.corpus.loading import load_recipe, recipe_from_files
 from tfm.data.corpus.recipe import Archive, MonoText, Recipe, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.sources import Downloads, TextSources
-from tfm.data.subword import learn_subword_model
+from tfm.data.subword_learning import learn_subword_model
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe

@@ -19,7 +19,8 @@ from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_fro
 from tfm.data import shortlist as learning
 from tfm.data.dataset import DatasetIndex, ParallelDataset, Part
 from tfm.data.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
-from tfm.data.subword import EOS, PAD, Vocabulary, learn_word_model
+from tfm.data.subword import EOS, PAD, Vocabulary
+from tfm.data.subword_learning import learn_word_model
 from tfm.errors import DataError, UsageError
 from tfm.features.confidence.step import fit
 from tfm.search import search

@@ -1,10 +1,9 @@
 """Subword vocabularies: SentencePiece models with fixed special ids (§5.1)."""
 
 import hashlib
-import io
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -19,28 +18,15 @@ from tfm.config import (
     FIRST_NORMALIZATION,
     LATEST_NORMALIZATION,
     Normalization,
-    SubwordConfig,
     tag_problem,
 )
-from tfm.data.background import run_in_thread
 from tfm.data.bpe_dropout import BpeDropout, TokenIds
 from tfm.data.tags import split_tag
-from tfm.data.text import read_lines
-from tfm.device.cpu import chosen_threads, num_cores
-from tfm.errors import DataError, TfmError, UsageError, tfm_command
-from tfm.reporting import say
+from tfm.device.cpu import num_cores
+from tfm.errors import DataError, UsageError, tfm_command
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 _LATEST = LATEST_NORMALIZATION.version
-
-# (number of pairs, vocabulary size). The last size is the paper's for WMT 2014 (§5.1); 16,000 is
-# the paper's for the 40,000 sentences of the Wall Street Journal (§6.3).
-_VOCABULARIES = ((500, 1_000), (30_000, 8_000), (300_000, 16_000), (2_000_000, 37_000))
-_TREE_VOCABULARIES = ((500, 1_000), (40_000, 16_000), (2_000_000, 32_000))
-
-_SEED = 1
-_MAX_WORDS = 1_000_000
-_MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be encoded
 
 # SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space. It skips
 # lines with U+2585 when it learns, and has no pieces with a tab or U+001F, one for each version.
@@ -382,133 +368,6 @@ def model_paths(folder: Path, *, separate: bool) -> list[Path]:
     """Return the paths of a folder's SentencePiece models: one joint, or source and target."""
     names = ("bpe.source", "bpe.target") if separate else ("bpe",)
     return [folder / f"{name}.model" for name in names]
-
-
-def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
-    """Return the vocabulary size of the paper (§5.1; §6.3 for trees), or less for small corpora.
-
-    Between the sizes that are known to work, the size grows as a power of the number of pairs,
-    rounded to two digits.
-    """
-    pairs, sizes = zip(*(_TREE_VOCABULARIES if for_trees else _VOCABULARIES), strict=True)
-    size = np.exp(np.interp(np.log(max(1, num_pairs)), np.log(pairs), np.log(sizes)))
-    return sizes[-1] if num_pairs >= pairs[-1] else int(float(f"{size:.1e}"))
-
-
-def learn_subword_model(
-    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int, version: int = _LATEST
-) -> SubwordModel:
-    """Learn a SentencePiece model from UTF-8 files with one sentence per line.
-
-    Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces the
-    config's; `version` is the version of the text's normalization.
-
-    Raises:
-        VocabularySizeError: The vocabulary is too large or too small for the text.
-        DataError: The text has no usable lines.
-    """
-    return _learn(
-        texts,
-        version=version,
-        model_type=config.model_type,
-        vocab_size=vocab_size,
-        character_coverage=config.character_coverage,
-        byte_fallback=config.byte_fallback,
-        # With the space that SentencePiece puts before each line, a tag is a single piece.
-        user_defined_symbols=[SPACE_MARK + tag for tag in (config.symbols or "").split()],
-        input_sentence_size=config.sample_sentences,
-        shuffle_input_sentence=True,
-        num_threads=chosen_threads(config.threads),
-    )
-
-
-def learn_word_model(texts: Sequence[Path], *, version: int = _LATEST) -> SubwordModel:
-    """Build a model whose pieces are the words of UTF-8 text, such as linearized trees.
-
-    Raises:
-        DataError: The text has no usable lines.
-    """
-    return _learn(
-        texts,
-        version=version,
-        model_type="word",
-        vocab_size=_MAX_WORDS,
-        hard_vocab_limit=False,
-        character_coverage=1.0,
-    )
-
-
-def _learn(texts: Sequence[Path], *, version: int, vocab_size: int, **options: Any) -> SubwordModel:
-    model = io.BytesIO()
-    num_long = 0
-
-    def sentences() -> Iterator[str]:
-        nonlocal num_long
-        escapes = escapes_of(version)
-        for path in texts:
-            for line in read_lines(path, strict=False):
-                sentence = escape(line.decode(errors="replace"), escapes)
-                num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
-                yield sentence
-
-    def learn() -> None:
-        sentencepiece.set_random_generator_seed(_SEED)
-        sentencepiece.SentencePieceTrainer.Train(
-            # If SentencePiece read the files itself, it would save their paths in the model.
-            sentence_iterator=sentences(),
-            model_writer=model,
-            max_sentence_length=_MAX_SENTENCE_BYTES,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            pad_id=PAD,
-            bos_id=BOS,
-            eos_id=EOS,
-            unk_id=UNK,
-            minloglevel=2,
-            vocab_size=vocab_size,
-            **options,
-        )
-
-    try:
-        run_in_thread(learn).result()  # in the main thread, Ctrl-C would wait for the end
-    except RuntimeError as error:
-        raise _learning_error(str(error), vocab_size, texts) from error
-    if num_long:
-        say(
-            f"warning: nothing is learned from {num_long:,} lines of more than "
-            f"{_MAX_SENTENCE_BYTES:,} bytes, which SentencePiece skips: put one sentence on each "
-            "line"
-        )
-    return SubwordModel(model.getvalue(), origin=Path("the learned model"), version=version)
-
-
-class VocabularySizeError(UsageError):
-    """The vocabulary size does not fit the text; `nearest` is the nearest size that does."""
-
-    def __init__(self, message: str, *, nearest: int) -> None:
-        super().__init__(message)
-        self.nearest = nearest
-
-
-def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
-    """Translate an error of SentencePiece into one that says what to do."""
-    names = ", ".join(str(path) for path in texts)
-    size = f"a vocabulary of {vocab_size:,}"
-    if match := re.search(r"set it to a value <= (\d+)", message):
-        advice = f"the largest that works is --vocab-size {match[1]}"
-        problem = f"{size} is too large for {names}: {advice}"
-        return VocabularySizeError(problem, nearest=int(match[1]))
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        advice = f"use at least --vocab-size {match[1]}, or a lower --character-coverage"
-        problem = f"{size} is too small for the characters of {names}: {advice}"
-        return VocabularySizeError(problem, nearest=int(match[1]))
-    if "sentences_.empty()" in message:
-        return DataError(
-            f"there is nothing to learn from in {names}: all lines are empty, or longer than "
-            f"{_MAX_SENTENCE_BYTES:,} bytes"
-        )
-    reason = message.partition("\n")[0]
-    return DataError(f"SentencePiece cannot learn from {names}: {reason}")
 
 
 def shown_tags(tags: Sequence[str]) -> str:

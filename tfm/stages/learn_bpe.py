@@ -8,9 +8,10 @@ from typing import Any
 
 from tfm.config import SubwordConfig, Table
 from tfm.config.schema import differences
-from tfm.data import subword
+from tfm.data import subword_learning
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import Manifest
+from tfm.data.subword import SubwordModel, model_paths
 from tfm.data.text import read_lines
 from tfm.data.text_parts import lock_dataset
 from tfm.errors import DataError
@@ -66,7 +67,7 @@ def update_subword_models(manifest: Manifest, config: SubwordConfig, *, force: b
         check_runs(data_dir, changes, force=force)
         say(f"learn-bpe: {data_dir} again: {'; '.join(changes)}")
     models = models or _learn_models(texts, config, manifest.normalization.version)
-    paths = subword.model_paths(data_dir, separate=len(models) > 1)
+    paths = model_paths(data_dir, separate=len(models) > 1)
     outputs = []
     for path, model in zip(paths, models, strict=True):
         vocab_path = path.with_suffix(".vocab")  # the pieces as text
@@ -74,7 +75,7 @@ def update_subword_models(manifest: Manifest, config: SubwordConfig, *, force: b
         with atomic_write(path) as file:
             file.write(model.content)
         outputs += [path, vocab_path]
-    for stale in subword.model_paths(data_dir, separate=len(models) == 1):
+    for stale in model_paths(data_dir, separate=len(models) == 1):
         stale.unlink(missing_ok=True)
         stale.with_suffix(".vocab").unlink(missing_ok=True)
     sizes = [len(model) for model in models]
@@ -101,7 +102,7 @@ def _changes(before: Table | None, after: Table) -> list[str]:
 
 def _learn_models(
     texts: list[list[Path]], config: SubwordConfig, version: int
-) -> list[subword.SubwordModel]:
+) -> list[SubwordModel]:
     """Learn a joint model, or models of source and target, from the parts of both sides."""
     source, target = texts
     more = f" and {len(source) - 1} more parts" if source[1:] else ""
@@ -109,22 +110,22 @@ def _learn_models(
     if not config.separate:
         return [_learn(texts, config, version)]
     if config.target_words:
-        target_model = subword.learn_word_model(target, version=version)
+        target_model = subword_learning.learn_word_model(target, version=version)
         return [_learn([source], config, version), target_model]
     target_config = replace(config, symbols=None)
     return [_learn([source], config, version), _learn([target], target_config, version)]
 
 
-def _learn(texts: list[list[Path]], config: SubwordConfig, version: int) -> subword.SubwordModel:
+def _learn(texts: list[list[Path]], config: SubwordConfig, version: int) -> SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
-    learn = partial(subword.learn_subword_model, [*chain(*texts)], config, version=version)
+    learn = partial(subword_learning.learn_subword_model, [*chain(*texts)], config, version=version)
     if config.vocab_size is not None:
         return learn(vocab_size=config.vocab_size)
     num_pairs = sum(1 for path in texts[0] for _ in read_lines(path, strict=False))
-    size = subword.default_vocab_size(num_pairs, for_trees=config.target_words)
+    size = subword_learning.default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
         model = learn(vocab_size=size)
-    except subword.VocabularySizeError as error:
+    except subword_learning.VocabularySizeError as error:
         model = learn(vocab_size=error.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
