@@ -1,10 +1,7 @@
 """tfm export --format huggingface: transformers computes the same model from the same text."""
 
 import io
-import json
 import random
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -17,14 +14,12 @@ from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.folders.model_info import Ancestor
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 from tfm.applications.export.huggingface import (  # noqa: E402 - needs tokenizers
     check_supported,
-    model_card,
     new_tokenizer,
 )
 
@@ -186,43 +181,6 @@ def test_a_subword_model_that_normalizes_unicode_is_refused(data_dir, tmp_path):
 
 
 # --- the folder
-
-
-def test_the_card_has_languages_data_quality_and_settings(trained_run, tmp_path):
-    folder = export(trained_run, format="huggingface", out=tmp_path / "out").out_dir
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    _, front, text = card.split("---\n", 2)
-    assert "language:\n- en\n- de\n" in front
-    assert not any(line.startswith("license:") for line in front.splitlines())
-    assert "Dataset `tiny`" in text
-    assert "num_heads = 2" in text
-    assert "Not measured yet." in text  # this run validates without BLEU
-
-
-@pytest.mark.parametrize(
-    ("license_", "expected"),
-    [
-        ("CC-BY-4.0", "license: cc-by-4.0\n"),
-        ("cc-by-nc-sa-4.0", "license: cc-by-nc-sa-4.0\n"),
-        ("Lizenz: für uns", 'license: other\nlicense_name: "Lizenz: für uns"\n'),
-    ],
-)
-def test_the_card_has_the_license(make_model, license_, expected, tmp_path):
-    model = make_model()
-    ancestor = Ancestor(path="x", data_dir="", step=0, sha256="", license=license_)
-    info = replace(ModelFolder(model).info, ancestors=(ancestor,))
-    card = model_card(SimpleNamespace(info=info, path=tmp_path, num_parameters=lambda: 1))
-    assert expected in card.split("---\n")[1]
-
-
-def test_the_card_has_bleu_with_its_signature(make_model, tmp_path):
-    model = make_model()
-    record = {"kind": "validation", "step": 1, "bleu": 31.25, "signature": "nrefs:1|case:mixed"}
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(record)}\n{{", encoding="utf-8")
-    folder = export(model, format="huggingface").out_dir
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "BLEU 31.2 on the validation text at step 1," in card
-    assert "`nrefs:1|case:mixed`" in card
 
 
 def test_the_command_says_how_to_publish_the_folder(make_model, tmp_path, run):

@@ -65,7 +65,8 @@ def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantizat
 
 def _write_huggingface(folder: Path, model: ModelFolder) -> None:
     check_installed("tokenizers", remedy=install_command("huggingface"))
-    from tfm.applications.export.huggingface import check_supported, model_card, write_huggingface
+    from tfm.applications.export.huggingface import check_supported, write_huggingface
+    from tfm.applications.export.model_card import model_card
 
     config = check_supported(model.info, model.vocabulary)
     write_huggingface(folder, model.model(), model.info, config, model.vocabulary)

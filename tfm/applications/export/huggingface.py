@@ -5,10 +5,7 @@ the same functions. Their sinusoids are all sines, then all cosines; ours altern
 d_model are therefore put into their order: Marian computes its positions anew at each loading.
 """
 
-import json
-import re
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +13,15 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor, nn
 
-from tfm import __version__
-from tfm.config import ModelConfig, SearchConfig, TransformerConfig, run_toml
+from tfm.config import ModelConfig, SearchConfig, TransformerConfig
 from tfm.config.normalization import SPACES
-from tfm.data.languages import base_language
-from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, Vocabulary
 from tfm.errors import UsageError
-from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.tensor_file import write_tensors
 from tfm.model.build import Model
 from tfm.model.layers import sinusoidal_encoding
 from tfm.storage.files import write_json
-from tfm.training.metrics_log import read_metrics
 
 _FIRST_BYTE = "<0x00>"
 _PIECES_PER_LINE = 20
@@ -159,10 +151,6 @@ _NAMES = {
     "feed_forward_residual.norm": "final_layer_norm",
 }
 _ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
-# Those that models usually have, of the many that the Hub knows by name.
-_HUB_LICENSE = re.compile(
-    r"mit|apache-2\.0|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|[al]?gpl-3\.0|bsd-3-clause"
-)
 _EPSILON = 1e-5  # of the layer norms of both classes
 # transformers divides by length^β, tfm by ((5 + length) / 6)^α, which grows more slowly at first:
 # as fast as length^(2α/3) at 10 tokens.
@@ -348,75 +336,3 @@ def _layer_weights(name: str, tensor: Tensor, order: Tensor) -> Iterator[tuple[s
             yield f"{_ATTENTIONS[block]}.{letter}_proj.{kind}", each
     else:
         yield f"{_NAMES[module]}.{kind}", tensor
-
-
-def model_card(model: ModelFolder) -> str:
-    """Return a README.md in Markdown; a license that is unknown is left to the user."""
-    info = model.info
-    languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
-    card = (resources.files("tfm.applications.export") / "model_card.md").read_text(
-        encoding="utf-8"
-    )
-    return card.format(
-        languages="\n".join(f"- {language}" for language in languages),
-        license=_license(info),
-        source=info.source,
-        target=info.target,
-        num_parameters=model.num_parameters(),
-        num_pieces=info.vocab_sizes[1],
-        version=__version__,
-        normalization=_normalization(info),
-        data=_data(info),
-        quality=_quality(model.path, info),
-        model=_model(info),
-        settings=run_toml(info.run),
-    )
-
-
-def _license(info: ModelInfo) -> str:
-    """Return the fields of the license, whose names at the Hub are in lower case."""
-    match info.license:
-        case None:
-            return (
-                '# Choose a license that the training data allows, and add it here as "license: …".'
-            )
-        case name if _HUB_LICENSE.fullmatch(name.lower()):
-            return f"license: {name.lower()}"
-        case name:
-            return f"license: other\nlicense_name: {json.dumps(name, ensure_ascii=False)}"
-
-
-def _data(info: ModelInfo) -> str:
-    data_dir = Path(info.data_dir)
-    name = f"Dataset `{data_dir.name}`"
-    if not (data_dir / "manifest.json").is_file():
-        return f"{name}."
-    texts = Manifest.load(data_dir).texts("train")
-    lines = [f"- {text.name}: {text.kept:,} sentence pairs" for text in texts]
-    return "\n".join([f"{name}:", "", *lines]) if lines else f"{name}."
-
-
-def _normalization(info: ModelInfo) -> str:
-    rules = info.normalization
-    names = {"white space and invisible characters": rules.space, "Unicode to NFC": rules.unicode}
-    return " and ".join(name for name, is_on in names.items() if is_on) or "not at all"
-
-
-def _model(info: ModelInfo) -> str:
-    if len(info.averaged) > 1:
-        steps = ", ".join(f"{step:,}" for step in info.averaged)
-        return f"The mean of the checkpoints at steps {steps}."
-    return f"The checkpoint at step {info.step:,}."
-
-
-def _quality(model_dir: Path, info: ModelInfo) -> str:
-    """Return the validation BLEU of the model, or of the last checkpoint that it averages."""
-    step = max(info.averaged, default=info.step)
-    for run_dir in (model_dir.parent, model_dir.parent.parent):
-        for record in read_metrics(run_dir).validation:
-            if record["step"] == step and "bleu" in record:
-                return (
-                    f"BLEU {record['bleu']:.1f} on the validation text at step {step:,}, beam size "
-                    f"{info.run.training.validation_beam}, signature `{record['signature']}`."
-                )
-    return "Not measured yet."
