@@ -31,12 +31,12 @@ from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
 from tfm.data import dataset, manifest
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import (
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import (
     Archive,
     GeneratedText,
     MonoText,
     OpusText,
-    Recipe,
     TextFiles,
     TextOptions,
     TreeFile,

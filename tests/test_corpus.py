@@ -9,7 +9,7 @@ from tfm.data.corpus.loading import (
     recipe_from_files,
     recipe_from_trees,
 )
-from tfm.data.corpus.recipe import OpusArchive, TreeFile
+from tfm.data.corpus.texts import OpusArchive, TreeFile
 from tfm.data.manifest import SPLITS
 from tfm.errors import DETAIL, UsageError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.corpus.recipe import GeneratedText, Recipe
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import GeneratedText
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from tfm.data import download
-from tfm.data.corpus.recipe import Archive
+from tfm.data.corpus.texts import Archive
 from tfm.data.download import fetch
 from tfm.errors import DownloadError
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tfm.commands.attend import attend
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.plan import Mixture, apportion, expand

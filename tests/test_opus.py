@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler
 import pytest
 
 from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.recipe import TextFiles
+from tfm.data.corpus.texts import TextFiles
 from tfm.data.sources import Downloads
 from tfm.errors import UsageError
 from tfm.stages.prepare import prepare

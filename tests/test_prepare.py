@@ -12,7 +12,8 @@ from helpers import contents, write_pairs, write_tar
 
 from tfm.config import BinarizeConfig, Normalization, SubwordConfig
 from tfm.data.corpus.loading import load_recipe, recipe_from_files
-from tfm.data.corpus.recipe import Archive, MonoText, Recipe, TextFiles
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, MonoText, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword_learning import learn_subword_model

@@ -14,7 +14,8 @@ from helpers import opened, write_pairs
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import cleaning, text_parts
 from tfm.data.cleaning import SeenHashes
-from tfm.data.corpus.recipe import Recipe, TextFiles
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs

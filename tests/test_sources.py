@@ -2,7 +2,8 @@
 
 from helpers import write_tar
 
-from tfm.data.corpus.recipe import Archive, Recipe, TextFiles
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Archive, TextFiles
 from tfm.data.sources import Downloads, TextSources
 
 

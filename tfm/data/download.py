@@ -11,7 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.data.corpus.recipe import Archive, is_url
+from tfm.data.corpus.texts import Archive, is_url
 from tfm.errors import DownloadError
 from tfm.reporting import Progress, printable, say
 from tfm.storage.files import output_target, read_json, size_of, sync_directory, write_json

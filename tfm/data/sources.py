@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfm.data.archives import extract_members, unpack_file
-from tfm.data.corpus.recipe import (
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import (
     Archive,
     GeneratedText,
-    Recipe,
     Text,
     TextFiles,
     TreeFile,

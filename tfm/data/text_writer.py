@@ -22,7 +22,8 @@ from tfm.data.cleaning import (
     look_swapped,
     passing,
 )
-from tfm.data.corpus.recipe import Recipe, Text, TextFiles, TreeFile, text_name
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.sources import TextSources

@@ -18,12 +18,12 @@ from tfm.config import (
     read_toml,
 )
 from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and_problems
-from tfm.data.corpus.recipe import (
+from tfm.data.corpus.recipe import Recipe
+from tfm.data.corpus.texts import (
     Archive,
     GeneratedText,
     MonoText,
     OpusText,
-    Recipe,
     Text,
     TextFiles,
     TextOptions,
