@@ -89,10 +89,14 @@ def stand_in(translate, config=DEFAULT, cache=None):
         batch_characters=config.batch_characters,
         max_requests=config.max_requests,
     )
-    info = SimpleNamespace(source="en", target="de")
+    info = SimpleNamespace(source="en", target="de", license="MIT")
     aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
     model = SimpleNamespace(
-        queue=queue, info=info, thread=ThreadPoolExecutor(1), aligner=lambda _: aligner
+        name="stand-in",
+        queue=queue,
+        info=info,
+        thread=ThreadPoolExecutor(1),
+        aligner=lambda _: aligner,
     )
     route = Route(model, "en", "de", SearchConfig(), cache)
     return {("en", "de"): route}

@@ -338,6 +338,9 @@ def test_clients_can_ask_what_the_server_offers(address):
     assert settings["charLimit"] == DEFAULT.max_characters
     assert settings["language"]["target"] == {"code": "de", "name": "German"}
     assert not settings["keyRequired"]
+    [model] = settings["models"]
+    assert model.pop("name")
+    assert model == {"source": "en", "target": "de", "license": None}
     assert address.send("/health") == (200, {"status": "ok"})
 
 

@@ -301,6 +301,7 @@ class Service:
                 "frontendTimeout": 500,  # milliseconds without typing before a page translates
                 "keyRequired": self._key_digest is not None,
                 "language": shown,
+                "models": [_described(route) for route in self._routes.values()],
                 "suggestions": False,
                 "supportedFilesFormat": [*FILE_FORMATS],
             }
@@ -335,6 +336,16 @@ def _untranslated(text: str) -> Output:
     """Return a text that is already in the target language."""
     kept = Output(text, score=0.0, log_prob=0.0)
     return replace(kept, parts=((text, kept),))
+
+
+def _described(route: Route) -> dict[str, Any]:
+    """Return what the page shows of the model of a direction."""
+    return {
+        "source": route.source,
+        "target": route.target,
+        "name": route.model.name,
+        "license": route.model.info.license,
+    }
 
 
 def _parts(translation: Output) -> list[dict[str, Any]]:

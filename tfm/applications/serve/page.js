@@ -7,7 +7,11 @@ const MIN_WEIGHT = 0.02;   // smaller weights are not named
 const byId = (id) => document.getElementById(id);
 const [input, output, from, to] = ["input", "output", "from", "to"].map(byId);
 
+// The lowest confidences, from 0 to 1, of their words: expected chrF of a calibrated model.
+const CONFIDENCES = [[0.65, "high"], [0.45, "medium"], [0, "low"]];
+
 let languages = [];
+let charLimit = Infinity;
 let timer;
 // The requests underway; a new one aborts the old one of its kind.
 const underway = {};
@@ -17,11 +21,11 @@ let chosen = null;     // the word whose attention is shown: { side, index }
 async function post(kind, path, fields) {
   underway[kind]?.abort();
   const controller = underway[kind] = new AbortController();
-  const body = { ...fields, source: from.value, target: to.value, api_key: byId("key").value };
-  const answer = await fetch(path, {
-    method: "POST", headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body), signal: controller.signal,
-  });
+  const all = { ...fields, source: from.value, target: to.value, api_key: byId("key").value };
+  const body = fields.file ? new FormData() : JSON.stringify(all);
+  if (fields.file) Object.entries(all).forEach(([name, value]) => body.append(name, value));
+  const headers = fields.file ? {} : { "Content-Type": "application/json" };
+  const answer = await fetch(path, { method: "POST", headers, body, signal: controller.signal });
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error);
   return content;
@@ -51,12 +55,13 @@ function element(name, properties, children = []) {
 
 async function translate() {
   hideDetails();
-  if (!input.value.trim()) {
+  const isTooLong = showCount();
+  if (isTooLong || !input.value.trim()) {
     underway.translate?.abort();
     output.classList.remove("old");
     output.replaceChildren();
     byId("copy").disabled = true;
-    say("");
+    say(isTooLong ? "The text is too long: translate it in parts." : "", isTooLong);
     return;
   }
   output.classList.add("old");
@@ -73,6 +78,31 @@ async function translate() {
   say(`Translated in ${seconds} s${language}. Choose a sentence to see other translations.`);
   const sentences = output.querySelectorAll(".sentence");
   if (sentences.length === 1) await explain(sentences[0]);
+}
+
+// Show the number of characters; return whether it is above the limit.
+function showCount() {
+  const number = [...input.value].length;  // of code points, as the server counts
+  const isTooLong = number > charLimit;
+  byId("count").textContent = `${number.toLocaleString()} of ${charLimit.toLocaleString()} characters`;
+  byId("count").classList.toggle("wrong", isTooLong);
+  return isTooLong;
+}
+
+async function translateFile() {
+  const [file] = byId("file").files;
+  if (!file) return;
+  byId("download").hidden = true;
+  say(`Translating ${file.name}…`);
+  const { translatedFileUrl } = await post("file", "translate_file", { file });
+  const { pathname } = new URL(translatedFileUrl);
+  const name = decodeURIComponent(pathname.split("/").pop());
+  Object.assign(byId("download"), {
+    // Relative, because a proxy may have another address.
+    href: pathname.slice(pathname.indexOf("download_file")), textContent: `Download ${name}`,
+    hidden: false,
+  });
+  say(`${file.name} is translated; the translation is kept for ten minutes.`);
 }
 
 // A translated sentence, which can be chosen; or white space.
@@ -110,10 +140,10 @@ async function explain(span) {
   byId("sentence").textContent = source;
   byId("choices").replaceChildren(...answer.translations.map((each) => {
     const isShown = each.text === span.textContent;
-    const figures = [`score ${each.score.toFixed(2).replace("-", "−")}`];
-    if (each.confidence !== null) figures.push(`confidence ${Math.round(100 * each.confidence)} %`);
+    const score = `score ${each.score.toFixed(2).replace("-", "−")}`;
+    const shown = each.confidence === null ? score : `confidence: ${wordOf(each.confidence)}`;
     const button = element("button", { type: "button", lang: to.value.replace("_", "-"), dir: "auto" }, [
-      each.text, element("small", { textContent: figures.join(" · ") }),
+      each.text, element("small", { textContent: shown }),
     ]);
     button.setAttribute("aria-pressed", isShown);
     button.onclick = () => {
@@ -128,6 +158,8 @@ async function explain(span) {
   fillAttention();
   byId("details").hidden = false;
 }
+
+const wordOf = (confidence) => CONFIDENCES.find(([least]) => confidence >= least)[1];
 
 function fillAttention() {
   const numLayers = explained.weights.length;
@@ -199,6 +231,26 @@ function fillTargets() {
   const before = to.value;
   to.replaceChildren(...codes.map((code) => new Option(nameOf(code), code)));
   if (codes.includes(before)) to.value = before;
+  byId("swap").disabled = !canSwap();
+}
+
+const targetsOf = (code) => languages.find((each) => each.code === code)?.targets ?? [];
+const canSwap = () => targetsOf(to.value).includes(from.value);
+
+// Swap the languages; the translation becomes the text.
+async function swap() {
+  const source = from.value;
+  from.value = to.value;
+  fillTargets();
+  to.value = source;
+  byId("swap").disabled = !canSwap();
+  if (output.textContent) input.value = output.textContent;
+  await translate();
+}
+
+function modelLine({ source, target, name, license }) {
+  const direction = `${nameOf(source)} to ${nameOf(target)}: ${name}`;
+  return element("li", { textContent: license ? `${direction} (${license})` : direction });
 }
 
 async function start() {
@@ -207,20 +259,30 @@ async function start() {
   );
   languages = known;
   byId("key-field").hidden = !settings.keyRequired;
-  input.maxLength = settings.charLimit;
+  charLimit = settings.charLimit;
+  byId("file").accept = settings.supportedFilesFormat.join(",");
+  byId("models").replaceChildren(...settings.models.map(modelLine));
   const sources = languages.filter((each) => each.targets.length);
   from.replaceChildren(...sources.map((each) => new Option(each.name, each.code)));
   if (settings.detection) from.append(new Option("Detect language", "auto"));
   fillTargets();
+  showCount();
   if (input.value) await translate();
 }
 
 input.oninput = () => {
+  showCount();
   clearTimeout(timer);
   timer = setTimeout(() => attempt(translate), TYPING_PAUSE);
 };
 from.onchange = () => { fillTargets(); attempt(translate); };
-to.onchange = byId("key").onchange = () => attempt(translate);
+to.onchange = () => {
+  byId("swap").disabled = !canSwap();
+  attempt(translate);
+};
+byId("key").onchange = () => attempt(translate);
+byId("swap").onclick = () => attempt(swap);
+byId("file").onchange = () => attempt(translateFile);
 byId("layer").onchange = byId("head").onchange = drawAttention;
 byId("copy").onclick = () => attempt(async () => {
   await navigator.clipboard.writeText(output.textContent);

@@ -42,6 +42,7 @@ class ServedModel:
     ) -> None:
         self.folder = ModelFolder.open(path)
         self.info = self.folder.info
+        self.name = path.resolve().name
         if self.info.task == "parsing":
             raise UsageError(f"{self.folder} is a parser: tfm serve needs a model that translates")
         self.search = SearchConfig.for_model(self.info.search, search)
