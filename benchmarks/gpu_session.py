@@ -62,7 +62,12 @@ MAX_DIFFERENCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 2e-2}  # relativ
 PEAK_FLOPS = 989e12
 # Milliseconds of a step by a roofline of its launches, bytes and products on an H100, by preset and
 # tokens of a process: what a measurement is compared with.
-PREDICTED_MS = {("base", 25_000): 34.4, ("big", 25_000): 85.7, ("base", 3_125): 7.6}
+PREDICTED_MS = {
+    ("base", 25_000): 34.4,
+    ("big", 25_000): 85.7,
+    ("base", 3_125): 7.6,
+    ("big", 3_125): 16.3,
+}
 NUM_PROFILED = 5
 
 
@@ -335,13 +340,15 @@ def _step(made: trainer.Trainer, batches: Any) -> None:
     made.step(next(batches))
 
 
-def several(session: Session, name: str, *, factor: int = 1, **training: Any) -> dict[str, Any]:
+def several(
+    session: Session, name: str, *, arch: str = "base", factor: int = 1, **training: Any
+) -> dict[str, Any]:
     """Train with all GPUs of this machine, and compare the losses with those of one GPU."""
     num_gpus = 2 if session.is_dry else torch.cuda.device_count()
     if num_gpus == 1:
         return {"ok": True, "note": "needs several GPUs"}
     common = {"max_steps": 6 if session.is_dry else 60, "log_steps": 3 if session.is_dry else 20}
-    run = session.run("base", training=common | {"checkpoint_steps": 1_000_000} | training)
+    run = session.run(arch, training=common | {"checkpoint_steps": 1_000_000} | training)
     batching = replace(
         run.batching,
         batch_tokens=factor * run.batching.batch_tokens,
@@ -358,7 +365,7 @@ def several(session: Session, name: str, *, factor: int = 1, **training: Any) ->
         "ok": bool(np.allclose(found, expected, rtol=bound)),
         "losses": [expected, found],
         "milliseconds": [1e3 * num_tokens / rate for rate in rates],
-        "predicted_ms": PREDICTED_MS.get(("base", num_tokens // num_gpus)),
+        "predicted_ms": PREDICTED_MS.get((arch, num_tokens // num_gpus)),
         "target_tokens_per_second": rates,
         "share of the speed of one GPU, times their number": rates[1] / rates[0] / num_gpus,
     }
@@ -448,6 +455,7 @@ TIMINGS: Steps = {
 }
 SEVERAL: Steps = {
     "replicated": (partial(several, name="replicated"), 300),
+    "big replicated": (partial(several, name="big", arch="big"), 300),
     "sharded": (partial(several, name="sharded", shard=True), 300),
     "batches of 8 times the tokens": (partial(several, name="large", factor=8), 300),
 }
