@@ -71,6 +71,8 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         record = _read_record(path)
         self.path = path
+        self._keeps_model = False
+        self._model: Model | None = None
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
             if name not in (WEIGHTS, STATE):
@@ -161,22 +163,28 @@ class ModelFolder:
 
         return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
 
+    def keep_model(self) -> None:
+        """Let `model` return one model to all callers, who must not change it or its weights."""
+        self._keeps_model = True
+
     def model(self, config: ModelConfig | None = None) -> "Model":
         """Build a model with the weights of the folder.
 
         Args:
-            config: The settings of the model, by default from the folder; only dropout may differ
-                from the folder's.
+            config: The settings of a new model, by default from the folder; only dropout may
+                differ from the folder's.
 
         Raises:
             CheckpointError: The weights are damaged, or do not fit the settings.
         """
         from tfm.model.build import build_model
 
+        if config is None and self._model is not None:
+            return self._model
         weights = {name: weight.clone() for name, weight in self.weights().items()}
         source_size, target_size = self.info.vocab_sizes
         try:
-            return build_model(
+            model = build_model(
                 config or self.info.run.model,
                 weights,
                 source_vocab_size=source_size,
@@ -186,6 +194,9 @@ class ModelFolder:
             raise CheckpointError(
                 f"{self}: the weights do not fit config.json: copy both files from the same model"
             ) from error
+        if config is None and self._keeps_model:
+            self._model = model
+        return model
 
     def weights(self) -> "dict[str, Tensor]":
         """Return the parameters of the model, of any shape, by name.

@@ -14,7 +14,10 @@ from tfm.commands.translator import Translator
 from tfm.data.units import units
 from tfm.errors import DataError, UsageError
 from tfm.features.documents.step import Sentences
+from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.step import Formats
+from tfm.features.formats.subtitles import subtitle_blocks
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference import reader
 from tfm.inference.chain import Part
 from tfm.inference.steps import Output, Segment
@@ -216,6 +219,11 @@ def test_any_text_keeps_its_tags(text, form):
         ("<b>One <i>two</b> three</i>", "<b>tOne <i>ttwo</b> tthree</i>"),
         ("One <b x", "tOne <b x"),
         ("One. <!-- two", "tOne. <!-- two"),
+        ("One. <!-- <p>two</p>", "tOne. <!-- <p>two</p>"),
+        (
+            "<?xml:namespace prefix = o /><p>one</p><?php if ($a > 1) { ?>two",
+            "<?xml:namespace prefix = o /><p>tone</p><?php if ($a > 1) { ?>ttwo",
+        ),
         ("<b>One two. Three</b> four", "<b>tOne ttwo. tThree</b> tfour"),
         ("One <b>two. Three four", "tOne <b>ttwo. tThree tfour"),
         ("un<b>believ</b>able <i></i>x", "<b>tunbelievable</b> <i></i>tx"),
@@ -259,6 +267,10 @@ def test_html(document, expected):
         (
             '<!DOCTYPE r [<!ENTITY a "&b;&b;">]><r>&a;</r>',
             '<!DOCTYPE r [<!ENTITY a "&b;&b;">]><r>&a;</r>',
+        ),
+        (
+            '<!DOCTYPE r [<!ENTITY a SYSTEM "/etc/passwd"> <!ENTITY b "&a;&a;">]><r>one &b;</r>',
+            '<!DOCTYPE r [<!ENTITY a SYSTEM "/etc/passwd"> <!ENTITY b "&a;&a;">]><r>tone &b;</r>',
         ),
         ("<r><![CDATA[one <b>]]></r>", "<r><![CDATA[one <b>]]></r>"),
         ("<r its:translate='no'>one</r>", "<r its:translate='no'>one</r>"),
@@ -358,6 +370,52 @@ def test_reading_takes_linear_time(unit):
     assert time.process_time() - start < 30
 
 
+@pytest.mark.parametrize(
+    ("form", "start", "unit"),
+    [
+        *((form, "", unit) for form in ("html", "xml") for unit in (
+            "<!--x>", "<![CDATA[x>", "<!DOCTYPE [x>", "<?php x>", "<?x>", "<a b='x>", "<b><i></b>",
+        )),
+        ("html", "", "<p>x <img alt=x>. "),
+        ("srt", "", "<a"),
+        ("srt", "", "a"),
+        ("srt", "<", "a"),
+        ("srt", "<", "1:"),
+        ("srt", "", ")"),
+        ("srt", "", "! "),
+    ],
+)  # fmt: skip
+def test_damaged_markup_is_read_in_linear_time(form, start, unit):
+    cue = "00:00:01,000 --> 00:00:02,000\n" if form == "srt" else ""
+    text = f"{cue}word {start}{unit * (400_000 // len(unit))}\n\n{cue}end"
+    started = time.process_time()
+    reader = {"html": html_blocks, "xml": xml_blocks, "srt": subtitle_blocks}[form]
+    assert reader(text)[0].text.startswith("word")
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("text", ["One.\n<!-- two>", "One.\n<p <b", "One.\n<![CDATA[ two>"])
+def test_markup_without_an_end_is_named(text, capsys):
+    assert translated(text, "xml") == f"tOne.{text[4:]}"
+    expected = "warning: a tag in line 2 has no end: the text from there on is copied\n"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["html", "xml"])
+def test_deep_nesting_is_kept(form):
+    size = 50_000
+    text = "<p>" + "<b>" * size + "one" + "</b>" * size + "</p>"
+    assert translated(text, form) == text.replace("one", "tone")
+
+
+@pytest.mark.parametrize(
+    "number", ["", "7\n", "-1\n", "1\n1\n", "\u0662\n", "1.5\n", "1\t\n", "\n\n"]
+)
+def test_subtitles_need_no_numbers(number):
+    text = f"{number}00:00:01,000 --> 00:00:02,000\none\n\n{number}0:0:3,0 --> 0:0:4,0\ntwo\n"
+    assert translated(text, "srt") == text.replace("one", "tone").replace("two", "ttwo")
+
+
 def test_a_sentence_with_too_many_tags_is_copied(capsys):
     text = "One " + "<b>x</b> " * 200 + "two.\n<p>three"
     assert translated(text) == text.replace("three", "tthree")
@@ -383,6 +441,16 @@ def test_the_command_and_python_translate_alike(run, trained_run, tmp_path, monk
     assert (code, out) == (0, expected), err
     assert run(*command, "--max-extra-length", 3, "--output", "out")[0] == 0
     assert (tmp_path / "out").read_bytes().decode() == expected
+
+
+def test_the_search_and_the_aligner_share_the_weights(run, trained_run, tmp_path, monkeypatch):
+    (tmp_path / "in").write_text("<p>On <b>Monday</b>.</p>")
+    loaded = []
+    weights = ModelFolder.weights
+    monkeypatch.setattr(ModelFolder, "weights", lambda self: loaded.append(self) or weights(self))
+    flags = ["--device", "cpu", "--format", "html", "--max-extra-length", 3]
+    code, out, _ = run("generate", trained_run, "--input", tmp_path / "in", *flags)
+    assert (code, out.count("<b>"), len(loaded)) == (0, 1, 1)
 
 
 def test_the_format_text_is_another_name_of_document(run, trained_run, tmp_path):

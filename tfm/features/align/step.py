@@ -30,6 +30,7 @@ class Align(Step):
         self, folders: Sequence[ModelFolder], device: InferenceDevice, tag: str | None = None
     ) -> None:
         self._folders, self._device, self._tag = folders, device, tag
+        folders[0].keep_model()  # the search has the same one
         self.settings = {"aligners": fingerprints(folders)}
 
     @classmethod

@@ -16,17 +16,17 @@ from tfm.reporting import say
 
 _ATTRIBUTE = r"""[^\s/>=]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
 _TOKENS = r"""
-    <!--(?:-?>|.*?--!?>)
-    | <!\[CDATA\[.*?\]\]>
-    | <!(?i:doctype)[^\[>]*+(?:\[.*?\]\s*+)?>
-    | <\?(?:{instruction}.*?\?>|[^>]*+>)
+    <!--(?:-?>|.*?--!?>|(?P<endless_comment>.*))
+    | <!\[CDATA\[(?:.*?\]\]>|(?P<endless_cdata>.*))
+    | <!(?i:doctype)[^\[>]*+(?:>|\[(?:.*?\]\s*+>|(?P<endless_doctype>.*)))
+    | <\?(?:{instruction}(?:.*?\?>|(?P<endless_instruction>.*))|[^>]*+>)
     | <![^>]*+>
     | <(?P<slash>/?)(?P<name>{start}[^\s/>]*+)(?P<attributes>(?:[\s/=]++|{attribute})*+)>
-    | <(?:[!?]|/?{start}).*
-"""  # the last one has no end
+    | <(?:[!?]|/?{start})(?P<endless_tag>.*)
+"""  # what has no end lasts until that of the document; a search for another would be quadratic
 _FLAGS = re.DOTALL | re.VERBOSE | re.ASCII
 _HTML_TOKEN = re.compile(
-    _TOKENS.format(instruction="(?:php|=|xml)", start="[A-Za-z]", attribute=_ATTRIBUTE), _FLAGS
+    _TOKENS.format(instruction="(?:php|=)", start="[A-Za-z]", attribute=_ATTRIBUTE), _FLAGS
 )
 _XML_TOKEN = re.compile(
     _TOKENS.format(instruction="", start=r"[A-Za-z_:\x80-\U0010ffff]", attribute=_ATTRIBUTE), _FLAGS
@@ -85,7 +85,7 @@ def _tokens(text: str, *, is_xml: bool) -> Iterator[_Token]:
             yield _Token("text", at, found.start())
         at = found.end()
         token = _tag(found, is_xml=is_xml) if found["name"] else _Token("other", *found.span())
-        if at == len(text) and text[-1] != ">":
+        if (found.lastgroup or "").startswith("endless"):
             line = text.count("\n", 0, found.start()) + 1
             say(f"warning: a tag in line {line:,} has no end: the text from there on is copied")
         yield token

@@ -1,6 +1,6 @@
 """The step that translates a text of a format, and copies the rest of it."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -169,9 +169,8 @@ def _edit(sentence: _Sentence) -> _Edit:
 def _copy(text: str, edits: Sequence[_Edit], start: int, end: int) -> str:
     """Return a part of a text with the edits in it, which are sorted."""
     copied = []
-    for edit in edits[bisect_left(edits, start, key=lambda edit: edit.start) :]:
-        if edit.end > end:
-            break
+    first = bisect_left(edits, start, key=lambda edit: edit.start)
+    for edit in edits[first : bisect_right(edits, end, key=lambda edit: edit.end)]:
         copied += [text[start : edit.start], edit.text]
         start = edit.end
     return "".join([*copied, text[start:end]])

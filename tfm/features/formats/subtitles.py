@@ -16,8 +16,8 @@ from tfm.reporting import say
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[.,]\d+\s*-->")
 # Tags, the times of words, and the positions of SubRip.
-_TAG = re.compile(r"<(/?)([a-zA-Z]+)[^<>\n]*>|<[\d:.]+>|\{\\[^{}\n]*\}")
-_SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}♪♫\])][\"'”’»)\]]*\s*\Z")
+_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>\n]*+>|<[\d:.]++>|\{\\[^{}\n]*+\}")
+_CLOSING = "\"'”’»)]"
 _NEW_SENTENCE = re.compile(r"\s*[-–—♪♫#\[(>]")
 _MAX_CHARACTERS = 200  # of text without the end of a sentence
 
@@ -40,7 +40,7 @@ def subtitle_blocks(text: str) -> list[Block]:
     last, last_cue = (0, 0), 0
     for cue, line in lines:
         before, after = (_TAG.sub("", text[slice(*each)]) for each in (last, line))
-        is_end = cue != last_cue and _SENTENCE_END.search(before)
+        is_end = cue != last_cue and _ends_sentence(before)
         if is_end or _NEW_SENTENCE.match(after) or len(builder) > _MAX_CHARACTERS:
             builder.end_block()
             tags.clear()
@@ -51,6 +51,12 @@ def subtitle_blocks(text: str) -> list[Block]:
         last, last_cue = line, cue
     builder.end_block()
     return builder.blocks
+
+
+def _ends_sentence(line: str) -> bool:
+    line = line.rstrip()
+    inner = line.rstrip(_CLOSING)
+    return bool({")", "]"} & set(line[len(inner) :])) or inner[-1:] in (*SENTENCE_MARKS, "♪", "♫")
 
 
 def _lines(text: str) -> Iterator[tuple[int, Span]]:
