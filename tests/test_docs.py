@@ -215,12 +215,6 @@ def test_each_command_has_a_page_of_the_reference():
     assert {page.stem for page in pages} == {*GROUP.commands}
 
 
-def test_presets_as_shown_in_the_docs_are_those_that_config_reads():
-    blocks = re.findall(r"^```toml\n(.*?)^```", generated.presets(), re.MULTILINE | re.DOTALL)
-    for arch, block in zip(presets(), blocks, strict=True):
-        assert run_config(None, tomllib.loads(block)) == run_config(arch)
-
-
 def test_every_message_that_troubleshooting_explains_is_one_of_tfm():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tfm").rglob("*.py"))
     source = re.sub(r'"\s+f?"', "", source)  # strings of several lines

@@ -1,18 +1,15 @@
 """tfm prepare: treebanks become datasets of sentences, symbols and gold trees."""
 
 import gzip
-import json
 import tarfile
 
 import pytest
 
 from tfm.data.corpus.loading import load_recipe, recipe_from_trees
 from tfm.data.dataset import ParallelDataset
-from tfm.data.manifest import Manifest
 from tfm.data.sources import Downloads
 from tfm.data.subword import UNK, Vocabulary
-from tfm.data.trees import bracketed, linearize, normalize, parse_tree_line, restore, words_of
-from tfm.metrics.brackets import score_brackets
+from tfm.data.trees import bracketed, linearize, normalize, words_of
 from tfm.stages.prepare import prepare
 
 EXAMPLE = "treebank/generate"
@@ -62,15 +59,6 @@ def test_validation_and_test_splits_have_gold_trees(dataset, treebank):
     assert not (dataset / "valid.gold").exists()
 
 
-def test_the_symbols_of_the_gold_trees_have_a_perfect_score(dataset):
-    gold = [parse_tree_line(line, where="gold") for line in lines(dataset, "test.gold")]
-    pairs = zip(lines(dataset, "test.trees"), lines(dataset, "test.words"), strict=True)
-    restored = [restore(symbols.split(), words.split())[0] for symbols, words in pairs]
-    score = score_brackets(gold, restored)
-    assert score.all.f1 == score.all.complete_match == 100
-    assert score.all.errors == 0
-
-
 def test_each_symbol_is_one_piece(dataset):
     vocabulary = Vocabulary.load(dataset)
     assert not vocabulary.is_joint
@@ -81,18 +69,6 @@ def test_each_symbol_is_one_piece(dataset):
     sizes = (len(vocabulary.source), len(vocabulary.target))
     binarized = ParallelDataset(dataset / "bin", "train", vocab_sizes=sizes)
     assert len(binarized) == len(symbols)
-
-
-def test_the_manifest_has_the_subword_and_search_settings(dataset):
-    manifest = Manifest.load(dataset)
-    assert manifest.task == "parsing"
-    assert manifest.settings("search") == {
-        "beam_size": 21,
-        "length_penalty": 0.3,
-        "max_extra_length": 300,
-    }
-    files = json.loads((dataset / "manifest.json").read_text(encoding="utf-8"))
-    assert "test.gold" in files["steps"]["clean"]["outputs"]
 
 
 def test_trees_are_not_cleaned_by_rules_for_translations(tmp_path):
