@@ -18,11 +18,10 @@ from typing import Any
 import hypothesis
 import pytest
 import typer
-from helpers import write_pairs
+from helpers import write_dataset
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
-from tfm.data.manifest import Manifest
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.cpu import Cpu, this_cpu
@@ -116,9 +115,7 @@ def make_dataset() -> Callable[..., Path]:
     """Make a binarized dataset of sentence pairs in a folder."""
 
     def make(folder: Path, splits: dict[str, list[tuple[str, str]]], **subword: Any) -> Path:
-        Manifest.draft(folder, name="tiny", source="en", target="de", settings={}).save()
-        for split, pairs in splits.items():
-            write_pairs(folder, split, pairs)
+        write_dataset(folder, splits)
         learn_bpe(folder, SubwordConfig(threads=1, **subword))
         binarize(folder, BinarizeConfig(threads=1))
         return folder

@@ -15,6 +15,7 @@ import time
 from hypothesis import strategies as st
 
 from tfm.data.dataset import ParallelDataset
+from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
@@ -32,6 +33,14 @@ def write_pairs(folder, name, pairs, languages=("en", "de")):
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
     paths = [folder / f"{name}.{language}" for language in languages]
     return tuple(map(write_lines, paths, sides))
+
+
+def write_dataset(folder, splits):
+    """Write the text of a dataset, as tfm prepare does; return the folder."""
+    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
+    for split, pairs in splits.items():
+        write_pairs(folder, split, pairs)
+    return folder
 
 
 def write_tar(path, members):

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import metrics_of, same_weights, write_pairs
+from helpers import metrics_of, same_weights
 
 from tfm.commands.train import TrainingPlan
-from tfm.config import SubwordConfig, adapting_table, read_toml, run_config
-from tfm.data.manifest import Manifest
+from tfm.config import adapting_table, read_toml, run_config
 from tfm.data.subword import Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, UsageError
@@ -17,8 +16,6 @@ from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoints
 from tfm.model.build import part_of_model
 from tfm.stages.average import AverageConfig, average
-from tfm.stages.binarize import BinarizeConfig, binarize
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.train import train
 
 # Of the test runs, whose checkpoints are few and small.
@@ -26,17 +23,14 @@ FEW_STEPS = {"max_steps": 4, "checkpoint_steps": 2, "log_steps": 2}
 
 
 @pytest.fixture(scope="module")
-def other_data(tmp_path_factory, data_dir):
+def other_data(tmp_path_factory, data_dir, make_dataset):
     """Another dataset with the subwords of the first."""
-    folder = tmp_path_factory.mktemp("data") / "other"
+    splits = {}
     for split, size in (("train", 60), ("valid", 8)):
         pairs = generate_pairs(split, num_pairs=size, seed=7)
-        write_pairs(folder, split, [(source.upper(), target.upper()) for source, target in pairs])
-    settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
-    Manifest.draft(folder, name="other", source="en", target="de", settings=settings).save()
-    learn_bpe(folder, SubwordConfig(subwords=(str(data_dir),)))
-    binarize(folder, BinarizeConfig())
-    return folder
+        splits[split] = [(source.upper(), target.upper()) for source, target in pairs]
+    folder = tmp_path_factory.mktemp("data") / "other"
+    return make_dataset(folder, splits, subwords=(str(data_dir),))
 
 
 def settings(start, **changes):

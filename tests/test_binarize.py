@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import contents, decoded, opened, write_pairs
+from helpers import contents, decoded, opened, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import text, token_parts
@@ -27,9 +27,7 @@ TEST = [("", "leer"), (" the  cat ", " die\tKatze "), ("a" * 300, "\N{LOWER ONE 
 
 
 def make_dataset(folder, **splits):
-    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
-    for split, pairs in splits.items():
-        write_pairs(folder, split, pairs)
+    write_dataset(folder, splits)
     learn_bpe(folder, SUBWORD)
     return folder
 

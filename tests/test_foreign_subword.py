@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import sentencepiece
-from helpers import decoded, write_pairs
+from helpers import decoded, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import foreign_subword
@@ -16,7 +16,6 @@ from tfm.data.foreign_subword import (
     with_vocabulary,
     word_model,
 )
-from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
@@ -175,11 +174,7 @@ def test_a_dataset_a_model_and_a_run_name_the_same_pieces(data_dir, trained_run)
 @pytest.fixture
 def text_dir(tmp_path):
     """A dataset with text only."""
-    folder = tmp_path / "data"
-    write_pairs(folder, "train", PAIRS)
-    settings = {"task": "translation", "subword": {}, "binarize": {}, "search": {}}
-    Manifest.draft(folder, name="data", source="en", target="de", settings=settings).save()
-    return folder
+    return write_dataset(tmp_path / "data", {"train": PAIRS})
 
 
 def encode(folder, *paths):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from helpers import write_pairs
+from helpers import write_dataset
 
 from tfm.config import SubwordConfig
 from tfm.data.manifest import Manifest
@@ -18,9 +18,7 @@ CONFIG = SubwordConfig(vocab_size=300)
 
 
 def make_dataset(folder, source=ENGLISH, target=GERMAN):
-    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
-    write_pairs(folder, "train", list(zip(source, target, strict=True)))
-    return folder
+    return write_dataset(folder, {"train": list(zip(source, target, strict=True))})
 
 
 @pytest.fixture
