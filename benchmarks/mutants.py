@@ -56,6 +56,9 @@ PARTS = {"applications", "features"}
 TESTED_ELSEWHERE = {
     "tfm/cli/commands.py": ["tests/test_cli.py"],
     "tfm/cli/help.py": ["tests/test_cli.py"],
+    "tfm/data/corpus/loading.py": ["tests/test_corpus.py", "tests/test_opus.py"],
+    "tfm/data/corpus/recipe.py": ["tests/test_corpus.py", "tests/test_opus.py"],
+    "tfm/data/corpus/texts.py": ["tests/test_corpus.py", "tests/test_opus.py"],
     "tfm/data/text_writer.py": ["tests/test_prepare.py", "tests/test_prepare_parts.py"],
 }
 
