@@ -807,6 +807,7 @@ def serve(
     answer_seconds: int | None = ...,
     receive_seconds: int | None = ...,
     batch_characters: int | None = ...,
+    glossary: StrPath | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
     length_penalty: float | None = ...,
@@ -849,6 +850,7 @@ def serve(
         answer_seconds: Maximum time in seconds to answer a request, waiting included.
         receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
+        glossary: Glossary of source terms and their translations, separated by tabs, to use.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
         max_extra_length: Maximum length of a translation: N more tokens than the source.
@@ -864,7 +866,7 @@ def serve(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-            decide.
+            requests decide.
 
     Raises:
         UsageError: Models are for the same languages, or a setting is wrong.

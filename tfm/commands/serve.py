@@ -7,13 +7,20 @@ from tfm.commands.declaration import command
 from tfm.commands.generate import Models
 from tfm.config import InferenceConfig, SearchConfig, settings_from
 from tfm.errors import UsageError, install_command
+from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT
 
-# Each request decides the first two; the others belong to searches other than beam search.
-_WITHOUT = ("n_best", "tag", "search", "mbr", "temperature", "top_k", "top_p", "seed", "node_limit")
+_OF_REQUESTS = ("n_best", "tag", "format", "document", "align", "align_reverse")
+_OF_OTHER_SEARCHES = ("search", "mbr", "temperature", "top_k", "top_p", "seed", "node_limit")
 
 
-@command(ServeConfig, SearchConfig, InferenceConfig, without=_WITHOUT)
+@command(
+    ServeConfig,
+    StepsConfig,
+    SearchConfig,
+    InferenceConfig,
+    without=(*_OF_REQUESTS, *_OF_OTHER_SEARCHES),
+)
 def serve(models: Models = (), **settings: Any) -> None:
     """Translate over HTTP (pip install "tfm-mt[serve]").
 
@@ -27,8 +34,8 @@ def serve(models: Models = (), **settings: Any) -> None:
 
     Args:
         models: Model or run folders (default: the newest run), one per direction of translation.
-        **settings: Settings of [serve], and of [search] and [inference] but for what requests
-            decide.
+        **settings: Settings of [serve], and of [steps], [search] and [inference] but for what
+            requests decide.
 
     Raises:
         UsageError: Models are for the same languages, or a setting is wrong.
@@ -50,4 +57,5 @@ def serve(models: Models = (), **settings: Any) -> None:
         settings["search"],
         config=settings_from(ServeConfig, settings["serve"]),
         inference=settings_from(InferenceConfig, settings["inference"]),
+        steps=settings_from(StepsConfig, settings["steps"]),
     )

@@ -31,6 +31,7 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
+from tfm.steps import StepsConfig
 
 pytest.importorskip("uvicorn")
 from servers import DEFAULT, PAIR, stand_in, translation, upper
@@ -45,7 +46,7 @@ TEXT = "  seven cars\n\n\ttwelve houses \r\nat nine o'clock"
 
 @pytest.fixture(scope="module")
 def model(trained_run):
-    return ServedModel(trained_run, {}, config=DEFAULT, inference=CPU)
+    return ServedModel(trained_run, {}, config=DEFAULT, inference=CPU, steps=StepsConfig())
 
 
 @pytest.fixture
@@ -257,6 +258,17 @@ def test_a_sentence_that_is_known_is_not_translated_again(start):
     address.post("/translate", {"q": "d" * 20, **PAIR})  # now only this and "b" have room
     address.post("/translate", {"q": "a\nb", **PAIR})
     assert translated[4:] == ["d" * 20, "a", "b"]
+
+
+def test_a_glossary_holds_for_all_requests(start, trained_run, tmp_path):
+    glossary = tmp_path / "terms.tsv"
+    glossary.write_text("seven\tfünf\n", encoding="utf-8")
+    steps = StepsConfig(glossary=str(glossary))
+    model = ServedModel(trained_run, {}, config=DEFAULT, inference=CPU, steps=steps)
+    address = start(routes_of([model]))
+    for q in ("seven cars", "<p>seven <b>cars</b></p>"):
+        fields = {"q": q, **PAIR, "format": "html" if "<" in q else "text"}
+        assert "fünf" in address.post("/translate", fields)[1]["translatedText"]
 
 
 def test_html_keeps_its_tags(start, model):
@@ -663,14 +675,23 @@ def test_the_request_that_fails_fails_alone():
 
 def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run):
     with pytest.raises(UsageError, match="both translate from en to de"):
-        routes_of([model, ServedModel(trained_run, {}, config=DEFAULT, inference=CPU)])
+        routes_of(
+            [
+                model,
+                ServedModel(trained_run, {}, config=DEFAULT, inference=CPU, steps=StepsConfig()),
+            ]
+        )
     parser = make_model(task="parsing")
     with pytest.raises(UsageError, match="is a parser"):
-        ServedModel(parser, {}, config=DEFAULT, inference=CPU)
+        ServedModel(parser, {}, config=DEFAULT, inference=CPU, steps=StepsConfig())
     with pytest.raises(UsageError, match="is not beam search, which tfm serve needs"):
-        ServedModel(trained_run, {"search": "sample"}, config=DEFAULT, inference=CPU)
+        ServedModel(
+            trained_run, {"search": "sample"}, config=DEFAULT, inference=CPU, steps=StepsConfig()
+        )
     with pytest.raises(UsageError, match="shortlist"):
-        ServedModel(trained_run, {"shortlist": True}, config=DEFAULT, inference=CPU)
+        ServedModel(
+            trained_run, {"shortlist": True}, config=DEFAULT, inference=CPU, steps=StepsConfig()
+        )
 
 
 def test_tags_choose_among_the_target_languages_of_a_model(start):

@@ -38,7 +38,13 @@ class ServedModel:
     """
 
     def __init__(
-        self, path: Path, search: Table, *, config: ServeConfig, inference: InferenceConfig
+        self,
+        path: Path,
+        search: Table,
+        *,
+        config: ServeConfig,
+        inference: InferenceConfig,
+        steps: StepsConfig,
     ) -> None:
         self.folder = ModelFolder.open(path)
         self.info = self.folder.info
@@ -56,6 +62,8 @@ class ServedModel:
         # OpenMP's number of threads belongs to the thread that sets it.
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device, self._inference = engine.compute.device, inference
+        self._steps_config = steps
+        self._steps: dict[SearchConfig, list[Step]] = {}
         self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
         self._lock = threading.Lock()
         # The log is no place for the texts of users.
@@ -76,7 +84,9 @@ class ServedModel:
 
     def _translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
-        return self._chain.search_lines(lines, config, steps_around(config, self.info))
+        if config not in self._steps:
+            self._steps[config] = steps_around(config, self.info, self._steps_config)
+        return self._chain.search_lines(lines, config, self._steps[config])
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.

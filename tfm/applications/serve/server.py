@@ -19,23 +19,37 @@ from tfm.data.languages import shown_languages
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
 from tfm.search.constraints import read_phrases
+from tfm.steps import StepsConfig
 from tfm.storage.paths import existing_file
 
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
 def serve(
-    models: Sequence[Path], search: Table, *, config: ServeConfig, inference: InferenceConfig
+    models: Sequence[Path],
+    search: Table,
+    *,
+    config: ServeConfig,
+    inference: InferenceConfig,
+    steps: StepsConfig,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C; then answer the requests that have arrived.
 
     `search` replaces settings of the models' searches. Raises the errors of the command.
     """
     key_digest = _read_key(config)
+    if steps.glossary is not None and len(models) > 1:
+        raise UsageError(
+            "glossary is for one direction of translation, but there are several models: serve "
+            "each by itself"
+        )
     if "ban" in search:
         read_phrases(existing_file(Path(search["ban"])))
     with _bound_socket(config) as listener:
-        loaded = [ServedModel(path, search, config=config, inference=inference) for path in models]
+        loaded = [
+            ServedModel(path, search, config=config, inference=inference, steps=steps)
+            for path in models
+        ]
         routes = routes_of(loaded, caches=config.cache)
         for model in loaded:
             if config.min_confidence is not None and model.info.calibration is None:
