@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from urllib import parse, request
+from urllib import error, parse, request
 
 import numpy as np
 import pytest
@@ -557,6 +557,35 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(start):
     assert not re.search(
         r"innerHTML|outerHTML|document\.write|insertAdjacentHTML|eval|https?:", page
     )
+
+
+def test_without_javascript_the_page_is_a_form(start):
+    address = start(stand_in(upper), key="k")
+    with request.urlopen(address) as answer:
+        assert '<option value="en de">English to German</option>' in answer.read().decode()
+    fields = {"pair": "en de", "q": '\n<i> & "so"', "api_key": "k"}
+    form = "application/x-www-form-urlencoded"
+    status, page = address.send("/plain", parse.urlencode(fields).encode(), form)
+    assert status == 200
+    assert '<p id="answer" dir="auto" role="status">\n&lt;I&gt; &amp; &quot;SO&quot;</p>' in page
+    assert (
+        '<textarea name="q" rows="8" dir="auto">\n\n&lt;i&gt; &amp; &quot;so&quot;</textarea>'
+        in page
+    )
+    for changes, status, message in (
+        ({"api_key": "x"}, 403, "the api_key is wrong"),
+        ({"q": ""}, 400, "q is missing: send a text, or a list of texts"),
+        ({"pair": "<b>"}, 400, "this server does not translate from &lt;b&gt; to , only"),
+    ):
+        asked = request.Request(
+            f"{address}/plain",
+            parse.urlencode({**fields, **changes}).encode(),
+            {"Content-Type": form},
+        )
+        with pytest.raises(error.HTTPError) as refused:
+            request.urlopen(asked)
+        assert refused.value.code == status
+        assert message in refused.value.read().decode()
 
 
 def test_the_page_gets_sentences_other_translations_and_attention(address):

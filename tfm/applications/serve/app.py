@@ -1,12 +1,9 @@
 """The LibreTranslate protocol over HTTP, with a page."""
 
 import asyncio
-import base64
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -16,12 +13,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Endpoint
 from starlette.types import Receive, Scope, Send
 
 from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
+from tfm.applications.serve.page import Page
 from tfm.applications.serve.queue import TranslationQueue
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
@@ -37,38 +35,6 @@ from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.inference.steps import Output
-
-
-def page_response() -> Response:
-    """Return the page, with a policy that lets only its own script and style run."""
-    folder = resources.files("tfm.applications.serve")
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    script = (folder / "page.js").read_text(encoding="utf-8")
-    page = page.replace("PAGE_SCRIPT", script)
-    policy = [
-        "default-src 'none'",
-        f"script-src {_source(page, 'script')}",
-        f"style-src {_source(page, 'style')}",
-        "img-src data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
-    headers = {
-        "Content-Security-Policy": "; ".join(policy),
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return HTMLResponse(page, headers=headers)
-
-
-def _source(page: str, element: str) -> str:
-    """Return the hash of the content of the only such element, as policies name it."""
-    [content] = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
-
 
 Answer = TypeVar("Answer")
 # A language with its probability in percent.
@@ -95,10 +61,11 @@ class Service:
     ) -> None:
         self._routes, self._config, self._key_digest = routes, config, key_digest
         self._codes = languages.common_codes(chain(*routes))  # as clients know them
-        self._page_response = page_response()
+        self._page = Page(list(routes), needs_key=key_digest is not None)
         self._files = TranslatedFiles()
         endpoints = [
-            Endpoint("/", self._page),
+            Endpoint("/", self._show_page),
+            Endpoint("/plain", self._answer_form, methods=["POST"]),
             Endpoint("/translate", self._translate, methods=["POST"]),
             Endpoint("/translate_file", self._translate_file, methods=["POST"]),
             Endpoint("/download_file/{key}/{name}", self._download_file),
@@ -125,8 +92,29 @@ class Service:
             scope["path"] = re.sub("//+", "/", scope["path"]).rstrip("/") or "/"
         await self._requests(scope, receive, send)
 
-    async def _page(self, _: Request) -> Response:
-        return self._page_response
+    async def _show_page(self, _: Request) -> Response:
+        return self._page.response()
+
+    async def _answer_form(self, request: Request) -> Response:
+        """Answer the form of the page, which browsers without JavaScript show."""
+        fields = await read_fields(request, self._config)
+        chosen = str(fields.get("pair", ""))
+        source, _, target = chosen.partition(" ")
+        status = 200
+        try:
+            check_key(fields, self._key_digest)
+            text = text_of(fields, self._config)
+            route = self._route(source, target)
+            if route is None:
+                raise self._unknown_pair(source, target)
+            with route.model.queue.place():
+                work = route.translate([text], n_best=1)
+                [[output]] = await _answered(request, work, self._config.answer_seconds)
+            answer = output.text
+        except HTTPException as error:
+            status, answer = error.status_code, error.detail
+        text = str(fields.get("q", ""))
+        return self._page.answered(chosen=chosen, text=text, answer=answer).response(status)
 
     async def _translate(self, request: Request) -> Response:
         asked, route, detected = await self._read(request)

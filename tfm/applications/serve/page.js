@@ -254,6 +254,7 @@ function modelLine({ source, target, name, license }) {
 }
 
 async function start() {
+  document.querySelector("main").hidden = false;
   const [known, settings] = await Promise.all(
     ["languages", "frontend/settings"].map(async (path) => (await fetch(path)).json()),
   );
