@@ -31,9 +31,9 @@ from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_number, say
 from tfm.search.constraints import read_phrases
 from tfm.stages.partial_output import PartialOutput
-from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT
+from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGeneration
 from tfm.steps import StepsConfig
-from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_json
+from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_record
 from tfm.storage.paths import existing_file, new_file
 from tfm.training.loss import perplexity
 
@@ -370,16 +370,15 @@ def _record_generation(plan: Generation, target: str, runs_dir: Path) -> None:
     source = plan.source
     if source.reference is None and not runs_dir.is_dir():
         return  # there is no reference to record, and no older record to replace
-    record = {
-        "format": LAST_GENERATION_FORMAT,
-        "model": [*map(str, plan.models)],
-        "data": plan.info.data_dir,
-        "split": source.split,
-        "source": str(source),
-        "reference": None if source.reference is None else str(source.reference),
-        "language": target,
-    }
+    record = LastGeneration(
+        model=tuple(map(str, plan.models)),
+        data=plan.info.data_dir,
+        split=source.split,
+        source=str(source),
+        reference=None if source.reference is None else str(source.reference),
+        language=target,
+    )
     try:
-        write_json(runs_dir / LAST_GENERATION, record)
+        write_record(runs_dir / LAST_GENERATION, record, format_=LAST_GENERATION_FORMAT)
     except OSError as error:
         say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")

@@ -16,15 +16,35 @@ from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.reporting import say
-from tfm.storage.files import STDIN_FILE, is_same_file, read_json
+from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 
 Text = Path | Sequence[str]  # a file, or its lines
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
-LAST_GENERATION = "last-generation.json"
-LAST_GENERATION_FORMAT = 1
+LAST_GENERATION, LAST_GENERATION_FORMAT = "last-generation.json", 1
 
 _MIN_SPACES = 0.02  # of the characters of text with spaces between words
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastGeneration:
+    """The record of the text that `tfm generate` translated last.
+
+    Attributes:
+        model: The folders of its models.
+        data: Their dataset.
+        split: The split that was translated; None for other text.
+        source: The name of the text.
+        reference: The file of its reference; None if unknown.
+        language: The target language.
+    """
+
+    model: tuple[str, ...]
+    data: str
+    split: str | None
+    source: str
+    reference: str | None
+    language: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,23 +199,18 @@ def default_reference(runs_dir: Path) -> Path:
             f"no reference given, and {path}, which records the last generation, does not exist: "
             "pass --reference"
         )
-    record = read_json(path)
-    reference, source = record.get("reference", 0), record.get("source")
-    if (
-        record.get("format") != LAST_GENERATION_FORMAT
-        or not isinstance(source, str)
-        or not isinstance(reference, str | None)
-    ):
-        raise DataError(
-            f"{path} is not of format {LAST_GENERATION_FORMAT}, which this tfm reads: "
-            "generate again, or pass --reference"
-        )
-    if reference is None:
+    record = _last_generation(path)
+    if record.reference is None:
         raise UsageError(
-            f"no reference given, and tfm generate read {source}, whose reference is unknown: "
-            "pass --reference"
+            f"no reference given, and tfm generate read {record.source}, whose reference is "
+            "unknown: pass --reference"
         )
-    return Path(reference)
+    return Path(record.reference)
+
+
+def _last_generation(path: Path) -> LastGeneration:
+    advice = "generate again, or pass --reference"
+    return read_record(path, LastGeneration, format_=LAST_GENERATION_FORMAT, advice=advice)
 
 
 def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Text) -> Sequence[MetricName]:
@@ -225,10 +240,8 @@ def _language_of(reference: Text, runs_dir: Path) -> str:
     if not isinstance(reference, Path):
         return ""
     with suppress(DataError, OSError):
-        record = read_json(runs_dir / LAST_GENERATION)
-        recorded, language = record.get("reference"), record.get("language")
-        is_known = isinstance(language, str) and isinstance(recorded, str)
-        if is_known and is_same_file(reference, Path(str(recorded))):
-            return str(language)
+        record = _last_generation(runs_dir / LAST_GENERATION)
+        if record.reference is not None and is_same_file(reference, Path(record.reference)):
+            return record.language
     suffixes = [suffix[1:] for suffix in reversed(Path(unpacked_name(reference.name)).suffixes)]
     return next((each for each in suffixes if name_of(each) != each), (suffixes or [""])[0])
