@@ -86,10 +86,11 @@ def test_another_setting_or_a_deleted_model_learns_again(folder):
     assert (folder / "bpe.model").exists()
 
 
-def test_the_default_size_is_reduced_for_a_small_text(folder):
+def test_the_default_size_is_reduced_for_a_small_text(folder, capsys):
     learn_bpe(folder, SubwordConfig())
     [size] = vocab_sizes(folder)
     assert 270 < size < 1_000
+    assert f"learn-bpe: chose {size} pieces for 15 pairs" in capsys.readouterr().err
 
 
 def test_the_default_size_is_increased_for_many_characters(tmp_path):
