@@ -244,6 +244,15 @@ def test_any_text_keeps_its_tags(text, form):
             "<div translate=no><div>one</div>two</div>three",
             "<div translate=no><div>one</div>two</div>tthree",
         ),
+        (
+            "<a href=x>#<b>two</b></a> <a><i>@</i>a.b</a> one",
+            "<a href=x>#<b>two</b></a> <a><i>@</i>a.b</a> tone",
+        ),
+        (
+            "one <A><s>https://</s>a.example?b&amp;c</A> two",
+            "tone <A><s>https://</s>a.example?b&amp;c</A> ttwo",
+        ),
+        ("<a>#1 two</a> <a>@two three</a>", "<a>t#1 ttwo</a> <a>t@two tthree</a>"),
         ("<script>if (a<b) '</b>'</script>one", "<script>if (a<b) '</b>'</script>tone"),
         (
             "<textarea><p>one</textarea><title>two</title>",

@@ -44,6 +44,10 @@ _INLINE = re.compile(
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 _RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
 _COPIED = re.compile(f"{_RAW.pattern}|code|kbd|math|pre|svg")
+_LINKED = re.compile(r"((?:[^<]|<(?!/?a[\s/>])[^>]*+>){1,1000}+)</a[\s>]", re.IGNORECASE)
+_TAG = re.compile("<[^>]*>")
+# The whole text of a link: an address, a hashtag or a mention.
+_NAME = re.compile(r"\s*(?:[a-z][a-z\d+.-]*://\S+|www\.\S+|[#@]\S*[^\W\d_]\S*)\s*", re.IGNORECASE)
 _TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
 # An element without an end tag, and the start of another one that ends it.
 _IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
@@ -180,7 +184,7 @@ class _Reader:
     def _begin(self, element: _Element, token: _Token) -> bool:
         """Begin an element, and return whether its text is translated."""
         attributes = list(self._attributes(token))
-        if self._is_copied(token.name, attributes):
+        if self._is_copied(token.name, attributes) or self._shows_name(token):
             return False
         if not element.is_inline:
             self._builder.end_block()
@@ -208,6 +212,13 @@ class _Reader:
             if attribute == "class" and "notranslate" in value.split() and not self._is_xml:
                 return True
         return not self._is_xml and _COPIED.fullmatch(name) is not None
+
+    def _shows_name(self, token: _Token) -> bool:
+        """Return whether a tag starts a link whose text is its address, a hashtag or a mention."""
+        if self._is_xml or token.name != "a":
+            return False
+        found = _LINKED.match(self._text, token.end)
+        return found is not None and _NAME.fullmatch(_TAG.sub("", found[1])) is not None
 
     def _end(self, token: _Token) -> None:
         if self._num_open[token.name]:
