@@ -24,10 +24,11 @@ def test_candidates_are_chosen_first_and_documents_joined_last(trained_run):
     info = replace(folder.info, calibration=calibration)
     search = SearchConfig(n_best=4, mbr="chrf")
     found = names(steps_around(search, info, TEXTS, models=[folder]))
-    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Align", "Sentences"]
+    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Align", "Sentences"]
     given = names(steps_around(search, info, TEXTS, models=[folder], scores_given=True))
     assert given == ["Sentences", "Align"]
-    assert names(steps_around(search, None)) == ["MinimumBayesRisk"]
+    assert names(steps_around(search, None)) == ["Protect", "MinimumBayesRisk"]
+    assert names(steps_around(search, None, StepsConfig(no_protect=True))) == ["MinimumBayesRisk"]
 
 
 def test_translator_takes_no_settings_of_whole_texts(trained_run):

@@ -614,6 +614,8 @@ def generate(
     align: bool | None = ...,
     align_reverse: StrPath | None = ...,
     glossary: StrPath | None = ...,
+    protect: Iterable[StrPath] | None = ...,
+    no_protect: bool | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
@@ -668,6 +670,8 @@ def generate(
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
@@ -808,6 +812,8 @@ def serve(
     receive_seconds: int | None = ...,
     batch_characters: int | None = ...,
     glossary: StrPath | None = ...,
+    protect: Iterable[StrPath] | None = ...,
+    no_protect: bool | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
     length_penalty: float | None = ...,
@@ -851,6 +857,8 @@ def serve(
         receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
         max_extra_length: Maximum length of a translation: N more tokens than the source.

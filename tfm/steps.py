@@ -1,7 +1,8 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -43,8 +44,21 @@ class StepsConfig(Settings, section="steps"):
         "Glossary of source terms and their translations, separated by tabs, to use.",
         metavar="FILE",
     )
+    protect: tuple[str, ...] = setting(
+        (),
+        "Copy what the regular expression matches, besides placeholders, addresses and the like; "
+        "may be repeated.",
+        metavar="REGEX",
+    )
+    no_protect: bool = setting(
+        False, "Translate placeholders, addresses, file names, hashtags and mentions as any text."
+    )
 
     def _conflicts(self) -> Iterator[str]:
+        for pattern in self.protect:
+            yield from _pattern_problems(pattern)
+        if self.protect and self.no_protect:
+            yield "protect and no_protect exclude each other: give one"
         if self.document and self.format not in ("lines", "text"):
             yield f"document is for plain text, but format is {self.format}: give one"
         if self.align_reverse is not None and not (self.align or self.has_markup):
@@ -59,6 +73,16 @@ class StepsConfig(Settings, section="steps"):
     def has_paragraphs(self) -> bool:
         """Whether texts may have several sentences."""
         return self.document or self.format != "lines"
+
+
+def _pattern_problems(pattern: str) -> Iterator[str]:
+    """Yield what is wrong with a regular expression."""
+    import regex  # here, because few commands have one
+
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        yield f"protect: {pattern} is no regular expression, {error}: correct it"
 
 
 def new_aligner(
@@ -78,7 +102,7 @@ def steps_around(
     models: Sequence["ModelFolder"] = (),
     device: InferenceDevice = "auto",
     scores_given: bool = False,
-    aligner: "Align | None" = None,
+    aligner: "Callable[[], Align] | None" = None,
 ) -> "list[Step]":
     """Return the steps around a search, from the outermost to the innermost.
 
@@ -91,7 +115,7 @@ def steps_around(
         models: The folders of the models; parsers get the steps of a parser.
         device: Where steps compute.
         scores_given: Whether given targets are scored, instead of searched.
-        aligner: Aligns sentences with markup; a new one if None.
+        aligner: Returns what aligns sentences with markup or protected text; a new one if None.
 
     Raises:
         UsageError: The models or the search do not suit a step.
@@ -99,42 +123,64 @@ def steps_around(
         CheckpointError: A step needs a model that does not exist or is damaged.
     """
     target = "" if info is None else target_language(info.target, search.tag)
+    tags = () if info is None or config.has_markup else info.tags
+    aligner = aligner or cache(lambda: new_aligner(search, config, models[0], device))
+    excluded = {
+        "scores of given targets": scores_given,
+        "trees of a parser": info is not None and info.task == "parsing",
+    }
+    protect = None
+    if config.protect and any(excluded.values()):
+        what = next(what for what, is_so in excluded.items() if is_so)
+        raise UsageError(f"protect has no effect on the {what}: leave it out")
+    if not config.no_protect and not any(excluded.values()):
+        from tfm.features.protect.step import Protect
+
+        protect = Protect(config.protect, tags, aligner if models else None)
     steps: list[Step] = []
     if config.has_markup:
         from tfm.features.formats.step import Formats
 
-        aligner = aligner or new_aligner(search, config, models[0], device)
-        steps.append(Formats(config.format, aligner))
+        steps.append(Formats(config.format, aligner()))
     if config.has_paragraphs:
         from tfm.features.documents.step import Sentences
 
-        tags = () if info is None or config.has_markup else info.tags
-        steps.append(Sentences("" if info is None else info.source, target, tags))
+        unbroken = None if protect is None else protect.spans
+        steps.append(Sentences("" if info is None else info.source, target, tags, unbroken))
     if config.align:
-        steps.append(new_aligner(search, config, models[0], device))
-    if config.glossary is not None:
-        if scores_given:
+        steps.append(aligner())
+    if scores_given:
+        if config.glossary is not None:
             raise UsageError("glossary has no effect on the scores of given targets: leave it out")
+        return steps
+    if protect is not None:
+        steps.append(protect)
+    if config.glossary is not None:
         from tfm.features.glossary.step import Glossary
 
         steps.append(Glossary.of(Path(config.glossary), search, info))
-    if scores_given:
-        return steps
+    return [*steps, *_steps_of_model(search, info, target, models)]
+
+
+def _steps_of_model(
+    search: SearchConfig,
+    info: "ModelInfo | None",
+    target: str,
+    models: Sequence["ModelFolder"],
+) -> "Iterator[Step]":
+    """Yield the steps that the model and the search need, from the outermost to the innermost."""
     if models and models[0].info.task == "parsing":
         from tfm.features.trees.step import Trees
 
-        steps.append(Trees(models[0].vocabulary))
+        yield Trees(models[0].vocabulary)
     # Samples have no confidence, nor outputs of a shortlist: its probabilities are of fewer pieces.
     calibration = None if info is None else info.calibration
     if calibration is not None and search.search != "sample" and not search.shortlist:
         from tfm.features.confidence.step import Confidence
 
-        steps.append(Confidence(calibration))
+        yield Confidence(calibration)
     if search.mbr is not None:
         from tfm.features.mbr.step import MinimumBayesRisk
 
         are_samples, tokenizer = search.search == "sample", bleu_tokenizer(target)
-        steps.append(
-            MinimumBayesRisk(utility=search.mbr, are_samples=are_samples, tokenizer=tokenizer)
-        )
-    return steps
+        yield MinimumBayesRisk(utility=search.mbr, are_samples=are_samples, tokenizer=tokenizer)

@@ -120,7 +120,8 @@ def _flag_of_setting(
     hint: Any = item.type
     name, default = flag_of(item), item.default
     if hint is bool:
-        name = f"{name}/--no-{name.removeprefix('--')}"
+        negated = "" if name.startswith("--no-") else f"/--no-{name.removeprefix('--')}"
+        name += negated
         default = "yes" if default else "no"
     if typing.get_origin(hint) is tuple:  # a repeatable flag
         hint, default = list[str], None

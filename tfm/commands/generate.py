@@ -240,7 +240,7 @@ def _translation_lines(
 
 
 def _record(output: "Output") -> dict[str, Any]:
-    left_out = ("pieces", "parts")
+    left_out = ("pieces", "kept", "parts")
     return {k: v for k, v in vars(output).items() if v is not None and k not in left_out}
 
 

@@ -23,7 +23,7 @@ from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.chain import BatchEngine, Chain
 from tfm.inference.engine import Engine
-from tfm.inference.steps import Output, Segment
+from tfm.inference.steps import Output, Segment, Step
 from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 from tfm.storage.paths import existing_file
 
@@ -115,7 +115,8 @@ class Translator:
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
-            **settings: Settings of [search] by name, instead of `config`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect` or
+                `no_protect`.
 
         Returns:
             The best translation of each line, with line ends replaced by spaces; a single string
@@ -144,7 +145,8 @@ class Translator:
             config: Search settings; the model's defaults if None.
             format: What the text is: "text", "html", "xml" or "srt", as in `tfm generate --format`.
             align_reverse: A model of the reverse direction, which helps to place markup.
-            **settings: Settings of [search] by name, instead of `config`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect` or
+                `no_protect`.
 
         Raises:
             UsageError: A setting is unknown, wrong or without effect; or the model is a parser, or
@@ -157,11 +159,7 @@ class Translator:
         steps_config = settings_from(StepsConfig, {**given.get("steps", {}), **chosen})
         if not self._folders or self._folders[0].info.task == "parsing":
             raise UsageError("translate_text needs a translator of Translator.load, and no parser")
-        model, key = self._folders[0], (config.tag, steps_config.align_reverse)
-        if key not in self._aligners:
-            self._aligners[key] = new_aligner(config, steps_config, model, self._device)
-        aligner = self._aligners[key]
-        steps = steps_around(config, self._info, steps_config, models=[model], aligner=aligner)
+        steps = self._steps(config, steps_config)
         unit = Segment(1, argument("text", text, Line), unit="text")
         [(_, [[best, *_]])] = self._chain.run([[unit]], config, steps)
         return best.text
@@ -185,7 +183,8 @@ class Translator:
             config: Search settings; the model's defaults if None.
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
-            **settings: Settings of [search] by name, instead of `config`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect` or
+                `no_protect`.
 
         Returns:
             The `n_best` translations of each line, best first.
@@ -199,7 +198,7 @@ class Translator:
         given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
         config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
         chosen = settings_from(StepsConfig, given.get("steps", {}))
-        steps = steps_around(config, self._info, chosen)
+        steps = self._steps(config, chosen)
         [(_, found)] = self._chain.run([segments], config, steps)
         return found
 
@@ -239,6 +238,20 @@ class Translator:
         config = self._merge(config, given.get("search", {}), SearchConfig.for_targets)
         [(_, scored)] = self._chain.run([segments], config, scores_given=True)
         return [target for [target] in scored]
+
+    def _steps(self, config: SearchConfig, chosen: StepsConfig) -> list[Step]:
+        """Return the steps around a search, whose aligner is loaded once."""
+        is_parser = self._info is not None and self._info.task == "parsing"
+        models = () if is_parser else self._folders[:1]
+
+        def aligner() -> "Align":
+            key = (config.tag, chosen.align_reverse)
+            if key not in self._aligners:
+                self._aligners[key] = new_aligner(config, chosen, models[0], self._device)
+            return self._aligners[key]
+
+        given = aligner if models else None
+        return steps_around(config, self._info, chosen, models=models, aligner=given)
 
     def _merge(
         self,

@@ -4,7 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from tfm.data.units import Span
 
 
 class RequiredText(NamedTuple):
@@ -53,6 +56,7 @@ class Output:
             for the whole vocabulary.
         missing_terms: The terms of a glossary, source and target, that should be in the text, but
             are not; None if there are none.
+        kept: Where text that was copied is in the source and in the text, by characters.
         parts: The source and the output of each part of the text, if it was translated in parts.
     """
 
@@ -67,6 +71,7 @@ class Output:
     alignment: tuple[tuple[int, int], ...] | None = None
     vocabulary: Literal["shortlist"] | None = None
     missing_terms: tuple[tuple[str, str], ...] | None = None
+    kept: "tuple[tuple[Span, Span], ...]" = ()
     parts: tuple[tuple[str, "Output"], ...] = ()
 
 

@@ -24,7 +24,7 @@ from tfm.folders.saving import newest_intact_checkpoint
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
-from tfm.steps import steps_around
+from tfm.steps import StepsConfig, steps_around
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
@@ -107,7 +107,9 @@ def train(
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
-            validation_steps=steps_around(validation_search(data.info), data.info)
+            validation_steps=steps_around(
+                validation_search(data.info), data.info, StepsConfig(no_protect=True)
+            )
             if run.training.validation_beam
             else [],
             checkpoint=checkpoint,

@@ -18,6 +18,7 @@ from tfm.features.align.step import Align
 from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.features.documents.step import Sentences
 from tfm.features.formats.step import Formats
+from tfm.features.protect.step import Protect
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain, Part
 from tfm.inference.engine import Engine
@@ -85,7 +86,13 @@ class ServedModel:
     def _translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
         if config not in self._steps:
-            self._steps[config] = steps_around(config, self.info, self._steps_config)
+            self._steps[config] = steps_around(
+                config,
+                self.info,
+                self._steps_config,
+                models=[self.folder],
+                aligner=lambda: self.aligner(config),
+            )
         return self._chain.search_lines(lines, config, self._steps[config])
 
     def attention(self, source: str, target: str) -> AttentionMaps:
@@ -196,7 +203,8 @@ class Route:
         return [segment.source for segment in self._part(text).segments]
 
     def _part(self, text: str, format: TextFormat = "text") -> Part:  # noqa: A002
-        steps: list[Step] = [Sentences(self.source, self.target)]
+        unbroken = Protect().spans
+        steps: list[Step] = [Sentences(self.source, self.target, unbroken=unbroken)]
         if format != "text":
             steps.insert(0, Formats(format, self.model.aligner(self.search)))
         return Part.of([Segment(1, text)], steps)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Self
 
@@ -12,9 +13,11 @@ from tfm.config import InferenceDevice
 from tfm.data.languages import are_same
 from tfm.data.units import Span, units
 from tfm.errors import UsageError
-from tfm.features.align.alignment import Aligner, load_aligner
+from tfm.features.align.alignment import Aligner, Alignment, load_aligner
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
+
+_INVISIBLE = "\u200b"  # in a word for each character, so that words keep their numbers
 
 
 class Align(Step):
@@ -67,18 +70,22 @@ class Align(Step):
 
     @override
     def load(self) -> Self:
-        aligner, *reverse = [load_aligner(folder, self._device) for folder in self._folders]
-        self._aligner = replace(aligner, reverse=reverse[0]) if reverse else aligner
+        self._aligner  # noqa: B018 - loads it
         return self
+
+    @cached_property
+    def _aligner(self) -> Aligner:
+        aligner, *reverse = [load_aligner(folder, self._device) for folder in self._folders]
+        return replace(aligner, reverse=reverse[0]) if reverse else aligner
 
     @override
     def after(self, states: Sequence[Segment], outputs: list[list[Output]]) -> list[list[Output]]:
         pairs = [
-            (unit.source, each.text)
+            (unit.source, each)
             for unit, n_best in zip(states, outputs, strict=True)
             for each in n_best
         ]
-        alignments = iter(self._aligner.align(*zip(*pairs, strict=True)))
+        alignments = map(_with_kept, self._aligner.align(*_without_kept(pairs)), pairs)
         return [
             [replace(each, alignment=next(alignments)) for each in n_best] for n_best in outputs
         ]
@@ -105,7 +112,38 @@ class Align(Step):
 
     @cached_property
     def _units_aligner(self) -> Aligner:
-        self.load()
         aligner = self._aligner
         reverse = aligner.reverse and replace(aligner.reverse, by_units=True)
         return replace(aligner, by_units=True, reverse=reverse)
+
+
+def _without_kept(pairs: Sequence[tuple[str, Output]]) -> tuple[list[str], list[str]]:
+    """Return sources and translations whose copied words are invisible for the aligner."""
+    sources, targets = [], []
+    for source, output in pairs:
+        sources.append(_blanked(source, [span for span, _ in output.kept]))
+        targets.append(_blanked(output.text, [span for _, span in output.kept]))
+    return sources, targets
+
+
+def _blanked(text: str, spans: Sequence[Span]) -> str:
+    for start, end in spans:
+        blank = "".join(each if each.isspace() else _INVISIBLE for each in text[start:end])
+        text = text[:start] + blank + text[end:]
+    return text
+
+
+def _with_kept(alignment: Alignment, pair: tuple[str, Output]) -> Alignment:
+    """Return an alignment in which the words of copied text are linked to their copies."""
+    source, output = pair
+    links = set(alignment)
+    for of_source, of_target in output.kept:
+        links.update(product(_words(source, of_source), _words(output.text, of_target)))
+    return tuple(sorted(links))
+
+
+def _words(text: str, span: Span) -> range:
+    """Return the numbers of the words that a span has parts of."""
+    start, end = span
+    first = len(text[:start].split()) - (not text[start - 1 : start].isspace() and start > 0)
+    return range(first, len(text[:end].split()))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from tfm.data.languages import (
     CHINESE_SCRIPTS,
@@ -19,6 +20,9 @@ from tfm.data.languages import (
     base_language,
     script_of,
 )
+
+if TYPE_CHECKING:
+    from tfm.data.units import Span
 
 # Longer sentences are cut: models are trained on few of them.
 _MAX_CHARACTERS = 600
@@ -67,6 +71,19 @@ def split(text: str, language: str) -> list[Piece]:
     """
     lines = text.splitlines(keepends=True)
     return [piece for line in lines for piece in _split_line(line, language)]
+
+
+def unbroken(pieces: Sequence[Piece], spans: "Sequence[Span]") -> list[Piece]:
+    """Return pieces of a text of which those that share a span, by characters, are joined."""
+    joined: list[Piece] = []
+    start = 0
+    for piece in pieces:
+        if joined and any(low < start < high for low, high in spans):
+            before = joined.pop()
+            piece = Piece(before.text + piece.text, before.is_sentence or piece.is_sentence)
+        joined.append(piece)
+        start += len(piece.text)
+    return joined
 
 
 def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:

@@ -1,16 +1,20 @@
 """The step that translates paragraphs sentence by sentence."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from tfm.data.languages import target_language
 from tfm.data.tags import split_tag
-from tfm.features.documents.splitting import Piece, split, translated_pieces
+from tfm.features.documents.splitting import Piece, split, translated_pieces, unbroken
 from tfm.inference.steps import Output, Segment, Step
+
+if TYPE_CHECKING:
+    from tfm.data.units import Span
 
 _State = tuple[list[Piece], str]  # of a paragraph, and the language of its translation
 
@@ -28,18 +32,28 @@ class Sentences(Step):
         source: Language code of the paragraphs.
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
+        unbroken: Returns the spans of a text, which it names, that no sentence ends within.
     """
 
     settings = MappingProxyType({"form": "document"})
 
-    def __init__(self, source: str, target: str, tags: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        tags: Collection[str] = (),
+        unbroken: "Callable[[str, str], Sequence[Span]] | None" = None,
+    ) -> None:
         self._source, self._target, self._tags = source, target, tags
+        self._unbroken = unbroken
         self._num_sentences = 0
 
     @override
     def before(self, unit: Segment) -> tuple[Sequence[Segment], _State]:
         tag, text = split_tag(unit.source, self._tags)
         pieces = split(text, self._source)
+        if self._unbroken is not None:
+            pieces = unbroken(pieces, self._unbroken(text, f"{unit.unit} {unit.number:,}"))
         sentences = [piece.text for piece in pieces if piece.is_sentence]
         numbered = enumerate(sentences, start=self._num_sentences + 1)
         self._num_sentences += len(sentences)

@@ -1,6 +1,6 @@
 """Placing marks in the translation of their sentence, around the words that alignment links."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -106,6 +106,8 @@ class Placement:
         target: Its translation.
         links: Spans of both that are linked.
         escape: Returns the text of the translation as it is written.
+        kept: Spans of the source that were copied, with those of their copies, which no mark may
+            divide.
     """
 
     def __init__(
@@ -114,15 +116,20 @@ class Placement:
         target: str,
         links: Sequence[tuple[Span, Span]],
         escape: Callable[[str], str],
+        kept: Sequence[tuple[Span, Span]] = (),
     ) -> None:
         self._target, self._escape = target, escape
-        self._units = units(target)
+        self._units = _joined(units(target), [span for _, span in kept])
         self._gaps = self._gaps_between()
         self._cuts: set[int] = set()  # where lines are cut
-        by_start = {span[0]: index for index, span in enumerate(self._units)}
+        ends = [end for _, end in self._units]
         linked: list[list[int]] = [[] for _ in self._units]
+        copies = {bisect_right(ends, start): span for span, (start, _) in kept}
         for (start, end), (target_start, _) in links:
-            linked[by_start[target_start]].extend(range(start, end))
+            if (index := bisect_right(ends, target_start)) not in copies:
+                linked[index].extend(range(start, end))
+        for index, span in copies.items():
+            linked[index].extend(range(*span))
         scale = len(source) / max(1, len(target))
         self._shares = [
             list(range(int(start * scale), max(int(start * scale) + 1, int(end * scale))))
@@ -256,6 +263,17 @@ class Placement:
         sums = accumulate((_balance(each, position) for each in linked), initial=0.0)
         places = [(total, place) for place, total in enumerate(sums, low) if place not in refused]
         return max(places, key=lambda pair: (pair[0], pair[1] if latest else -pair[1]))[1]
+
+
+def _joined(spans: Sequence[Span], whole: Sequence[Span]) -> list[Span]:
+    """Return the spans of units, of which those that share a part of the text are joined."""
+    joined: list[Span] = []
+    for start, end in sorted([*spans, *whole]):
+        if joined and start < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _balance(positions: Sequence[int], position: int) -> float:

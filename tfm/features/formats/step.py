@@ -52,6 +52,7 @@ class _Sentence(NamedTuple):
     start: int
     end: int
     translation: str
+    kept: Sequence[tuple[Span, Span]]  # what is copied of the sentence, and where
 
 
 class Formats(Step):
@@ -126,12 +127,12 @@ class Formats(Step):
             say(f"warning: {num_copied:,} sentences with more than {_MAX_MARKS} tags are copied")
         if not marked:
             return
-        sources = [block.text[start:end] for (block, start, end, _), _ in marked]
+        sources = [each.block.text[each.start : each.end] for each, _ in marked]
         linked = self._aligner.align_units(sources, [each.translation for each, _ in marked])
         for source, links, (sentence, marks) in zip(sources, linked, marked, strict=True):
-            block, start, end, translation = sentence
+            block, start, end, translation, kept = sentence
             tree = tree_of(marks, start, end, text, partial(_copy, text, attributes))
-            written = Placement(source, translation, links, block.escape).write(tree)
+            written = Placement(source, translation, links, block.escape, kept).write(tree)
             first = min(block.starts[start], marks[0].start)
             yield _Edit(first, max(block.ends[end - 1], marks[-1].end), written)
 
@@ -139,13 +140,13 @@ class Formats(Step):
 def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
     """Yield the translated parts of a block; an attribute without quotes is a single one."""
     if block.quote == "unquoted":
-        yield _Sentence(block, 0, len(block.text), output.text)
+        yield _Sentence(block, 0, len(block.text), output.text, ())
         return
     at = 0
     for source, part in output.parts:
         start, at = at, at + len(source)
         if part.pieces:
-            yield _Sentence(block, start, at, part.text)
+            yield _Sentence(block, start, at, part.text, part.kept)
 
 
 def _changed_spaces(block: Block, output: Output, text: str) -> Iterator[_Edit]:
@@ -162,7 +163,7 @@ def _changed_spaces(block: Block, output: Output, text: str) -> Iterator[_Edit]:
 
 
 def _edit(sentence: _Sentence) -> _Edit:
-    block, start, end, translation = sentence
+    block, start, end, translation, _ = sentence
     return _Edit(block.starts[start], block.ends[end - 1], block.escape(translation))
 
 

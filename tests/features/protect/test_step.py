@@ -1,0 +1,242 @@
+"""Protected text around a search: taken out, put back, once each."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfm.commands.translator import Translator
+from tfm.data.units import units
+from tfm.errors import DataError, UsageError
+from tfm.features.align.step import Align
+from tfm.features.documents.step import Sentences
+from tfm.features.formats.step import Formats
+from tfm.features.protect.placing import place, put_back, take_out
+from tfm.features.protect.step import Protect
+from tfm.folders.model_folder import ModelFolder
+from tfm.inference.chain import Part
+from tfm.inference.steps import Output, Segment
+
+SPANS = ("{name}", "%s", "http://x.org/a?b=1", "<ph id='1'/>", "#tag", "$x y$", "%(n)d")
+WORDS = (
+    "one",
+    "two",
+    "a",
+    ",",
+    ".",
+    "(",
+    "你好",
+    "今天",
+    "سلام",
+    "नमस्ते",
+    "cafe\u0301",
+    "👍🏽",
+    "100 %",
+)
+
+
+class Diagonal:
+    """Aligns the n-th unit of sources with the n-th unit of targets, perhaps counted backwards."""
+
+    settings = {}  # noqa: RUF012 - it is never changed
+
+    def __init__(self, *, is_reversed=False):
+        self._step = -1 if is_reversed else 1
+
+    def align_units(self, sources, targets):
+        pairs = zip(sources, targets, strict=True)
+        return [list(zip(units(s), units(t)[:: self._step], strict=False)) for s, t in pairs]
+
+
+def translated(text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=()):
+    """The translations of a text with protected text, by a function of what is searched."""
+    protect = Protect(patterns, tags, lambda: aligner or Diagonal())
+    part = Part.of([Segment(1, text, given)], [*around, protect])
+    outputs = [translate(segment) for segment in part.segments]
+    found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
+    [finished] = part.finish(found)
+    return [each.text for each in finished]
+
+
+@given(st.data())
+def test_each_span_comes_back_once_whatever_the_translation_is(data):
+    draw = data.draw
+    parts = draw(st.lists(st.sampled_from(WORDS + SPANS), min_size=1, max_size=12))
+    spans, source = [], ""
+    for each in parts:
+        source += draw(st.sampled_from(["", " "]))
+        if each in SPANS:
+            spans.append((len(source), len(source) + len(each)))
+        source += each
+    target = draw(st.sampled_from(["", " "])).join(
+        draw(st.lists(st.sampled_from(WORDS), max_size=8))
+    )
+    remaining, cuts = take_out(source, spans)
+    units_of_both = units(remaining), units(target)
+    links = [(s, t) for s in units_of_both[0] for t in units_of_both[1] if draw(st.booleans())]
+    text, kept = put_back(target, cuts, place(remaining, cuts, target, links))
+    assert [source[slice(*span)] for span, _ in kept] == [cut.text for cut in cuts]
+    assert [text[slice(*span)] for _, span in kept] == [cut.text for cut in cuts]
+    for _, (start, end) in sorted(kept, key=lambda pair: pair[1], reverse=True):
+        text = text[:start] + " " + text[end:]
+    assert "".join(text.split()) == "".join(target.split())
+
+
+@given(st.lists(st.sampled_from(("one", "two", "سلام", "नमस्ते", "ist,", *SPANS)), min_size=1))
+def test_a_translation_that_equals_its_source_gets_its_spans_where_they_were(words):
+    source, spans = " ".join(words), []
+    for number, word in enumerate(words):
+        start = sum(len(each) + 1 for each in words[:number])
+        spans += [(start, start + len(word))] * (word in SPANS)
+    remaining, cuts = take_out(source, spans)
+    links = [(span, span) for span in units(remaining)]
+    text, kept = put_back(remaining, cuts, place(remaining, cuts, remaining, links))
+    assert text == source
+    assert kept == [(span, span) for span in spans]
+
+
+@pytest.mark.parametrize(
+    ("source", "searched", "target", "result"),
+    [
+        ("Hello {name}, how are you?", "Hello, how are you?", "Hallo, wie geht es?", None),
+        ("{name} plays", "plays", "spielt", "{name} spielt"),
+        ('Say "{word}" now', "Say now", "Sag jetzt", 'Sag "{word}" jetzt'),
+        ("about {n}% less", "about less", "etwa weniger", "etwa {n}% weniger"),
+        ("好{name}，再", "好，再", "Hello, bye", "Hello {name}, bye"),
+        ("Hello {name}, bye", "Hello, bye", "你好，再见", "你{name}好，再见"),
+        ("see http://x.org.", "see.", "siehe.", "siehe http://x.org."),
+        ("bir {x} var", "bir var", "هناك واحد", "هناك {x} واحد"),
+    ],
+)
+def test_spans_go_between_the_translations_of_their_neighbors(source, searched, target, result):
+    seen = []
+    [text] = translated(source, lambda segment: seen.append(segment.source) or [target])
+    assert seen == [searched]
+    assert text == (result or "Hallo {name}, wie geht es?")
+
+
+def test_a_span_moves_with_its_neighbors():
+    [text] = translated("red {x} car", lambda _: ["Auto rotes"], aligner=Diagonal(is_reversed=True))
+    assert text == "Auto {x} rotes"
+
+
+def test_text_without_spans_is_passed_on_unchanged():
+    unit = Segment(7, "100 % sure, e.g. $5  \t", "So")
+    assert Protect().before(unit) == ([unit], None)
+
+
+@pytest.mark.parametrize(
+    ("source", "copy"),
+    [(" {a}, \t{b}! ", "{a}, {b}!"), ("http://x.org", "http://x.org"), ("<fr> %s 5", "%s 5")],
+)
+def test_text_with_nothing_else_is_copied_without_a_search(source, copy):
+    assert translated(source, pytest.fail, tags=["<fr>"]) == [copy]
+
+
+def test_every_candidate_has_each_span():
+    found = translated("a {x} b {x} c %d", lambda _: ["eins zwei", "", "drei"])
+    assert [(text.count("{x}"), text.count("%d")) for text in found] == [(2, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "searched", "translation", "result"),
+    [
+        ("Hallo {name}, wie", "Hallo, wie", "Hallo, wie geht es", "Hallo {name}, wie geht es"),
+        ("Hallo {na", "Hallo ", "Hallo, wie", "Hallo {name}, wie"),
+        ("{name}", "", "hallo", "{name} hallo"),
+        ("Hallo", "Hallo", "Hallo, wie", "Hallo {name}, wie"),
+        ("cafe\u0301 {name}", "cafe\u0301 ", "café auf", "café {name} auf"),
+    ],
+)
+def test_a_prefix_has_its_spans_where_it_has_them(prefix, searched, translation, result):
+    seen = []
+    [text] = translated(
+        "Hello {name}, how are you",
+        lambda segment: seen.append(segment.given) or [translation],
+        given=prefix,
+    )
+    assert seen == [searched]
+    assert text == result
+
+
+def test_sentences_do_not_end_within_a_span():
+    protect = Protect([r"A\. B\."])
+    sentences = Sentences("en", "de", unbroken=protect.spans)
+    found = []
+    part = Part.of([Segment(1, "One A. B. is.\r\nTwo {x}. Three.")], [sentences, protect])
+    found = [[Output(segment.source.upper(), -1.0, -1.0, ("x",))] for segment in part.segments]
+    [[best]] = part.finish(found)
+    assert best.text == "ONE A. B. IS.\r\nTWO {x}. THREE."
+
+
+def test_markup_never_divides_a_span():
+    protect = Protect((), (), Diagonal)
+    steps = [Formats("html", Diagonal()), Sentences("en", "de", (), protect.spans), protect]
+    text = "<p>See <b>{user.name}</b> and <i>http://x.org/a-b?c=1&amp;d=2</i> now</p>"
+    part = Part.of([Segment(1, text)], steps)
+    found = [[Output(segment.source.upper(), -1.0, -1.0, ("x",))] for segment in part.segments]
+    [[best]] = part.finish(found)
+    assert best.text == text.replace("See", "SEE").replace("and", "AND").replace("now", "NOW")
+
+
+@pytest.fixture(scope="module")
+def translator(trained_run):
+    return Translator.load(trained_run, device="cpu")
+
+
+LINES = ["I am {name} buying a red hat", "on %s Monday", "{x}", "seven", "$1 $2 hat #tag", ""]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"beam": 1},
+        {"beam": 4, "n_best": 4},
+        {"search": "sample", "n_best": 3},
+        {"beam": 4, "n_best": 4, "mbr": "chrf"},
+        {"beam": 4, "no_repeat_ngram": 2},
+    ],
+)
+def test_searches_return_each_span_once_and_other_lines_as_before(translator, search):
+    for line, n_best in zip(LINES, translator.search(LINES, **search), strict=True):
+        for each in n_best:
+            for span in re.findall(r"\{\w+\}|%s|\$\d|#tag", line):
+                assert each.text.count(span) == 1
+    plain = translator.search(LINES, no_protect=True, **search)
+    found = translator.search(LINES, **search)
+    assert [plain[3], plain[5]] == [found[3], found[5]]
+
+
+def test_spans_are_aligned_with_their_copies(translator, trained_run):
+    align = Align([ModelFolder.open(trained_run)], "cpu").load()
+    source, text = "red {a b} hat", "rot {a b} hut"
+    output = Output(text, -1.0, -1.0, ("x",), kept=(((4, 9), (4, 9)),))
+    [[found]] = align.after([Segment(1, source)], [[output]])
+    middle = [link for link in found.alignment if set(link) & {1, 2}]
+    assert middle == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+def test_translator_takes_patterns(translator):
+    assert "HAT" in translator.translate("a red HAT", protect=["HAT"])
+    assert translator.translate_text("a {x}. a HAT.", protect=["HAT"]).count("HAT") == 1
+    with pytest.raises(UsageError, match=r"protect: \(a is no regular expression"):
+        translator.translate("a", protect=["(a"])
+    with pytest.raises(UsageError, match="exclude each other"):
+        translator.translate("a", protect=["a"], no_protect=True)
+    with pytest.raises(DataError, match="line 1: the pattern"):
+        translator.translate("a" * 100 + "!", protect=[r"(?:(a+)+\1)+$"])
+
+
+def test_nothing_is_imported_for_text_without_spans():
+    code = (
+        "import sys; from tfm.features.protect.step import Protect\n"
+        "from tfm.inference.steps import Segment\n"
+        "before = set(sys.modules)\n"
+        "Protect().before(Segment(1, 'Two dogs, 100 % sure, $ 5, 3.5.'))\n"
+        "print('regex' in sys.modules, len(set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "0"]

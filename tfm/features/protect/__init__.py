@@ -1,0 +1,1 @@
+"""Protected text: placeholders, addresses and the like come back as they are written."""

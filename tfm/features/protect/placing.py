@@ -1,0 +1,196 @@
+"""Taking protected spans out of a sentence, and placing them in its translation."""
+
+from bisect import bisect_left
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import regex
+
+from tfm.data.units import Span, units
+
+Link = tuple[Span, Span]
+
+_DECAY = 0.5  # of the weight of a link, by its distance from the span in units
+_BESIDE = 1.0  # the weight of a link that puts a neighbor of a span beside it
+_EQUAL = 1e-9
+_OPENING = "([{«‹„“‘¿¡（「『《〈"
+_CLOSING = ".,;:!?…)]}»”’%。，、；：！？）」』》〉،؛؟।"
+_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
+_PAIRS = {
+    "(": ")",
+    "[": "]",
+    '"': '"',
+    "'": "'",
+    "“": "”",
+    "„": "“",
+    "«": "»",
+    "‘": "’",
+    "「": "」",
+}
+_BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]*[A-Za-z\d€$£#+-]$")
+_AFTER = regex.compile(r"[-'’]?[A-Za-z\d%°€$£+]+(?!\w)|%")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A span that was taken out of a text.
+
+    Attributes:
+        text: The span.
+        start: Where it starts in the text.
+        at: The number of characters of the remaining text before it.
+        before: The character before it in the text; "" at the start.
+        after: The character after it; "" at the end.
+    """
+
+    text: str
+    start: int
+    at: int
+    before: str
+    after: str
+
+    @property
+    def span(self) -> Span:
+        """Where it is in the text."""
+        return self.start, self.start + len(self.text)
+
+
+def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
+    """Return a text without spans, which are in order, and the spans.
+
+    Of the spaces on both sides of a span, one remains; none does before a punctuation mark.
+    """
+    remaining, cuts, end = "", list[Cut](), 0
+    for start, stop in spans:
+        remaining += text[end:start]
+        before, after = text[start - 1 : start] if start else "", text[stop : stop + 1]
+        end = stop
+        if after and after in _CLOSING:
+            remaining = remaining.rstrip()
+        elif after.isspace() and (remaining[-1:].isspace() or not remaining):
+            end += 1
+        cuts.append(Cut(text[start:stop], start, len(remaining), before, after))
+    return remaining + text[end:], cuts
+
+
+def grown(text: str, spans: Sequence[Span], *, start: int = 0) -> list[Span]:
+    """Return spans with quotes and brackets around them, and with what is attached to them.
+
+    This is text such as the ends of {n}% and {name}'s, which means nothing without the span. What
+    is before `start` is not looked at.
+    """
+    found: list[Span] = []
+    low = start
+    for first, end in spans:
+        first = max(first, low)
+        while first > low and _PAIRS.get(text[first - 1]) == text[end : end + 1] != "":
+            first, end = first - 1, end + 1
+        if attached := _BEFORE.search(text, low, first):
+            first = attached.start()
+        if attached := _AFTER.match(text, end):
+            end = attached.end()
+        if found and first == low:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((first, end))
+        low = end
+    return found
+
+
+def put_back(
+    text: str, cuts: Sequence[Cut], places: Sequence[int], as_written: Container[int] = ()
+) -> tuple[str, list[Link]]:
+    """Return a translation with spans, and where each of these is in the source and the result.
+
+    Args:
+        text: The translation of the remaining text.
+        cuts: The spans, in order.
+        places: The number of characters of the translation before each span.
+        as_written: The indices of cuts whose neighbors are those of the translation.
+    """
+    written, kept, end = "", list[Link](), 0
+    for index in sorted(range(len(cuts)), key=lambda index: (places[index], index)):
+        cut, stop = cuts[index], max(end, places[index])
+        written = (written + text[end:stop]).rstrip()
+        following = text[stop:].lstrip()
+        end = len(text) - len(following)
+        is_exact = index in as_written
+        written += _space(written[-1:], cut.before, _OPENING, is_exact=is_exact)
+        kept.append((cut.span, (len(written), len(written) + len(cut.text))))
+        written += cut.text
+        is_exact = is_exact and cut.after != ""  # a prefix may end here
+        written += _space(following[:1], cut.after, _CLOSING, is_exact=is_exact)
+    return written + text[end:], sorted(kept)
+
+
+def _space(neighbor: str, in_source: str, attached: str, *, is_exact: bool) -> str:
+    """Return the space between a span and its neighbor in the translation, "" at its end.
+
+    There is none beside `attached` characters and scripts without spaces. If it `is_exact`, it is
+    that of the source.
+    """
+    if is_exact:
+        return " " * in_source.isspace()
+    if not neighbor or neighbor in attached or _UNSPACED.match(neighbor):
+        return ""
+    has_none = in_source and not in_source.isspace() and not in_source.isalnum()
+    return "" if has_none and not neighbor.isalnum() else " "
+
+
+def place(source: str, cuts: Sequence[Cut], target: str, links: Sequence[Link]) -> list[int]:
+    """Return the number of characters of a translation before each span.
+
+    A span goes between words where most of what is before it in the source, and least of what is
+    after it, is before it. Links count less with their distance from it, and more if they put a
+    neighbor of the span beside the place. Without links, a span keeps its share of the text.
+
+    Args:
+        source: The sentence without the spans.
+        cuts: The spans.
+        target: Its translation.
+        links: Spans of units of both that are linked.
+    """
+    starts, spans = [start for start, _ in units(source)], units(target)
+    target_starts, ends = [start for start, _ in spans], [0, *(end for _, end in spans)]
+    gaps = _gaps(target, spans)
+    linked = [(bisect_left(starts, a), bisect_left(target_starts, b)) for (a, _), (b, _) in links]
+    places = []
+    for cut in cuts:
+        fits = _fits(linked, bisect_left(starts, cut.at), len(spans))
+        share = cut.at / max(1, len(source)) * len(target)
+        best = max(fits[gap] for gap in gaps) - _EQUAL
+        suitable = (ends[gap] for gap in gaps if fits[gap] >= best)
+        places.append(min(suitable, key=lambda place: abs(place - share)))
+    return places
+
+
+def _fits(linked: Sequence[tuple[int, int]], number: int, size: int) -> list[float]:
+    """Return how well a span fits before each of the units of a translation, and at its end.
+
+    Args:
+        linked: The numbers of linked units of source and translation.
+        number: The number of units of the source before the span.
+        size: The number of units of the translation.
+    """
+    following, beside = [0.0] * (size + 1), [0.0] * (size + 1)
+    for unit, linked_unit in linked:
+        distance = unit - number
+        if distance in (-1, 0):
+            beside[linked_unit] += _BESIDE
+            beside[linked_unit + 1] += _BESIDE
+        weight = _DECAY**distance if distance >= 0 else -(_DECAY ** (-1 - distance))
+        following[linked_unit + 1] += weight
+    return [each - passed for each, passed in zip(beside, accumulate(following), strict=True)]
+
+
+def _gaps(target: str, spans: Sequence[Span]) -> list[int]:
+    """Return before which units a span may be: at words, after what opens, before what closes."""
+    gaps = [0]
+    for index, ((start, end), (following, _)) in enumerate(pairwise([*spans, (len(target), 0)]), 1):
+        left, right = target[start:end], target[following : following + 1]
+        is_free = end < following or not right or _UNSPACED.match(left) or _UNSPACED.match(right)
+        is_edge = right in _CLOSING and not target[following + 1 : following + 2].isalnum()
+        if is_free or left in _OPENING or (is_edge and left[-1:].isalnum()):
+            gaps.append(index)
+    return gaps

@@ -1,0 +1,107 @@
+"""The step that keeps protected text out of the search, and puts it into translations."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from typing_extensions import override
+
+from tfm.data.tags import split_tag
+from tfm.inference.steps import Output, Segment, Step
+
+if TYPE_CHECKING:
+    from tfm.data.units import Span
+    from tfm.features.protect.protected import Protected
+
+# What any protected text has; the modules that find and place it are only imported for it.
+_HINT = re.compile(r"[{<\\]|[%@#]\S|\$\w|\w[./](?:[^\W\d]|7z)|[./~]/")
+
+
+class UnitAligner(Protocol):
+    """Aligns the units of sources and translations."""
+
+    def align_units(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> "list[list[tuple[Span, Span]]]":
+        """Return the linked units of each pair, by their spans of characters."""
+
+
+class Protect(Step):
+    """Takes protected text out of sources, and puts it into their translations by alignment.
+
+    A source with nothing else to translate is not searched, but copied.
+
+    Args:
+        patterns: Regular expressions of the user for what is protected besides the built-in ones.
+        tags: The tags of the model, which are never protected.
+        new_aligner: Returns what aligns sources and translations, when the first one is needed;
+            without it, protected text keeps its share of a translation.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str] = (),
+        tags: Collection[str] = (),
+        new_aligner: Callable[[], UnitAligner] | None = None,
+    ) -> None:
+        self._patterns, self._tags, self._new_aligner = tuple(patterns), tags, new_aligner
+        self.settings = {"protect": list(patterns)}
+
+    def spans(self, text: str, name: str) -> "list[Span]":
+        """Return the protected spans of a text, which `name` names in messages.
+
+        Raises:
+            DataError: A pattern takes too long.
+        """
+        if not self._patterns and not _HINT.search(text):
+            return []
+        from tfm.features.protect.spans import protected_spans
+
+        start, spans = self._start(text), protected_spans(text, self._patterns, name=name)
+        return [span for span in spans if span[0] >= start]
+
+    def _start(self, text: str) -> int:
+        """Return the end of the tag before a text."""
+        tag, _ = split_tag(text, self._tags)
+        return text.find(tag) + len(tag)
+
+    @override
+    def before(self, unit: Segment) -> tuple[Sequence[Segment], "Protected | Output | None"]:
+        spans = self.spans(unit.source, f"{unit.unit} {unit.number:,}")
+        if not spans:
+            return [unit], None
+        from tfm.features.protect.protected import Protected, copied
+
+        start = self._start(unit.source)
+        protected = Protected.of(unit, spans, start=start)
+        if protected is None:
+            return [], copied(unit.source, spans, start=start)
+        return [protected.segment], protected
+
+    @override
+    def after(
+        self, states: "Sequence[Protected | Output | None]", outputs: list[list[Output]]
+    ) -> list[list[Output]]:
+        remaining = iter(outputs)
+        found = [[each] if isinstance(each, Output) else next(remaining) for each in states]
+        pairs: list[tuple[Protected, Output]] = []
+        for state, n_best in zip(states, found, strict=True):
+            if state is not None and not isinstance(state, Output):
+                pairs += [(state, output) for output in n_best]
+        links = self._links([(state.segment.source, output.text) for state, output in pairs])
+        restored = iter(
+            state.restored(output, each) for (state, output), each in zip(pairs, links, strict=True)
+        )
+        return [
+            n_best
+            if state is None or isinstance(state, Output)
+            else list(islice(restored, len(n_best)))
+            for state, n_best in zip(states, found, strict=True)
+        ]
+
+    def _links(self, pairs: Sequence[tuple[str, str]]) -> "Sequence[Sequence[tuple[Span, Span]]]":
+        """Return the linked units of each source and translation; none without an aligner."""
+        if not pairs or self._new_aligner is None:
+            return [[] for _ in pairs]
+        return self._new_aligner().align_units(*zip(*pairs, strict=True))
