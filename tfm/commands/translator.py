@@ -266,9 +266,11 @@ class Translator:
             raise UsageError("a SearchConfig and settings by name exclude each other: give one")
         if config is None:
             config = merged(settings_to(self._default_search), given)
+        else:
+            config = settings_from(SearchConfig, settings_to(config))
         if config.ban is not None:
             existing_file(argument("ban", config.ban, Path))
-        return settings_from(SearchConfig, settings_to(config))
+        return config
 
 
 def _segments(
