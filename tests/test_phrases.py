@@ -99,6 +99,25 @@ def test_the_first_word_of_a_sentence_has_its_form(has):
     assert has("„Işık“", iyi)
 
 
+@pytest.mark.parametrize(
+    ("before", "is_joined"),
+    [("läuft.", False), ("läuft,", False), ("„", True), ("(", True), ("ein-", True), ("狗", True)],
+)
+def test_a_phrase_follows_the_marks_that_need_a_space_only_after_a_space(
+    vocabulary, before, is_joined
+):
+    model = vocabulary.target
+    phrase = PhraseEncoder(vocabulary).encode("Hund", "Hund")
+    needed = RequiredPhrases([phrase], Boundaries.of(model.surfaces()))
+    progress = Progress()
+    for token in model.encode([f"Ein {before}"])[0]:
+        progress = needed.advanced(progress, token)
+    firsts = {tokens[0] for tokens in phrase.within}
+    with_space = {t for t in firsts if model.surfaces()[t].startswith(b" ")}
+    assert len(firsts) == 2
+    assert needed.following(progress) == (firsts if is_joined else with_space)
+
+
 def test_a_word_that_the_vocabulary_lacks_cannot_be_spelled():
     content = word_model(["<pad>", "<s>", "</s>", "<unk>", "ein", "Hund"])
     model = SubwordModel(content, origin=Path("words"))

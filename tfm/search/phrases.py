@@ -18,8 +18,9 @@ Array = npt.NDArray[Any]
 Tokens = tuple[int, ...]
 
 _MAX_CHARACTER_BYTES = 4  # of UTF-8
-# A phrase after one of these is spelled without a space before it.
+# The pieces of a phrase without a space before it are those after one of these.
 _BEFORE = ("(", "„", "«", '"', "。", "-")
+_NEEDS_SPACE = ".,;:!?…)]}%"  # after these, the words of a script with spaces
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _MARK = regex.compile(r"\p{M}")
 
@@ -109,6 +110,7 @@ class Boundaries(NamedTuple):
     joins: Array  # begins with a mark or byte that belongs to the character before
     has_word: Array
     ends_sentence: Array
+    needs_space: Array  # before a word
 
     @classmethod
     def of(cls, surfaces: Iterable[bytes]) -> "Boundaries":
@@ -119,6 +121,12 @@ class Boundaries(NamedTuple):
     def chosen(self, pieces: Array) -> "Boundaries":
         """Return those of the pieces [V'] of a smaller vocabulary."""
         return Boundaries(*(each[pieces] for each in self))
+
+    def may_begin(self, before: int | None, token: int) -> bool:
+        """Return whether a phrase may begin with a token, whose text has the spaces it needs."""
+        if before is not None and self.needs_space[before] and self.begins_in_word[token]:
+            return False
+        return self.separates(before, token)
 
     def separates(self, before: int | None, token: int) -> bool:
         """Return whether a word may begin with a token, or end before it."""
@@ -138,6 +146,7 @@ def _boundaries(surface: bytes) -> tuple[bool, ...]:
         b"\x80" <= surface[:1] < b"\xc0" or bool(_MARK.match(first)),
         bool(_LETTER.search(surface.decode(errors="replace"))),
         last != "" and last in SENTENCE_MARKS,
+        last != "" and last in _NEEDS_SPACE,
     )
 
 
@@ -238,7 +247,7 @@ class RequiredPhrases:
         for phrase, num in self._needed.items():
             if found[phrase] < num:
                 for spelling in self._spellings(phrase, progress):
-                    if self._boundaries.separates(progress.newest, spelling[0]):
+                    if self._boundaries.may_begin(progress.newest, spelling[0]):
                         yield _Part(phrase, spelling, progress.length)
 
     def _spellings(self, phrase: Phrase, progress: Progress) -> Sequence[Tokens]:

@@ -4,6 +4,7 @@ import json
 import unicodedata
 
 import pytest
+from native_models import new_native
 
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
@@ -257,3 +258,17 @@ def test_a_missing_file_is_a_mistake_and_its_content_decides_the_output(translat
 def test_a_finder_of_many_terms_reads_a_text_once():
     finder = Finder({f"term {i}": i for i in range(50_000)}, "en")
     assert [each.value for each in finder.find("term 7 and term 49999 " * 50)] == [7, 49999] * 50
+
+
+@pytest.mark.parametrize("vocabulary", ["spm", "opus"])
+def test_models_of_other_programs_place_terms(tmp_path, run, write, vocabulary):
+    new_native(tmp_path / "marian", vocabulary=vocabulary)
+    run.ok("import", tmp_path / "marian", "--out", tmp_path / "model")
+    glossary = str(write("Monday\tMontag\neight\tachte Mai\nseven\tein Zug\n"))
+    found = Translator.load(tmp_path / "model").search(
+        ["seven, eight on Monday", "seven"], glossary=glossary, max_extra_length=20
+    )
+    for [best], terms in zip(found, (("Montag", "ein Zug"), ("ein Zug",)), strict=True):
+        placed = all(term in best.text for term in terms)
+        assert placed == (best.missing_terms is None)
+        assert placed
