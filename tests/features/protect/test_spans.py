@@ -1,5 +1,7 @@
 """What is protected, and what ordinary text is not."""
 
+import time
+
 import pytest
 
 from tfm.errors import DataError
@@ -37,6 +39,37 @@ FOUND = [
 @pytest.mark.parametrize(("text", "spans"), FOUND)
 def test_placeholders_addresses_files_and_tags_are_found(text, spans):
     assert found(text) == list(spans)
+
+
+def test_a_numbered_argument_within_an_address_belongs_to_it():
+    assert found("see http://x.org/$1 and $1") == ["http://x.org/$1", "$1"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{a",
+        "a-",
+        "a.",
+        "/a",
+        "-/a",
+        "a@",
+        "#a",
+        "$a",
+        "<a ",
+        "%-",
+        "http://",
+        "{[a]",
+        "{{",
+        "1.",
+        "'",
+    ],
+)
+def test_hostile_text_takes_linear_time(part):
+    start = time.monotonic()
+    found(part * 20_000)
+    found("{" + part.strip("{") * 20_000)
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(

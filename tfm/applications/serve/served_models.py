@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +13,7 @@ from tfm.applications.serve.queue import SentenceCache, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import tagged_language, untagged
+from tfm.data.units import Span
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.attention.maps import AttentionMaps, attention_maps
@@ -94,6 +95,12 @@ class ServedModel:
                 aligner=lambda: self.aligner(config),
             )
         return self._chain.search_lines(lines, config, self._steps[config])
+
+    @cached_property
+    def protected_spans(self) -> Callable[[str, str], Sequence[Span]] | None:
+        """What finds the spans of a text that no sentence ends within, as `Sentences` takes it."""
+        config = self._steps_config
+        return None if config.no_protect else Protect(config.protect).spans
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.
@@ -203,8 +210,9 @@ class Route:
         return [segment.source for segment in self._part(text).segments]
 
     def _part(self, text: str, format: TextFormat = "text") -> Part:  # noqa: A002
-        unbroken = Protect().spans
-        steps: list[Step] = [Sentences(self.source, self.target, unbroken=unbroken)]
+        steps: list[Step] = [
+            Sentences(self.source, self.target, unbroken=self.model.protected_spans)
+        ]
         if format != "text":
             steps.insert(0, Formats(format, self.model.aligner(self.search)))
         return Part.of([Segment(1, text)], steps)

@@ -7,6 +7,7 @@ line better than half of one.
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -74,11 +75,12 @@ def split(text: str, language: str) -> list[Piece]:
 
 
 def unbroken(pieces: Sequence[Piece], spans: "Sequence[Span]") -> list[Piece]:
-    """Return pieces of a text of which those that share a span, by characters, are joined."""
+    """Return the pieces of a text, joined where a span, of several in order, goes across."""
     joined: list[Piece] = []
     start = 0
     for piece in pieces:
-        if joined and any(low < start < high for low, high in spans):
+        index = bisect_left(spans, (start, 0))
+        if joined and index and start < spans[index - 1][1]:
             before = joined.pop()
             piece = Piece(before.text + piece.text, before.is_sentence or piece.is_sentence)
         joined.append(piece)

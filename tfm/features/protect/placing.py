@@ -28,7 +28,7 @@ _PAIRS = {
     "‘": "’",
     "「": "」",
 }
-_BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]*[A-Za-z\d€$£#+-]$")
+_BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]{1,40}$")
 _AFTER = regex.compile(r"[-'’]?[A-Za-z\d%°€$£+]+(?!\w)|%")
 
 

@@ -4,6 +4,8 @@ Patterns prefer to miss something rare to touching ordinary text: "100 % sure", 
 "e.g." and "and/or" are translated.
 """
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import regex
@@ -34,7 +36,7 @@ _PATTERNS = (
     # {{x}}, {{#each y}}; ${x}, %{x}, #{x}; {}, {0}, {0:N2}, {name!r:>10}, {n, number}.
     r"\{\{[^{}\n]{1,200}\}\}",
     r"[$%#]\{[^{}\n]{1,200}\}",
-    r"\{(?:[\w$][\w.$-]*|\[\w+\])*(?:\[\w+\])?(?:![rsa])?(?::[^{}\s]{0,40})?\}",
+    r"\{(?:(?=[\w$\[])(?:[\w.$-]|\[\w+\]){1,200}+)?+(?:![rsa])?(?::[^{}\s]{0,40})?\}",
     r"\{\w+, ?(?:number|date|time|spellout|ordinal|duration)(?:, ?[^{}\n]{1,40})?\}",
     # Conversions; %Y, %VALUE%, %%.
     _CONVERSION,
@@ -46,12 +48,12 @@ _PATTERNS = (
     r"</?[a-z][\w:.-]*(?:\s+[\w:.-]+=(?:\"[^\"<>]*\"|'[^'<>]*'))*\s*/?>|</?\d{1,3}/?>",
     # Addresses, with placeholders in them.
     rf"(?<![A-Za-z\d])(?:[A-Za-z][A-Za-z\d+.-]{{1,15}}://|www\.)(?:{_URL}|\{{{{?\w+\}}?\}})+",
-    rf"(?<![A-Za-z\d])(?:mailto:)?[A-Za-z\d._%+-]*[A-Za-z\d]@{_DOMAIN}[A-Za-z]{{2,}}",
+    rf"(?<![A-Za-z\d])(?:mailto:)?[A-Za-z\d._%+-]{{0,63}}[A-Za-z\d]@{_DOMAIN}[A-Za-z]{{2,}}",
     rf"(?<![\w@./-]){_DOMAIN}(?:(?:com|org|net|edu|gov|io|info)(?![\w-])|[a-z]{{2,3}}(?=/\w))(?:/{_URL}*)?",
     # Paths and the names of files.
-    r"(?<![\w/.<:])(?:~|\.\.?)?/(?:[A-Za-z\d_.@+-]+/)+[A-Za-z\d_.@+-]*",
+    r"(?<![\w/.<:])(?:~|\.\.?)?/(?:[A-Za-z\d_.@+-]{1,99}+/){1,40}+[A-Za-z\d_.@+-]*+",
     r"(?<![A-Za-z\d])[A-Za-z]:\\(?:[\w.$-]+\\)*[\w.$-]*",
-    rf"(?<!{_WORD}|[.\\/])(?:{_WORD}|[-./\\~])*{_WORD}\.(?i:{_EXTENSIONS})(?![A-Za-z\d]|\.[A-Za-z])",
+    rf"(?<!{_WORD}|[.\\/])(?:{_WORD}|[-./\\~]){{0,120}}{_WORD}\.(?i:{_EXTENSIONS})(?![A-Za-z\d]|\.[A-Za-z])",
     # Hashtags and mentions.
     rf"(?<!{_WORD}|[&/#])#(?={_WORD}*\p{{L}}){_WORD}+|#[\p{{Han}}\w]{{1,30}}#",
     rf"(?<!{_WORD}|[@./])@(?={_WORD}*\p{{L}}){_WORD}(?:{_WORD}|[.-](?=\w)){{1,60}}",
@@ -85,18 +87,22 @@ def protected_spans(text: str, patterns: Sequence[str], *, name: str) -> list[Sp
             ) from error
         spans = _added(spans, (_stripped(text, *span) for span in found))
     spans = _added(spans, _built_in(text))
-    return _joined(text, spans)
+    return _joined(text, _added(spans, _numbered(text)))
 
 
 def _built_in(text: str) -> Iterator[Span]:
+    """Yield the spans of the built-in patterns, but for numbered arguments."""
     for found in _BUILT_IN.finditer(text):
         start, end = found.span()
         if "://" in found[0] or "www." in found[0] or "/" in found[0]:
             end = _end_of_address(text, start, end)
         yield start, end
+
+
+def _numbered(text: str) -> Iterator[Span]:
+    """Yield $1 and the like: $2 alone is a price, $1 and $2 are arguments."""
     numbered = [(int(found[1]), found.span()) for found in _NUMBERED.finditer(text)]
     numbers = {number for number, _ in numbered}
-    # $2 alone is a price; $1 and $2 are arguments.
     if numbers == set(range(1, len(numbers) + 1)):
         yield from (span for _, span in numbered)
 
@@ -120,11 +126,12 @@ def _stripped(text: str, start: int, end: int) -> Span:
 
 def _added(spans: Sequence[Span], more: Iterator[Span]) -> list[Span]:
     """Return spans with those of others that have text and overlap none of them, in order."""
-    new = [
-        (start, end)
-        for start, end in more
-        if start < end and all(end <= low or high <= start for low, high in spans)
-    ]
+    bounds = [(0, 0), *spans, (sys.maxsize, sys.maxsize)]
+    new = []
+    for span in more:
+        index = bisect_right(bounds, span)
+        if span[0] < span[1] and bounds[index - 1][1] <= span[0] and span[1] <= bounds[index][0]:
+            new.append(span)
     return sorted([*spans, *new])
 
 
