@@ -92,6 +92,7 @@ def stand_in(translate, config=DEFAULT, cache=None):
     info = SimpleNamespace(source="en", target="de", license="MIT")
     aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
     model = SimpleNamespace(
+        protected_spans=None,
         name="stand-in",
         queue=queue,
         info=info,

@@ -726,7 +726,9 @@ def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run
 def test_tags_choose_among_the_target_languages_of_a_model(start):
     source = SimpleNamespace(has_tag=lambda tag: tag != "<2it>")
     vocabulary = SimpleNamespace(source=source, tags=())
-    model = SimpleNamespace(search=SearchConfig(), vocabulary=vocabulary, folder="m")
+    model = SimpleNamespace(
+        search=SearchConfig(), vocabulary=vocabulary, folder="m", protected_spans=None
+    )
     model.info = SimpleNamespace(source="en+nl", target="de+fr")
     model.pairs = partial(ServedModel.pairs, model)
     model.queue = queue_of(
