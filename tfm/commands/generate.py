@@ -123,6 +123,7 @@ def generate(
         document=steps_config.has_paragraphs,
         whole=steps_config.has_markup,
         output=output,
+        other_files=(steps_config.glossary, settings["search"].get("ban")),
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])

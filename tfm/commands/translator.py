@@ -115,8 +115,8 @@ class Translator:
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
-            **settings: Settings of [search] by name, instead of `config`, and `protect` or
-                `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
+                `protect` or `no_protect`.
 
         Returns:
             The best translation of each line, with line ends replaced by spaces; a single string
@@ -145,8 +145,8 @@ class Translator:
             config: Search settings; the model's defaults if None.
             format: What the text is: "text", "html", "xml" or "srt", as in `tfm generate --format`.
             align_reverse: A model of the reverse direction, which helps to place markup.
-            **settings: Settings of [search] by name, instead of `config`, and `protect` or
-                `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
+                `protect` or `no_protect`.
 
         Raises:
             UsageError: A setting is unknown, wrong or without effect; or the model is a parser, or
@@ -183,8 +183,8 @@ class Translator:
             config: Search settings; the model's defaults if None.
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
-            **settings: Settings of [search] by name, instead of `config`, and `protect` or
-                `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
+                `protect` or `no_protect`.
 
         Returns:
             The `n_best` translations of each line, best first.

@@ -84,11 +84,12 @@ def plan_generation(
     document: bool = False,
     whole: bool = False,
     output: Path | None = None,
+    other_files: Sequence[str | None] = (),
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
 
     Takes the arguments and raises the errors of the command; `targets` has translations to score,
-    and `runs_dir` is the folder of all runs.
+    `runs_dir` is the folder of all runs, and `other_files` are read, too.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -123,7 +124,7 @@ def plan_generation(
         is_whole=whole,
     )
     if output is not None:
-        _check_output(plan, output)
+        _check_output(plan, output, [Path(path) for path in other_files if path is not None])
     return plan
 
 
@@ -278,11 +279,12 @@ def _standard_input_has_text() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _check_output(plan: Generation, output: Path) -> None:
+def _check_output(plan: Generation, output: Path, other_files: Sequence[Path]) -> None:
     """Raise UsageError if the output is a file that is read, or must not be replaced."""
     source = plan.source
     partial = PartialOutput(output, {}).path
-    for path in (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets):
+    given = (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets)
+    for path in (*given, *other_files):
         if path is not None and (is_same_file(output, path) or is_same_file(partial, path)):
             raise UsageError(
                 f"{output} would be both read and overwritten: choose another name with --output"
