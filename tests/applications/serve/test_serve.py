@@ -184,9 +184,9 @@ def test_compressed_bodies_are_read(start, coding):
     [
         ("br", b"x", 415, "Content-Encoding is br: send gzip, or nothing"),
         ("gzip", b"{}", 400, "the body is not gzip"),
-        ("gzip", gzip.compress(b"{}")[:-1], 400, "the gzip body is cut off"),
-        ("gzip", gzip.compress(b"{}") + b"x", 400, "has more after its end"),
-        ("gzip", gzip.compress(b" " * 2_000_000), 413, "more than 1,000,000 bytes"),
+        ("gzip", gzip.compress(mtime=0, data=b"{}")[:-1], 400, "the gzip body is cut off"),
+        ("gzip", gzip.compress(mtime=0, data=b"{}") + b"x", 400, "has more after its end"),
+        ("gzip", gzip.compress(mtime=0, data=b" " * 2_000_000), 413, "more than 1,000,000 bytes"),
     ],
 )
 def test_wrong_compression_is_refused_within_bounds(start, coding, body, status, message):
