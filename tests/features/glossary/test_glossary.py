@@ -4,6 +4,7 @@ import json
 import unicodedata
 
 import pytest
+from helpers import python
 from native_models import new_native
 
 from tfm.commands.translator import Translator
@@ -272,3 +273,16 @@ def test_models_of_other_programs_place_terms(tmp_path, run, write, vocabulary):
         placed = all(term in best.text for term in terms)
         assert placed == (best.missing_terms is None)
         assert placed
+
+
+def test_translating_without_a_glossary_loads_nothing_of_it(trained_run):
+    code = (
+        "import sys\n"
+        "from tfm.commands.translator import Translator\n"
+        f"Translator.load({str(trained_run)!r}, device='cpu').translate('seven')\n"
+        "print(*sys.modules)"
+    )
+    loaded = python("-c", code).stdout.split()
+    assert "tfm.search.beam" in loaded
+    parts = ("features.glossary", "search.phrases", "search.constrained")
+    assert not [each for each in loaded if each.startswith(tuple(f"tfm.{p}" for p in parts))]
