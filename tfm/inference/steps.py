@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from tfm.data.units import Span
@@ -106,3 +106,16 @@ class Step(ABC):
     def summary(self, since: str) -> str | None:
         """Return what users are told in the end, with the words for since when; by default None."""
         return None
+
+
+class UnitAligner(Protocol):
+    """Aligns the units of sources and translations."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What its links depend on."""
+
+    def align_units(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> "list[list[tuple[Span, Span]]]":
+        """Return the linked units of each pair, by their spans of characters."""

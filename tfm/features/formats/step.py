@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -13,7 +13,7 @@ from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.placing import Placement, tree_of
 from tfm.features.formats.subtitles import subtitle_blocks
-from tfm.inference.steps import Output, Segment, Step
+from tfm.inference.steps import Output, Segment, Step, UnitAligner
 from tfm.reporting import say
 
 _BLOCKS: Mapping[str, Callable[[str], list[Block]]] = {
@@ -22,19 +22,6 @@ _BLOCKS: Mapping[str, Callable[[str], list[Block]]] = {
     "srt": subtitle_blocks,
 }
 _MAX_MARKS = 300  # of a sentence
-
-
-class UnitAligner(Protocol):
-    """Aligns the units of sources and translations."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """What its links depend on."""
-
-    def align_units(
-        self, sources: Sequence[str], targets: Sequence[str]
-    ) -> list[list[tuple[Span, Span]]]:
-        """Return the linked units of each pair, by their spans of characters."""
 
 
 class _Edit(NamedTuple):

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from tfm.data.tags import split_tag
-from tfm.inference.steps import Output, Segment, Step
+from tfm.inference.steps import Output, Segment, Step, UnitAligner
 
 if TYPE_CHECKING:
     from tfm.data.units import Span
@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
 # What any protected text has; the modules that find and place it are only imported for it.
 _HINT = re.compile(r"[{<\\]|[%@#]\S|\$\w|\w[./](?:[^\W\d]|7z)|[./~]/")
-
-
-class UnitAligner(Protocol):
-    """Aligns the units of sources and translations."""
-
-    def align_units(
-        self, sources: Sequence[str], targets: Sequence[str]
-    ) -> "list[list[tuple[Span, Span]]]":
-        """Return the linked units of each pair, by their spans of characters."""
 
 
 class Protect(Step):
