@@ -1,6 +1,6 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from tfm.errors import UsageError
 
 if TYPE_CHECKING:
     from tfm.features.align.step import Align
+    from tfm.features.protect.step import Protect
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
     from tfm.inference.steps import Step
@@ -125,18 +126,7 @@ def steps_around(
     target = "" if info is None else target_language(info.target, search.tag)
     tags = () if info is None or config.has_markup else info.tags
     aligner = aligner or cache(lambda: new_aligner(search, config, models[0], device))
-    excluded = {
-        "scores of given targets": scores_given,
-        "trees of a parser": info is not None and info.task == "parsing",
-    }
-    protect = None
-    if config.protect and any(excluded.values()):
-        what = next(what for what, is_so in excluded.items() if is_so)
-        raise UsageError(f"protect has no effect on the {what}: leave it out")
-    if not config.no_protect and not any(excluded.values()):
-        from tfm.features.protect.step import Protect
-
-        protect = Protect(config.protect, tags, aligner if models else None)
+    protect = _protect(config, info, tags, aligner if models else None, scores_given)
     steps: list[Step] = []
     if config.has_markup:
         from tfm.features.formats.step import Formats
@@ -160,6 +150,28 @@ def steps_around(
 
         steps.append(Glossary.of(Path(config.glossary), search, info))
     return [*steps, *_steps_of_model(search, info, target, models)]
+
+
+def _protect(
+    config: StepsConfig,
+    info: "ModelInfo | None",
+    tags: Collection[str],
+    aligner: "Callable[[], Align] | None",
+    scores_given: bool,
+) -> "Protect | None":
+    """Return the step that protects text; None if users or what is searched exclude it."""
+    what = None
+    if scores_given:
+        what = "scores of given targets"
+    elif info is not None and info.task == "parsing":
+        what = "trees of a parser"
+    if config.protect and what is not None:
+        raise UsageError(f"protect has no effect on the {what}: leave it out")
+    if config.no_protect or what is not None:
+        return None
+    from tfm.features.protect.step import Protect
+
+    return Protect(config.protect, tags, aligner)
 
 
 def _steps_of_model(
