@@ -126,7 +126,8 @@ def steps_around(
     target = "" if info is None else target_language(info.target, search.tag)
     tags = () if info is None or config.has_markup else info.tags
     aligner = aligner or cache(lambda: new_aligner(search, config, models[0], device))
-    protect = _protect(config, info, tags, aligner if models else None, scores_given)
+    reserved = cache(lambda: models[0].vocabulary.source.tags() if models else tags)
+    protect = _protect(config, info, reserved, aligner if models else None, scores_given)
     steps: list[Step] = []
     if config.has_markup:
         from tfm.features.formats.step import Formats
@@ -155,7 +156,7 @@ def steps_around(
 def _protect(
     config: StepsConfig,
     info: "ModelInfo | None",
-    tags: Collection[str],
+    tags: Callable[[], Collection[str]],
     aligner: "Callable[[], Align] | None",
     scores_given: bool,
 ) -> "Protect | None":

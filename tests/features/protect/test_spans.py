@@ -98,5 +98,5 @@ def test_a_pattern_that_never_ends_is_named():
 
 
 def test_the_tag_of_a_model_is_not_protected():
-    spans = Protect(tags=["<fr>"]).spans("<fr> see {name}", "line 1")
+    spans = Protect(tags=lambda: ["<fr>"]).spans("<fr> see {name}", "line 1")
     assert spans == [(9, 15)]

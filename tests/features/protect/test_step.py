@@ -53,7 +53,7 @@ class Diagonal:
 
 def translated(text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=()):
     """The translations of a text with protected text, by a function of what is searched."""
-    protect = Protect(patterns, tags, lambda: aligner or Diagonal())
+    protect = Protect(patterns, lambda: tags, lambda: aligner or Diagonal())
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
@@ -173,7 +173,7 @@ def test_sentences_do_not_end_within_a_span():
 
 
 def test_markup_never_divides_a_span():
-    protect = Protect((), (), Diagonal)
+    protect = Protect((), tuple, Diagonal)
     steps = [Formats("html", Diagonal()), Sentences("en", "de", (), protect.spans), protect]
     text = "<p>See <b>{user.name}</b> and <i>http://x.org/a-b?c=1&amp;d=2</i> now</p>"
     part = Part.of([Segment(1, text)], steps)

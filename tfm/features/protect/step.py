@@ -25,7 +25,7 @@ class Protect(Step):
 
     Args:
         patterns: Regular expressions of the user for what is protected besides the built-in ones.
-        tags: The tags of the model, which are never protected.
+        tags: Returns the tags of the model, when needed; they are not protected at the start.
         new_aligner: Returns what aligns sources and translations, when the first one is needed;
             without it, protected text keeps its share of a translation.
     """
@@ -33,7 +33,7 @@ class Protect(Step):
     def __init__(
         self,
         patterns: Sequence[str] = (),
-        tags: Collection[str] = (),
+        tags: Callable[[], Collection[str]] = tuple,
         new_aligner: Callable[[], UnitAligner] | None = None,
     ) -> None:
         self._patterns, self._tags, self._new_aligner = tuple(patterns), tags, new_aligner
@@ -54,7 +54,7 @@ class Protect(Step):
 
     def _start(self, text: str) -> int:
         """Return the end of the tag before a text."""
-        tag, _ = split_tag(text, self._tags)
+        tag, _ = split_tag(text, self._tags())
         return text.find(tag) + len(tag)
 
     @override
