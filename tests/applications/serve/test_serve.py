@@ -240,6 +240,12 @@ def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):
     _, answer = address.post("/translate", {"q": q, **PAIR})
     assert answer["translatedText"] == ["a9\na3", "[a7]", "!"]
     assert answer["isTranslated"] == [False, True, True]
+    for q, expected in (("a3", "a3"), ("a7", "[a7]")):
+        with request.urlopen(address.upload("a.txt", q.encode())[1]["translatedFileUrl"]) as file:
+            assert file.read().decode() == expected
+        form = parse.urlencode({"pair": "en de", "q": q}).encode()
+        _, page = address.send("/plain", form, "application/x-www-form-urlencoded")
+        assert f'role="status">{expected}</p>' in page
 
 
 def test_a_sentence_that_is_known_is_not_translated_again(start):

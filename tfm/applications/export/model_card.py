@@ -1,4 +1,4 @@
-"""The card of a model for the Hugging Face Hub: what it is, and what it was made of."""
+"""The model card of an exported model for the Hugging Face Hub: its README.md with metadata."""
 
 import json
 import re

@@ -110,7 +110,7 @@ class Service:
             with route.model.queue.place():
                 work = route.translate([text], n_best=1)
                 [[output]] = await _answered(request, work, self._config.answer_seconds)
-            answer = output.text
+            answer = output.text if self._is_sure(output) else text
         except HTTPException as error:
             status, answer = error.status_code, error.detail
         text = str(fields.get("q", ""))
@@ -133,11 +133,11 @@ class Service:
         confidences = [_confidence(best) for best, *_ in found]
         if any(each is not None for each in confidences):
             answers["confidence"] = confidences
-        if (least := self._config.min_confidence) is not None:
-            is_low = [each is not None and each < least for each in confidences]
-            pairs = zip(asked.texts, answers["translatedText"], is_low, strict=True)
-            answers["translatedText"] = [text if low else best for text, best, low in pairs]
-            answers["isTranslated"] = [not low for low in is_low]
+        if self._config.min_confidence is not None:
+            is_sure = [self._is_sure(best) for best, *_ in found]
+            pairs = zip(asked.texts, answers["translatedText"], is_sure, strict=True)
+            answers["translatedText"] = [best if sure else text for text, best, sure in pairs]
+            answers["isTranslated"] = is_sure
         if asked.num_alternatives:
             answers["alternatives"] = [others for _, *others in texts]
         if detected is not None:
@@ -147,6 +147,11 @@ class Service:
         if asked.is_list:
             return JSONResponse(answers)
         return JSONResponse({name: each[0] for name, each in answers.items()})
+
+    def _is_sure(self, translation: Output) -> bool:
+        """Return whether the confidence in a translation, if it has one, is not too low."""
+        confidence, least = _confidence(translation), self._config.min_confidence
+        return confidence is None or least is None or confidence >= least
 
     async def _translate_file(self, request: Request) -> Response:
         fields = await read_fields(request, self._config)
@@ -158,7 +163,7 @@ class Service:
             with route.model.queue.place():
                 work = route.translate([text], n_best=1, format=text_format)
                 [[output]] = await _answered(request, work, self._config.answer_seconds)
-            text = output.text
+            text = output.text if self._is_sure(output) else text
         stem, dot, ending = name.rpartition(".")
         name = f"{stem}_{target}{dot}{ending}"
         key = self._files.add(name, text)
@@ -289,7 +294,7 @@ class Service:
                 "frontendTimeout": 500,  # milliseconds without typing before a page translates
                 "keyRequired": self._key_digest is not None,
                 "language": shown,
-                "models": [_described(route) for route in self._routes.values()],
+                "models": [route.description() for route in self._routes.values()],
                 "suggestions": False,
                 "supportedFilesFormat": [*FILE_FORMATS],
             }
@@ -324,16 +329,6 @@ def _untranslated(text: str) -> Output:
     """Return a text that is already in the target language."""
     kept = Output(text, score=0.0, log_prob=0.0)
     return replace(kept, parts=((text, kept),))
-
-
-def _described(route: Route) -> dict[str, Any]:
-    """Return what the page shows of the model of a direction."""
-    return {
-        "source": route.source,
-        "target": route.target,
-        "name": route.model.name,
-        "license": route.model.info.license,
-    }
 
 
 def _parts(translation: Output) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class TranslationRequest:
 
     Attributes:
         texts: The texts to translate.
-        format: What they are.
+        format: The format of the texts: text or html.
         is_list: Whether the answer is a list, even of one text.
         source: Source language, or "auto".
         target: Target language.

@@ -165,6 +165,11 @@ class Route:
     search: SearchConfig
     cache: SentenceCache | None = None
 
+    def description(self) -> dict[str, str | None]:
+        """Return what the page shows of the model."""
+        name, license = self.model.name, self.model.info.license  # noqa: A001 - as its field
+        return {"source": self.source, "target": self.target, "name": name, "license": license}
+
     async def translate(
         self,
         texts: Sequence[str],
