@@ -99,6 +99,32 @@ def test_the_nucleus_is_the_smallest_set_with_probability_top_p(top_k, top_p, ke
     torch.testing.assert_close(probabilities, expected)
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"epsilon": 0.0}, {0, 1, 2, 3}),
+        ({"epsilon": 0.1}, {0, 1, 3}),
+        ({"epsilon": 0.2}, {1, 3}),
+        ({"epsilon": 0.9}, {1}),  # the most probable token, although it is improbable
+        ({"epsilon": 0.35, "temperature": 2.0}, {1}),  # 0.21, 0.39, 0.12 and 0.30
+        ({"epsilon": 0.4, "top_k": 2}, {1}),  # 0.625 and 0.375
+        ({"epsilon": 0.1, "top_p": 0.6}, {1, 3}),
+        ({"epsilon": 0.4, "top_p": 0.6}, {1}),
+    ],
+    ids=str,
+)
+def test_epsilon_keeps_the_tokens_of_at_least_this_probability(settings, kept):
+    log_probs = torch.tensor([[[0.15, 0.5, 0.05, 0.3]]]).log()
+    weights = _distribution(log_probs, SearchConfig(search="sample", **settings))
+    assert set(weights[0, 0].nonzero().flatten().tolist()) == kept
+
+
+def test_epsilon_keeps_all_of_several_most_probable_tokens():
+    log_probs = torch.full((1, 1, 8), 1 / 8).log()
+    weights = _distribution(log_probs, SearchConfig(search="sample", epsilon=0.5))
+    assert (weights > 0).all()
+
+
 def test_temperature_is_applied_before_the_nucleus():
     log_probs = torch.tensor([[[0.6, 0.3, 0.1]]]).log()
     config = SearchConfig(search="sample", temperature=0.5, top_p=0.75)
@@ -113,7 +139,9 @@ def test_a_random_number_draws_the_token_at_its_cumulative_probability():
         assert _draw(weights, numbers).tolist() == [[token]]
 
 
-@pytest.mark.parametrize("truncation", [{"top_k": 1}, {"top_p": 0.0}, {"temperature": 0.01}])
+@pytest.mark.parametrize(
+    "truncation", [{"top_k": 1}, {"top_p": 0.0}, {"epsilon": 1.0}, {"temperature": 0.01}]
+)
 def test_sampling_only_the_most_probable_token_is_greedy_search(truncation):
     with torch.inference_mode():
         greedy = search(

@@ -5,7 +5,7 @@ import pytest
 from tfm.config import SearchConfig
 from tfm.errors import UsageError
 
-OF_SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 2}
+OF_SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "epsilon": 0.1, "seed": 2}
 OF_BEAMS = {"num_groups": 2, "diversity_strength": 1.0}
 LABELS = {"beam_size": "beam_size (--beam)"}  # of flags with another name
 

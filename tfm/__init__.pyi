@@ -631,6 +631,7 @@ def generate(
     temperature: float | None = ...,
     top_k: int | None = ...,
     top_p: float | None = ...,
+    epsilon: float | None = ...,
     seed: int | None = ...,
     node_limit: int | None = ...,
     shortlist: bool | None = ...,
@@ -686,6 +687,7 @@ def generate(
         temperature: Sampling: divide logits by this; below 1 is less random.
         top_k: Sampling: draw from the N most probable tokens; from all if unset.
         top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
+        epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
         seed: Random seed of sampling.
         node_limit: Exact search: give up a sentence after extending N prefixes.
         shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.

@@ -11,7 +11,16 @@ from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT
 
 _OF_REQUESTS = ("n_best", "tag", "format", "document", "align", "align_reverse")
-_OF_OTHER_SEARCHES = ("search", "mbr", "temperature", "top_k", "top_p", "seed", "node_limit")
+_OF_OTHER_SEARCHES = (
+    "search",
+    "mbr",
+    "temperature",
+    "top_k",
+    "top_p",
+    "epsilon",
+    "seed",
+    "node_limit",
+)
 
 
 @command(

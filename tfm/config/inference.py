@@ -38,6 +38,7 @@ class SearchConfig(Settings, section="search"):
         "temperature": ("sample",),
         "top_k": ("sample",),
         "top_p": ("sample",),
+        "epsilon": ("sample",),
         "seed": ("sample",),
         "node_limit": ("exact",),
         "mbr": ("beam", "sample"),
@@ -106,6 +107,11 @@ class SearchConfig(Settings, section="search"):
     top_p: float | None = setting(
         None,
         "Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.",
+        limits=(0, 1),
+    )
+    epsilon: float | None = setting(
+        None,
+        "Sampling: draw from tokens of at least probability X; from all if unset.",
         limits=(0, 1),
     )
     seed: int = setting(1, "Random seed of sampling.", limits=(0, MAX_SEED))

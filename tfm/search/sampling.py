@@ -60,7 +60,8 @@ def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:
     """Return unnormalized float64 probabilities [B, K, V] to draw from, given log_probs [B, K, V].
 
     Of the `top_k` most probable tokens at the temperature, the smallest set whose probability is at
-    least `top_p` is kept (the nucleus of Holtzman et al. 2020), and at least one token.
+    least `top_p` is kept (the nucleus of Holtzman et al. 2020); of these, the tokens that have at
+    least the probability `epsilon` among the `top_k` (Hewitt et al. 2022); and at least one token.
     """
     scaled = log_probs.double() / config.temperature
     if config.top_k is not None and config.top_k < scaled.size(-1):
@@ -72,6 +73,9 @@ def _distribution(log_probs: Tensor, config: SearchConfig) -> Tensor:
         removed = ordered.cumsum(dim=-1) - ordered >= config.top_p
         removed[..., 0] = False
         probs = probs.masked_fill(removed.scatter(-1, index, removed), 0.0)
+    if config.epsilon is not None:
+        most = probs.amax(dim=-1, keepdim=True)
+        probs = probs.masked_fill((probs < config.epsilon) & (probs < most), 0.0)
     return probs
 
 
