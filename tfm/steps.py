@@ -1,9 +1,10 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
@@ -104,6 +105,7 @@ def steps_around(
     device: InferenceDevice = "auto",
     scores_given: bool = False,
     aligner: "Callable[[], Align] | None" = None,
+    terms: Mapping[str, str] = MappingProxyType({}),
 ) -> "list[Step]":
     """Return the steps around a search, from the outermost to the innermost.
 
@@ -117,10 +119,11 @@ def steps_around(
         device: Where steps compute.
         scores_given: Whether given targets are scored, instead of searched.
         aligner: Returns what aligns sentences with markup or protected text; a new one if None.
+        terms: Source terms with their translations, which go before those of the glossary's file.
 
     Raises:
         UsageError: The models or the search do not suit a step.
-        DataError: A glossary is not usable.
+        DataError: A glossary or a term is not usable.
         CheckpointError: A step needs a model that does not exist or is damaged.
     """
     target = "" if info is None else target_language(info.target, search.tag)
@@ -141,15 +144,16 @@ def steps_around(
     if config.align:
         steps.append(aligner())
     if scores_given:
-        if config.glossary is not None:
+        if config.glossary is not None or terms:
             raise UsageError("glossary has no effect on the scores of given targets: leave it out")
         return steps
     if protect is not None:
         steps.append(protect)
-    if config.glossary is not None:
+    if config.glossary is not None or terms:
         from tfm.features.glossary.step import Glossary
 
-        steps.append(Glossary.of(Path(config.glossary), search, info))
+        path = None if config.glossary is None else Path(config.glossary)
+        steps.append(Glossary.of(path, terms, search, info))
     return [*steps, *_steps_of_model(search, info, target, models)]
 
 

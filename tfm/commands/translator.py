@@ -1,6 +1,6 @@
 """Translating plain text with trained models: the library's interface."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -115,8 +115,8 @@ class Translator:
         Args:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
-            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
-                `protect` or `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect`,
+                `no_protect` or `glossary`, which is a file or source terms with their translations.
 
         Returns:
             The best translation of each line, with line ends replaced by spaces; a single string
@@ -145,21 +145,22 @@ class Translator:
             config: Search settings; the model's defaults if None.
             format: What the text is: "text", "html", "xml" or "srt", as in `tfm generate --format`.
             align_reverse: A model of the reverse direction, which helps to place markup.
-            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
-                `protect` or `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect`,
+                `no_protect` or `glossary`, which is a file or source terms with their translations.
 
         Raises:
             UsageError: A setting is unknown, wrong or without effect; or the model is a parser, or
                 not loaded from a folder.
             DataError: The text is not of the format.
         """
+        terms = _taken_terms(settings)
         given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
         config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
         chosen = {"format": format, "align_reverse": align_reverse and str(align_reverse)}
         steps_config = settings_from(StepsConfig, {**given.get("steps", {}), **chosen})
         if not self._folders or self._folders[0].info.task == "parsing":
             raise UsageError("translate_text needs a translator of Translator.load, and no parser")
-        steps = self._steps(config, steps_config)
+        steps = self._steps(config, steps_config, terms)
         unit = Segment(1, argument("text", text, Line), unit="text")
         [(_, [[best, *_]])] = self._chain.run([[unit]], config, steps)
         return best.text
@@ -183,8 +184,8 @@ class Translator:
             config: Search settings; the model's defaults if None.
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
-            **settings: Settings of [search] by name, instead of `config`, and `glossary`,
-                `protect` or `no_protect`.
+            **settings: Settings of [search] by name, instead of `config`, and `protect`,
+                `no_protect` or `glossary`, which is a file or source terms with their translations.
 
         Returns:
             The `n_best` translations of each line, best first.
@@ -195,10 +196,11 @@ class Translator:
                 lines and prefixes differ.
         """
         segments = _segments(lines, first_line, prefixes=prefixes)
+        terms = _taken_terms(settings)
         given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
         config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
         chosen = settings_from(StepsConfig, given.get("steps", {}))
-        steps = self._steps(config, chosen)
+        steps = self._steps(config, chosen, terms)
         [(_, found)] = self._chain.run([segments], config, steps)
         return found
 
@@ -239,7 +241,9 @@ class Translator:
         [(_, scored)] = self._chain.run([segments], config, scores_given=True)
         return [target for [target] in scored]
 
-    def _steps(self, config: SearchConfig, chosen: StepsConfig) -> list[Step]:
+    def _steps(
+        self, config: SearchConfig, chosen: StepsConfig, terms: Mapping[str, str]
+    ) -> list[Step]:
         """Return the steps around a search, whose aligner is loaded once."""
         is_parser = self._info is not None and self._info.task == "parsing"
         models = () if is_parser else self._folders[:1]
@@ -251,7 +255,7 @@ class Translator:
             return self._aligners[key]
 
         given = aligner if models else None
-        return steps_around(config, self._info, chosen, models=models, aligner=given)
+        return steps_around(config, self._info, chosen, models=models, aligner=given, terms=terms)
 
     def _merge(
         self,
@@ -271,6 +275,14 @@ class Translator:
         if config.ban is not None:
             existing_file(argument("ban", config.ban, Path))
         return config
+
+
+def _taken_terms(settings: dict[str, Any]) -> Mapping[str, str]:
+    """Take a glossary out of settings if it is given as terms; return them, or an empty table."""
+    if not isinstance(settings.get("glossary"), Mapping):
+        return {}
+    pairs = list(settings.pop("glossary").items())
+    return dict(argument("glossary", pairs, tuple[tuple[str, str], ...]))
 
 
 def _segments(

@@ -249,10 +249,42 @@ def test_a_translation_that_is_banned_is_refused(translator, glossary, write):
     assert "Mütze" in translator.search(LINES, glossary=glossary, ban=allowed)[0][0].text
 
 
+def test_terms_of_a_mapping_go_before_those_of_a_file(translator, write):
+    terms = {"monday": "Sonntag", "monday evening": "am Abend"}
+    path = write("Monday\tDienstag\tmonday\nred\trot\nevening red\tAbendrot")
+    step = Glossary(path, terms, source="en", target="de")
+    [segment], _ = step.before(Segment(1, "monday evening red Monday monday"))
+    assert [each.text for each in segment.required] == ["am Abend", "rot", "Dienstag", "Sonntag"]
+    assert "Sonntag" in translator.translate("on Monday", glossary={"Monday": "Sonntag"})
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"dog": "Hund", "cat": " "}, 'glossary, term 2 has an empty translation of "cat": add'),
+        ({" ": "Hund"}, "glossary, term 1 has no source term: add one"),
+        ({"x": "y" * 300}, "glossary, term 1 has a term of more than 200 characters"),
+        ({"a  b": "A", "a b": "B"}, 'glossary, term 2: "a b" has the translation "B", but "A" in'),
+    ],
+)
+def test_a_wrong_term_of_a_mapping_is_named(translator, terms, message):
+    with pytest.raises(DataError, match=message):
+        translator.translate("dog", glossary=terms)
+
+
+def test_a_mapping_has_text_and_an_empty_one_changes_nothing(translator):
+    for terms in ({"dog": 3}, {3: "dog"}):
+        with pytest.raises(UsageError, match=r"glossary.* is 3, but must be text"):
+            translator.translate("dog", glossary=terms)
+    assert translator.translate(LINES, glossary={}) == translator.translate(LINES)
+
+
 def test_a_missing_file_is_a_mistake_and_its_content_decides_the_output(translator, write):
     with pytest.raises(UsageError, match="nowhere does not exist"):
         translator.search(LINES, glossary="nowhere")
-    steps = [Glossary.of(write(text), SearchConfig(), None) for text in ("a\tb", "a\tc", "a\tb")]
+    steps = [
+        Glossary.of(write(text), {}, SearchConfig(), None) for text in ("a\tb", "a\tc", "a\tb")
+    ]
     assert steps[0].settings == steps[2].settings != steps[1].settings
 
 

@@ -1,7 +1,7 @@
 """Finding terms in a text: whole words, or any characters of scripts without spaces."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import regex
@@ -63,19 +63,24 @@ class Finder(Generic[ValueT]):
             sizes[text[0]].add(len(text))
         self._sizes = {first: sorted(each, reverse=True) for first, each in sizes.items()}
 
+    def values(self) -> Iterator[ValueT]:
+        """Yield the values of what is found."""
+        yield from self._values.values()
+        yield from (pattern.value for pattern in self._patterns)
+
     def find(self, text: str) -> list[Found[ValueT]]:
         """Return what is in a text, in its order; none overlap.
 
         Raises:
             DataError: A pattern takes too long.
         """
+        return apart(self.find_all(text))
+
+    def find_all(self, text: str) -> list[Found[ValueT]]:
+        """Return all that is in a text, the longest first; raises as `find`."""
         places = edges(text)
         found = [*self._texts(text, places), *self._matches(text, places)]
-        kept: list[Found[ValueT]] = []
-        for each in sorted(found, key=lambda each: (each.start - each.end, each.start)):
-            if all(each.end <= other.start or other.end <= each.start for other in kept):
-                kept.append(each)
-        return sorted(kept, key=lambda each: each.start)
+        return sorted(found, key=lambda each: (each.start - each.end, each.start))
 
     def _texts(self, text: str, places: set[int]) -> Iterator[Found[ValueT]]:
         starts = sentence_starts(text)
@@ -101,6 +106,15 @@ class Finder(Generic[ValueT]):
             for match in matches:
                 if match.end() > match.start() and places.issuperset(match.span()):
                     yield Found(match.start(), match.end(), pattern.value)
+
+
+def apart(found: Iterable[Found[ValueT]]) -> list[Found[ValueT]]:
+    """Return what overlaps nothing that is given before it, in the order of the text."""
+    kept: list[Found[ValueT]] = []
+    for each in found:
+        if all(each.end <= other.start or other.end <= each.start for other in kept):
+            kept.append(each)
+    return sorted(kept, key=lambda each: each.start)
 
 
 def sentence_starts(text: str) -> set[int]:

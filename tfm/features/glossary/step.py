@@ -1,10 +1,12 @@
 """The step that requires the translations of a glossary in outputs."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -12,8 +14,8 @@ from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.data.languages import target_language
 from tfm.data.tags import split_tag
 from tfm.errors import DataError, UsageError
-from tfm.features.glossary.finding import Finder, capitalized
-from tfm.features.glossary.terms import Term, read_terms, targets_of
+from tfm.features.glossary.finding import Finder, apart, capitalized
+from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.steps import Output, RequiredText, Segment, Step
 from tfm.reporting import say
@@ -31,29 +33,47 @@ class Glossary(Step):
     """Finds terms in sources, requires their translations, and reports those that are missing.
 
     Args:
-        path: The glossary.
+        path: A file of terms; None without.
+        terms: Further source terms with their translations, which go before those of the file.
         source: Language code of the sources.
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
 
     Raises:
         UsageError: The file does not exist.
-        DataError: It is not a glossary.
+        DataError: It is not a glossary, or there is something wrong with a term.
     """
 
-    def __init__(self, path: Path, *, source: str, target: str, tags: Collection[str] = ()) -> None:
-        self._terms = read_terms(existing_file(path), source)
+    def __init__(
+        self,
+        path: Path | None = None,
+        terms: Mapping[str, str] = MappingProxyType({}),
+        *,
+        source: str,
+        target: str,
+        tags: Collection[str] = (),
+    ) -> None:
+        self._finders = [finder_of(terms, source)] if terms else []
+        self.settings: dict[str, Any] = {"terms": dict(terms)} if terms else {}
+        if path is not None:
+            self._finders.append(read_terms(existing_file(path), source))
+            self.settings |= {"glossary": sha256_of(path)[:_DIGITS]}
         self._target, self._tags = target, tags
-        self.settings = {"glossary": sha256_of(path)[:_DIGITS]}
         self._num_required = self._num_missing = 0
 
     @classmethod
-    def of(cls, path: Path, search: SearchConfig, info: ModelInfo | None) -> Self:
+    def of(
+        cls,
+        path: Path | None,
+        terms: Mapping[str, str],
+        search: SearchConfig,
+        info: ModelInfo | None,
+    ) -> Self:
         """Return the step for a model and its search.
 
         Raises:
             UsageError: The search cannot obey a glossary, or the model writes trees.
-            DataError: The file is not a glossary, or a term is banned.
+            DataError: The file is not a glossary, or a term is wrong or banned.
         """
         if search.search != "beam" or search.num_groups > 1:
             name = f"search {search.search}" if search.search != "beam" else "num_groups"
@@ -64,16 +84,18 @@ class Glossary(Step):
             )
         source, target = ("", "") if info is None else (info.source, info.target)
         target = target_language(target, search.tag)
-        step = cls(path, source=source, target=target, tags=() if info is None else info.tags)
+        tags = () if info is None else info.tags
+        step = cls(path, terms, source=source, target=target, tags=tags)
         if search.ban is not None:
-            _check_ban(path, Path(search.ban))
+            _check_ban(step._finders, Path(search.ban))
         return step
 
     @override
     def before(self, unit: Segment) -> tuple[Sequence[Segment], _State]:
         tag, text = split_tag(_normalize(unit.source), self._tags)
         language = target_language(self._target, tag) if tag else self._target
-        terms = [found.value for found in self._terms.find(text)]
+        found = apart(each for finder in self._finders for each in finder.find_all(text))
+        terms = [each.value for each in found]
         if not terms:
             return [unit], (unit, terms, language)
         letter = next(filter(str.isalpha, text), "")
@@ -125,9 +147,11 @@ def _missing(
     return tuple(missing) or None
 
 
-def _check_ban(path: Path, banned: Path) -> None:
+def _check_ban(finders: Iterable[Finder[Term]], banned: Path) -> None:
     """Raise DataError if a translation in a glossary contains banned text."""
-    finder = Finder({phrase: phrase for phrase in read_phrases(existing_file(banned))}, None)
-    for target, place in targets_of(path).items():
-        if found := finder.find(target):
-            raise DataError(f'{place}: "{target}" has "{found[0].value}", which {banned} bans')
+    banned_text = Finder({phrase: phrase for phrase in read_phrases(existing_file(banned))}, None)
+    for term in chain.from_iterable(finder.values() for finder in finders):
+        if found := banned_text.find(term.target):
+            raise DataError(
+                f'{term.place}: "{term.target}" has "{found[0].value}", which {banned} bans'
+            )
