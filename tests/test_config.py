@@ -248,6 +248,12 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
         (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 0}, "num_heads is 0, but must be at least 1"),
         (TrainingConfig, {"validation_beam": 0}, "validation_beam 0 computes none"),
+        (
+            TrainingConfig,
+            {"validation_beam": 0, "best_metric": "loss", "validation_tokenize": "zh"},
+            "validation_tokenize has no effect",
+        ),
+        (SearchConfig, {"mbr_tokenize": "zh"}, "mbr_tokenize zh has no effect without mbr bleu"),
         (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay has no effect on adam"),
         (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
         (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),

@@ -317,6 +317,7 @@ def train(
     average_last: int | None = ...,
     average: bool | None = ...,
     validation_beam: int | None = ...,
+    validation_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     log_steps: int | None = ...,
     tensorboard: bool | None = ...,
     license: StrPath | None = ...,
@@ -401,6 +402,7 @@ def train(
         average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
         validation_beam: Beam size for the validation score; 0 computes no score.
+        validation_tokenize: Tokenizer of BLEU in validation; auto depends on the target language.
         log_steps: Write a line to metrics.jsonl every N steps.
         tensorboard: Write event files for TensorBoard into the run folder, too (tensorboardX).
         license: License of the model, such as CC-BY-4.0, to record in its folders.
@@ -626,6 +628,7 @@ def generate(
     ban: StrPath | None = ...,
     n_best: int | None = ...,
     mbr: Literal['chrf', 'bleu'] | None = ...,
+    mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
     temperature: float | None = ...,
@@ -682,6 +685,7 @@ def generate(
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
         mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.
+        mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
         temperature: Sampling: divide logits by this; below 1 is less random.
@@ -721,7 +725,7 @@ def score(
     language: StrPath | None = ...,
     baseline: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
     lowercase: bool | None = ...,
-    tokenize: Literal['auto', '13a', 'intl', 'zh', 'char', 'none'] | None = ...,
+    tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     chrf_word_order: int | None = ...,
     normalize_punctuation: bool | None = ...,
     split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
@@ -823,6 +827,7 @@ def serve(
     min_length: int | None = ...,
     no_repeat_ngram: int | None = ...,
     ban: StrPath | None = ...,
+    mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
     shortlist: bool | None = ...,
@@ -867,6 +872,7 @@ def serve(
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
         ban: File of words and phrases, one per line, that no translation contains.
+        mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
         shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.

@@ -198,6 +198,10 @@ def _steps_of_model(
         yield Confidence(calibration)
     if search.mbr is not None:
         from tfm.features.mbr.step import MinimumBayesRisk
+        from tfm.metrics.tokenizers import load_tokenizer
 
-        are_samples, tokenizer = search.search == "sample", bleu_tokenizer(target)
+        if search.mbr_tokenize != "auto":
+            load_tokenizer(search.mbr_tokenize)  # reports what is missing before the search
+        are_samples = search.search == "sample"
+        tokenizer = bleu_tokenizer(target, search.mbr_tokenize)
         yield MinimumBayesRisk(utility=search.mbr, are_samples=are_samples, tokenizer=tokenizer)

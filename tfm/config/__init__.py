@@ -2,7 +2,6 @@
 
 from tfm.config.inference import (
     AverageConfig,
-    BleuTokenizer,
     InferenceConfig,
     InferenceDevice,
     InferencePrecision,
@@ -26,6 +25,7 @@ from tfm.config.text import BinarizeConfig, CleaningConfig, SubwordConfig, tag_p
 from tfm.config.training import (
     RUN_SETTINGS,
     BatchingConfig,
+    BleuTokenizer,
     DeviceName,
     Kernels,
     ModelPart,
@@ -33,5 +33,6 @@ from tfm.config.training import (
     Precision,
     RunConfig,
     Task,
+    TokenizerChoice,
     TrainingConfig,
 )

@@ -17,12 +17,10 @@ from tfm.config.schema import (
     settings_from,
 )
 from tfm.config.text import tag_problem
-from tfm.config.training import Kernels
+from tfm.config.training import Kernels, TokenizerChoice
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
-# The tokenizers of sacreBLEU that suit a language.
-BleuTokenizer = Literal["13a", "zh", "char"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 
@@ -89,6 +87,9 @@ class SearchConfig(Settings, section="search"):
     mbr: Literal["chrf", "bleu"] | None = setting(
         None,
         "Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.",
+    )
+    mbr_tokenize: TokenizerChoice = setting(
+        "auto", "With mbr bleu: the tokenizer of BLEU; auto depends on the target language."
     )
     num_groups: int = count(
         1, "Diverse beam search: number of groups that the beam is divided into.", most=1024
@@ -178,6 +179,8 @@ class SearchConfig(Settings, section="search"):
             yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"
         if self.mbr is not None and self.n_best == 1:
             yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
+        if self.mbr != "bleu" and self.mbr_tokenize != "auto":
+            yield f"mbr_tokenize {self.mbr_tokenize} has no effect without mbr bleu"
         if self.num_groups == 1 and "diversity_strength" in changed:
             yield "diversity_strength has no effect on a single group: set num_groups, too"
         if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
@@ -237,7 +240,7 @@ class ScoreConfig(Settings, section="score"):
     """Settings of metrics; the defaults are sacreBLEU's and the paper's."""
 
     lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
-    tokenize: Literal["auto", "13a", "intl", "zh", "char", "none"] = setting(
+    tokenize: TokenizerChoice = setting(
         "auto",
         "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, "
         "13a for others.",

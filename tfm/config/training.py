@@ -25,6 +25,11 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "plain"]
 ModelPart = Literal["encoder", "decoder", "embeddings"]
+# Tokenizers of sacreBLEU; "auto" chooses one of the first three by the language.
+BleuTokenizer = Literal[
+    "13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores101", "flores200", "none"
+]
+TokenizerChoice = Literal["auto", BleuTokenizer]
 
 _SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
 BestMetric = Annotated[
@@ -174,6 +179,9 @@ class TrainingConfig(Settings, section="training"):
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", limits=(0, 64)
     )
+    validation_tokenize: TokenizerChoice = setting(
+        "auto", "Tokenizer of BLEU in validation; auto depends on the target language."
+    )
     log_steps: int = count(50, "Write a line to metrics.jsonl every N steps.")
     tensorboard: bool = setting(
         False, "Write event files for TensorBoard into the run folder, too (tensorboardX)."
@@ -219,6 +227,8 @@ class TrainingConfig(Settings, section="training"):
                 f"best_metric is {self.best_metric}, but validation_beam 0 computes none: "
                 "raise validation_beam, or set best_metric to loss"
             )
+        if self.validation_tokenize != "auto" and not self.validation_beam:
+            yield "validation_tokenize has no effect with validation_beam 0: leave one out"
         names = [each.partition("=")[0] for each in self.also_valid]
         yield from (
             f"also_valid has two sets of the name {name}: rename one"

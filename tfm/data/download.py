@@ -100,7 +100,7 @@ def _check(path: Path, archive: Archive, recorded: str | None, *, verify: bool) 
             f"{expected[kind]}): remove it to have it downloaded again, replace it, or {acceptance}"
         )
     elif not (archive.has_checksum or is_recorded):
-        say(f"{archive.name}: the recipe has no checksum; its sha256 is {actual['sha256']}")
+        say(f"{archive.name}: no checksum of it is known; its sha256 is {actual['sha256']}")
     return FetchedFile(
         path=path,
         size=path.stat().st_size,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tfm.config import BleuTokenizer
+from tfm.config import BleuTokenizer, TokenizerChoice
 from tfm.data.tags import tagged_language
 from tfm.errors import UsageError, install_command
 
@@ -129,11 +129,14 @@ def target_language(target: str, tag: str | None) -> str:
     return closest(tagged_language(tag or ""), target.split("+")) or target
 
 
-def bleu_tokenizer(target: str) -> BleuTokenizer:
+def bleu_tokenizer(target: str, choice: TokenizerChoice = "auto") -> BleuTokenizer:
     """Return sacreBLEU's tokenizer for text in a language, or in any of several joined by +.
 
-    "zh" only divides Chinese, and suits German beside it; "char" divides everything.
+    "zh" only divides Chinese, and suits German beside it; "char" divides everything. A choice
+    other than "auto" is returned as it is. What is installed has no effect.
     """
+    if choice != "auto":
+        return choice
     scripts = {script_of(code) for code in target.split("+")}
     if scripts.intersection(_UNSPACED_SCRIPTS):
         return "char"

@@ -13,6 +13,7 @@ from sacrebleu.significance import PairedTest
 
 from tfm.config import ScoreConfig
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
+from tfm.metrics.tokenizers import load_tokenizer
 
 SacreName = Literal["bleu", "chrf", "ter"]
 
@@ -31,6 +32,8 @@ def sacrebleu_score(
     metric: Metric
     match name:
         case "bleu":
+            if config.tokenize != "auto":
+                load_tokenizer(config.tokenize)
             metric = BLEU(
                 lowercase=config.lowercase,
                 tokenize=config.tokenize,

@@ -38,8 +38,7 @@ def corpus_scores(
         texts["baseline"] = baseline = _composed(baseline)
     check_metrics(metrics)
     check_lengths(texts)
-    if config.tokenize == "auto":
-        config = replace(config, tokenize=bleu_tokenizer(language or ""))
+    config = replace(config, tokenize=bleu_tokenizer(language or "", config.tokenize))
 
     def score(name: MetricName) -> MetricScore:
         match name:

@@ -15,6 +15,7 @@ from tfm.data.text_files import unpacked_name
 from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
+from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 
@@ -80,6 +81,8 @@ def score(
     difference. Raises the errors of the command.
     """
     check_metrics(metrics or ())
+    if config.tokenize != "auto":
+        load_tokenizer(config.tokenize)
     if references:
         _choose_metrics(metrics, references[0])
     if metrics and "paper-bleu" in metrics and (language or references):

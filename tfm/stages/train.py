@@ -229,5 +229,6 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
         "from": info.run.from_model or "scratch",
         **settings,
         "training.seed": info.run.training.seed,
+        "training.validation_tokenize": info.run.training.validation_tokenize,
         "subword model": info.fingerprint[:8],
     }

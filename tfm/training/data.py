@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tfm.config import DeviceName, Precision, RunConfig, TransformerConfig, suitable_arch
+from tfm.config import (
+    DeviceName,
+    Precision,
+    RunConfig,
+    TokenizerChoice,
+    TransformerConfig,
+    suitable_arch,
+)
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.languages import bleu_tokenizer
 from tfm.data.manifest import BINARIZE, SPLITS, Manifest
@@ -19,6 +26,7 @@ from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
+from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 
 
@@ -89,6 +97,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             f"{data_dir} has separate vocabularies, but three-way tied embeddings need a joint "
             "one: use --tied-embeddings two-way, or learn a joint vocabulary"
         )
+    _check_tokenizer(manifest, run.training.validation_tokenize)
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes, index=index)
     if not len(train):
@@ -130,10 +139,18 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             search=manifest.settings("search"),
             normalization=manifest.normalization,
             tags=manifest.tags(),
-            bleu_tokenizer=bleu_tokenizer(manifest.target),
+            bleu_tokenizer=bleu_tokenizer(manifest.target, run.training.validation_tokenize),
         ),
         checksum=index.checksum("train"),
     )
+
+
+def _check_tokenizer(manifest: Manifest, choice: TokenizerChoice) -> None:
+    """Raise an error unless the tokenizer for validation is installed, and of use."""
+    if choice != "auto" and manifest.task == "parsing":
+        raise UsageError("validation_tokenize has no effect on a parser: leave it out")
+    if choice != "auto":
+        load_tokenizer(choice)
 
 
 def num_first_parts(dataset: ParallelDataset) -> int:

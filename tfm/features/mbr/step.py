@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from tfm.config import BleuTokenizer
 from tfm.inference.steps import Output, Step
+from tfm.metrics.tokenizers import load_tokenizer
 
 UtilityName = Literal["chrf", "bleu"]
 Counts = Mapping[Hashable, int]
@@ -61,7 +62,7 @@ def _pairwise_bleu(texts: Sequence[str], tokenizer: BleuTokenizer) -> Matrix:
     from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
     from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
-    tokenize = BLEU(tokenize=tokenizer).tokenizer
+    tokenize = load_tokenizer(tokenizer)
     max_order = MAX_NGRAM_ORDER
     counted = [extract_all_word_ngrams(tokenize(text), 1, max_order) for text in texts]
     lengths = [length for _, length in counted]
