@@ -152,10 +152,19 @@ def test_every_flag_that_a_document_or_message_names_exists():
     }
     scripts = [path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py")]
     flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', "\n".join(scripts)))
-    # Flags of torchrun, pip, Docker, WSL, COMET, TensorBoard, sbatch and hf.
+    # Flags of torchrun, pip, Docker, WSL, pymarian, eole, TensorBoard, sbatch and hf.
     flags |= {"--help", "--nproc-per-node", "--extra-index-url"}
     flags |= {"--build-arg", "--install", "--ipc", "--model", "--quiet", "--logdir"}
-    flags |= {"--array", "--wrap", "--local-dir"}
+    flags |= {
+        "--array",
+        "--wrap",
+        "--local-dir",
+        "--stdin",
+        "--cpu-threads",
+        "--src",
+        "--tgt",
+        "--ref",
+    }
     examples = [*ROOT.glob("examples/*/README.md"), *ROOT.glob("examples/*/run.sh")]
     documents = (path for path in DOCUMENTS if path.is_relative_to(DOCS))
     sources = (ROOT / "tfm").rglob("*.py")

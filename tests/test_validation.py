@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from tfm.config import BatchingConfig, SearchConfig
 from tfm.data.batching import Batcher
 from tfm.device.compute import Compute
 from tfm.inference.engine import Engine
+from tfm.metrics.command import MetricCommand, MetricCommandError
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
 from tfm.training.data import open_data
@@ -24,7 +27,7 @@ from tfm.training.validation import Validator
 def validate(data_dir, tiny_run):
     """Validate an untrained model with a beam."""
 
-    def call(beam, check=lambda model, data: None, change=lambda data: None):
+    def call(beam, check=lambda model, data: None, change=lambda data: None, **fields):
         metric = "score" if beam else "loss"
         run = tiny_run(training={"validation_beam": beam, "best_metric": metric})
         data = open_data(data_dir, run)
@@ -37,6 +40,7 @@ def validate(data_dir, tiny_run):
             vocabulary=data.vocabulary,
             info=data.info,
             compute=Compute(torch.device("cpu"), torch.float32),
+            **fields,
         )
         validation = validator.validate(model)
         check(model, data)
@@ -58,6 +62,41 @@ def test_with_a_beam_bleu_comes_with_its_signature_but_a_line_shows_only_its_val
     assert "tok:13a" in validation.score.signature
     assert str(validation).endswith(f" · BLEU {validation.score.value:.2f}")
     assert validation.metrics["loss"] == validate(0).metrics["loss"]
+
+
+def test_a_program_scores_the_outputs_with_their_sources_and_references(validate):
+    # Prints the length of the source, or fails for another number of columns.
+    columns = "(line[:-1].split('\\t') for line in sys.stdin)"
+    code = f"import sys; [print(len(s), flush=True) for s, h, r in {columns}]"
+    sources = []
+    with MetricCommand(f'"{sys.executable}" -X utf8 -c "{code}"') as command:
+        validation = validate(
+            1, lambda _, data: sources.extend(data.valid.sources), command=command
+        )
+    mean = sum(map(len, sources)) / len(sources)
+    assert validation.metrics["command"] == pytest.approx(mean)
+    assert str(validation).endswith(f" · command {mean:.4g}")
+
+
+def test_a_program_that_fails_costs_only_its_score(validate, capsys):
+    with MetricCommand("echo 1; echo out of memory >&2; exit 3") as command:
+        validation = validate(1, command=command)
+    assert validation.metrics.keys() == {"loss", "perplexity", "bleu"}
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(
+        "warning: the metric command .* with exit code 3: out of memory; training", line
+    )
+
+
+def test_a_signal_ends_the_wait_for_a_program(validate):
+    requests = []
+
+    def interrupt(num_scored):
+        requests.append(num_scored)
+        raise MetricCommandError("interrupted")
+
+    with MetricCommand("sleep 60", waiting=interrupt) as command:
+        assert validate(1, command=command, should_stop=lambda: bool(requests)) is None
 
 
 def test_bleu_has_the_tokenizer_of_the_run(validate):

@@ -318,6 +318,7 @@ def train(
     average: bool | None = ...,
     validation_beam: int | None = ...,
     validation_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
+    metric_command: StrPath | None = ...,
     log_steps: int | None = ...,
     tensorboard: bool | None = ...,
     license: StrPath | None = ...,
@@ -397,12 +398,13 @@ def train(
         checkpoint_steps: Validate and save every N steps, instead of every N minutes.
         keep_last: Number of newest checkpoints to keep.
         keep_best: Number of best checkpoints to keep besides the newest.
-        best_metric: Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.
+        best_metric: Rank checkpoints by validation loss, score (BLEU, bracket F1) or metric_command, or NAME:score.
         also_valid: Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.
         average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
         validation_beam: Beam size for the validation score; 0 computes no score.
         validation_tokenize: Tokenizer of BLEU in validation; auto depends on the target language.
+        metric_command: Also validate by a program, which reads source, output, reference (TSV) and prints a number.
         log_steps: Write a line to metrics.jsonl every N steps.
         tensorboard: Write event files for TensorBoard into the run folder, too (tensorboardX).
         license: License of the model, such as CC-BY-4.0, to record in its folders.
@@ -627,7 +629,8 @@ def generate(
     no_repeat_ngram: int | None = ...,
     ban: StrPath | None = ...,
     n_best: int | None = ...,
-    mbr: Literal['chrf', 'bleu'] | None = ...,
+    mbr: Literal['chrf', 'bleu', 'command'] | None = ...,
+    metric_command: StrPath | None = ...,
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
@@ -684,7 +687,8 @@ def generate(
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
-        mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.
+        mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.
+        metric_command: With --mbr command: a program, which reads source and two candidates (TSV) and prints a number.
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
@@ -720,13 +724,15 @@ def score(
     hypotheses: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
     reference: StrPath | os.PathLike[str] | Iterable[str] | Sequence[str | os.PathLike[str] | Iterable[str]] | None = ...,
     *,
-    metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1']] | None = ...,
+    metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command']] | None = ...,
     paper: bool | None = ...,
     language: StrPath | None = ...,
     baseline: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
+    source: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
     lowercase: bool | None = ...,
     tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     chrf_word_order: int | None = ...,
+    metric_command: StrPath | None = ...,
     normalize_punctuation: bool | None = ...,
     split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
     bootstrap_samples: int | None = ...,
@@ -747,9 +753,12 @@ def score(
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
+        source: File of the source text, for --metric-command (default: the text of the last tfm
+            generate for this reference).
         lowercase: Ignore case; TER always ignores it.
         tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
         chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
+        metric_command: Also score by a program, which reads source, translation, reference (TSV) and prints a number.
         normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
         split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
         bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.

@@ -198,10 +198,14 @@ def _steps_of_model(
         yield Confidence(calibration)
     if search.mbr is not None:
         from tfm.features.mbr.step import MinimumBayesRisk
+        from tfm.metrics.command import MetricCommand
         from tfm.metrics.tokenizers import load_tokenizer
 
         if search.mbr_tokenize != "auto":
             load_tokenizer(search.mbr_tokenize)  # reports what is missing before the search
-        are_samples = search.search == "sample"
-        tokenizer = bleu_tokenizer(target, search.mbr_tokenize)
-        yield MinimumBayesRisk(utility=search.mbr, are_samples=are_samples, tokenizer=tokenizer)
+        command = search.metric_command
+        yield MinimumBayesRisk(
+            utility=MetricCommand(command or "") if search.mbr == "command" else search.mbr,
+            are_samples=search.search == "sample",
+            tokenizer=bleu_tokenizer(target, search.mbr_tokenize),
+        )

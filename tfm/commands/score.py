@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Text = str | os.PathLike[str] | Iterable[str]  # a file, or its lines
 
-_BOOTSTRAPPED: tuple[MetricName, ...] = ("bleu", "paper-bleu", "chrf", "ter")
+_BOOTSTRAPPED: tuple[MetricName, ...] = ("bleu", "paper-bleu", "chrf", "ter", "command")
 # The metrics that each setting affects.
 _AFFECTED_METRICS: Mapping[str, tuple[MetricName, ...]] = {
     "language": ("bleu", "paper-bleu"),
@@ -26,6 +26,7 @@ _AFFECTED_METRICS: Mapping[str, tuple[MetricName, ...]] = {
     "normalize_punctuation": ("paper-bleu",),
     "split_compounds": ("paper-bleu",),
     "chrf_word_order": ("chrf",),
+    "metric_command": ("command",),
     "bootstrap_samples": _BOOTSTRAPPED,
     "bootstrap_seed": _BOOTSTRAPPED,
 }
@@ -43,6 +44,7 @@ def score(
     paper: bool = False,
     language: Annotated[str | None, Flag("CODE")] = None,
     baseline: Annotated[Text | None, Flag(kind=Path | None)] = None,
+    source: Annotated[Text | None, Flag(kind=Path | None)] = None,
     **settings: Any,
 ) -> "ScoreResult":
     """Score translations; each score has a signature of its settings.
@@ -60,6 +62,8 @@ def score(
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
+        source: File of the source text, for --metric-command (default: the text of the last tfm
+            generate for this reference).
         **settings: Settings of [score].
 
     Raises:
@@ -77,6 +81,8 @@ def score(
         paper=paper,
         has_baseline=baseline is not None,
     )
+    if source is not None and "command" not in (metrics or ()):
+        raise UsageError("--source only affects the scores of a program: add --metric-command")
     is_file = hypotheses is None or isinstance(hypotheses, str | os.PathLike)
     text = None if hypotheses is None else _text("hypotheses", hypotheses, existing_file_or_stream)
     from tfm.stages import score as stage
@@ -88,6 +94,7 @@ def score(
         config=settings_from(ScoreConfig, given),
         baseline=None if baseline is None else _text("baseline", baseline),
         language=language,
+        source=None if source is None else _text("source", source),
         runs_dir=RUNS_ROOT,
     )
 
@@ -105,6 +112,10 @@ def _requested_metrics(
     metrics: list[MetricName] = list(names) or ["bleu", "chrf"]
     if paper:
         metrics = ["bleu", "paper-bleu", *metrics]
+    if "metric_command" in settings:
+        metrics.append("command")
+    elif "command" in metrics:
+        raise UsageError("--metric command needs a program: give --metric-command COMMAND instead")
     for name in settings:
         affected = _AFFECTED_METRICS[name]
         if not set(affected) & set(metrics):

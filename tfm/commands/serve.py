@@ -14,6 +14,7 @@ _OF_REQUESTS = ("n_best", "tag", "format", "document", "align", "align_reverse")
 _OF_OTHER_SEARCHES = (
     "search",
     "mbr",
+    "metric_command",
     "temperature",
     "top_k",
     "top_p",

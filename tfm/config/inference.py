@@ -17,7 +17,7 @@ from tfm.config.schema import (
     settings_from,
 )
 from tfm.config.text import tag_problem
-from tfm.config.training import Kernels, TokenizerChoice
+from tfm.config.training import Command, Kernels, TokenizerChoice
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
@@ -40,6 +40,7 @@ class SearchConfig(Settings, section="search"):
         "seed": ("sample",),
         "node_limit": ("exact",),
         "mbr": ("beam", "sample"),
+        "metric_command": ("beam", "sample"),
     }
     # The settings with an effect on forced decoding.
     _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
@@ -84,9 +85,15 @@ class SearchConfig(Settings, section="search"):
     n_best: int = count(
         1, "Number of translations per sentence, best first.", most=1024, common=True
     )
-    mbr: Literal["chrf", "bleu"] | None = setting(
+    mbr: Literal["chrf", "bleu", "command"] | None = setting(
         None,
-        "Minimum Bayes risk: of n_best candidates, choose the most similar to all by chrF or BLEU.",
+        "Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.",
+    )
+    metric_command: Command | None = setting(
+        None,
+        "With --mbr command: a program, which reads source and two candidates "
+        "(TSV) and prints a number.",
+        metavar="COMMAND",
     )
     mbr_tokenize: TokenizerChoice = setting(
         "auto", "With mbr bleu: the tokenizer of BLEU; auto depends on the target language."
@@ -181,6 +188,8 @@ class SearchConfig(Settings, section="search"):
             yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
         if self.mbr != "bleu" and self.mbr_tokenize != "auto":
             yield f"mbr_tokenize {self.mbr_tokenize} has no effect without mbr bleu"
+        if (self.mbr == "command") != (self.metric_command is not None):
+            yield "mbr command and metric_command need each other: give both"
         if self.num_groups == 1 and "diversity_strength" in changed:
             yield "diversity_strength has no effect on a single group: set num_groups, too"
         if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
@@ -247,6 +256,12 @@ class ScoreConfig(Settings, section="score"):
     )
     chrf_word_order: int = setting(
         0, "Longest word n-gram of chrF; 2 computes chrF++.", limits=(0, 4)
+    )
+    metric_command: Command | None = setting(
+        None,
+        "Also score by a program, which reads source, translation, reference "
+        "(TSV) and prints a number.",
+        metavar="COMMAND",
     )
     normalize_punctuation: bool = setting(
         True, "With --paper: first replace typographic quotes and dashes, as Moses does."

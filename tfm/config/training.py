@@ -33,7 +33,12 @@ TokenizerChoice = Literal["auto", BleuTokenizer]
 
 _SET_NAME = r"[A-Za-z][A-Za-z0-9_-]*"  # of a further validation set
 BestMetric = Annotated[
-    str, re.compile(rf"({_SET_NAME}:)?(loss|score)"), "loss, score, NAME:loss or NAME:score"
+    str,
+    re.compile(rf"({_SET_NAME}:)?(loss|score|command)"),
+    "loss, score or command, or NAME:loss and the like",
+]
+Command = Annotated[
+    str, re.compile(r"[^\n\0]*[^\s\0][^\n\0]*"), "a program with its arguments, on one line"
 ]
 License = Annotated[
     str,
@@ -161,8 +166,9 @@ class TrainingConfig(Settings, section="training"):
     )
     best_metric: BestMetric = setting(
         "score",
-        "Rank checkpoints by validation loss or score (BLEU, bracket F1), or by NAME:score.",
-        metavar="[NAME:]loss|score",
+        "Rank checkpoints by validation loss, score (BLEU, bracket F1) or "
+        "metric_command, or NAME:score.",
+        metavar="[NAME:]loss|score|command",
     )
     also_valid: tuple[AlsoValid, ...] = setting(
         (),
@@ -181,6 +187,12 @@ class TrainingConfig(Settings, section="training"):
     )
     validation_tokenize: TokenizerChoice = setting(
         "auto", "Tokenizer of BLEU in validation; auto depends on the target language."
+    )
+    metric_command: Command | None = setting(
+        None,
+        "Also validate by a program, which reads source, output, reference "
+        "(TSV) and prints a number.",
+        metavar="COMMAND",
     )
     log_steps: int = count(50, "Write a line to metrics.jsonl every N steps.")
     tensorboard: bool = setting(
@@ -222,13 +234,18 @@ class TrainingConfig(Settings, section="training"):
     threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
 
     def _conflicts(self) -> Iterator[str]:
-        if self.best_metric.endswith("score") and not self.validation_beam:
+        if self.best_metric.endswith(("score", "command")) and not self.validation_beam:
             yield (
                 f"best_metric is {self.best_metric}, but validation_beam 0 computes none: "
                 "raise validation_beam, or set best_metric to loss"
             )
         if self.validation_tokenize != "auto" and not self.validation_beam:
             yield "validation_tokenize has no effect with validation_beam 0: leave one out"
+        if self.metric_command is not None:
+            if not self.validation_beam:
+                yield "metric_command has no effect without translations: raise validation_beam"
+        elif self.best_metric.endswith("command"):
+            yield f"best_metric is {self.best_metric}: add --metric-command"
         names = [each.partition("=")[0] for each in self.also_valid]
         yield from (
             f"also_valid has two sets of the name {name}: rename one"

@@ -128,10 +128,11 @@ class ModelInfo:
     def quality(self, metric: str) -> float | None:
         """Return its validation score or negated loss; None if it was not measured.
 
-        The metric is "loss" or "score", or belongs to a further validation set: "NAME:loss".
+        The metric is "loss", "score" or "command", or belongs to a further validation set:
+        "NAME:loss".
         """
         prefix, colon, kind = metric.rpartition(":")
-        name, sign = (SCORES[self.task], 1) if kind == "score" else ("loss", -1)
+        name, sign = (SCORES[self.task] if kind == "score" else kind), (-1 if kind == "loss" else 1)
         figure = self.metrics.get(f"{prefix}{colon}{name}")
         return None if figure is None or math.isnan(figure) else sign * figure
 

@@ -50,7 +50,7 @@ class Output:
         proven: Whether exact search proved that no text scores better; None for other searches.
         confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples,
             ensembles and shortlists, None.
-        utility: Mean chrF or BLEU to all candidates, if it was chosen by that (`mbr`).
+        utility: Mean similarity to all candidates, such as chrF, if it was chosen by that (`mbr`).
         alignment: Links of source and target words, counted from 0, if they were requested.
         vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
             for the whole vocabulary.

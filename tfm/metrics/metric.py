@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-MetricName = Literal["bleu", "paper-bleu", "chrf", "ter", "exact", "bracket-f1"]
+MetricName = Literal["bleu", "paper-bleu", "chrf", "ter", "exact", "bracket-f1", "command"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class MetricScore:
     """The score of a metric, with the signature that makes it reproducible."""
 
     name: MetricName
-    label: str  # to print: "BLEU", "chrF2", "chrF2++", "TER", …
-    value: float  # 0 to 100; TER may be higher, and lower is better
+    label: str  # to print: "BLEU", "chrF2", "chrF2++", "TER", …, or a program
+    value: float  # 0 to 100; TER may be higher, and lower is better; programs have other scales
     signature: str  # all settings that influence the score, in sacreBLEU's notation
     comparison: Comparison | None = None
     details: Mapping[str, float] = field(default_factory=dict)  # such as precision and recall

@@ -5,17 +5,20 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
+from typing_extensions import override
 
 from tfm.config import ScoreConfig
+from tfm.errors import UsageError
+from tfm.metrics.command import MetricCommand, ScoredText
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
 from tfm.metrics.tokenizers import load_tokenizer
 
-SacreName = Literal["bleu", "chrf", "ter"]
+SacreName = Literal["bleu", "chrf", "ter", "command"]
 
 _SEED_VARIABLE = "SACREBLEU_SEED"
 
@@ -27,6 +30,7 @@ def sacrebleu_score(
     config: ScoreConfig,
     *,
     baseline: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
 ) -> MetricScore:
     """Score detokenized text as `tfm.metrics.scores.corpus_scores` does."""
     metric: Metric
@@ -46,6 +50,8 @@ def sacrebleu_score(
             )
         case "ter":
             metric = TER(references=references)
+        case "command":
+            metric = _CommandMetric(config.metric_command or "", sources, references)
     return score_metric(metric, hypotheses, config, name=name, baseline=baseline)
 
 
@@ -56,6 +62,55 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
         float(metric.sentence_score(hypothesis, [reference]).score)
         for hypothesis, reference in zip(hypotheses, references, strict=True)
     ]
+
+
+class _CommandSignature(Signature):
+    def __init__(self, args: dict[str, Any]) -> None:
+        super().__init__(args)
+        self.info |= {"source": args["has_sources"], "command": args["command"]}
+
+
+class _CommandMetric(Metric):
+    """The mean of the numbers that a program prints, which sacreBLEU can resample."""
+
+    _SIGNATURE_TYPE = _CommandSignature
+
+    def __init__(
+        self, command: str, sources: Sequence[str] | None, references: Sequence[Sequence[str]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if len(references) != 1:
+            raise UsageError("a metric command takes one reference: leave out the others")
+        [self._references] = references
+        self._sources = sources or [""] * len(self._references)
+        self.command, self.has_sources, self.num_refs = command, sources is not None, 1
+
+    @override
+    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: object) -> Any:
+        texts = [*map(ScoredText, self._sources, hypotheses, self._references)]
+        with MetricCommand(self.command) as command:
+            return [[value, 1.0] for value in command.scores(texts, is_last=True)]
+
+    @override
+    def _aggregate_and_compute(self, stats: list[list[float]]) -> Score:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    @override
+    def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
+        total, number = stats
+        return Score(self.command.split()[0], float(total / number))
+
+    @override
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent
+
+    @override
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    @override
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
+        raise NotImplementedError  # the program scores all segments together
 
 
 def score_metric(

@@ -19,34 +19,41 @@ def corpus_scores(
     *,
     baseline: Sequence[str] | None = None,
     language: str | None = None,
+    sources: Sequence[str] | None = None,
 ) -> list[MetricScore]:
     """Score detokenized translations, or trees for "bracket-f1", one per segment.
 
     Unicode is composed (NFC) in all of them, so that both forms of a letter are equal. There may be
     several lists of references. With a baseline (other translations of the same segments), the
     difference to it is tested. `language` is the language of the translations, which chooses the
-    tokenizer of BLEU and of "paper-bleu". Duplicate metrics are computed once.
+    tokenizer of BLEU and of "paper-bleu". `sources` are for the metric "command". Duplicate metrics
+    are computed once.
 
     Raises:
         DataError: The lists are empty, or differ in length.
         UsageError: A metric does not exist, or does not support the language.
+        MetricCommandError: The metric "command" fails.
     """
     hypotheses, references = _composed(hypotheses), [*map(_composed, references)]
     texts = {"hypotheses": hypotheses}
     texts |= {f"reference {number}": lines for number, lines in enumerate(references, start=1)}
     if baseline is not None:
         texts["baseline"] = baseline = _composed(baseline)
+    if sources is not None:
+        texts["sources"] = sources
     check_metrics(metrics)
     check_lengths(texts)
     config = replace(config, tokenize=bleu_tokenizer(language or "", config.tokenize))
 
     def score(name: MetricName) -> MetricScore:
         match name:
-            case "bleu" | "chrf" | "ter":
+            case "bleu" | "chrf" | "ter" | "command":
                 # Imported late: tfm generate imports this module, but needs no sacreBLEU.
                 from tfm.metrics.sacre import sacrebleu_score
 
-                return sacrebleu_score(name, hypotheses, references, config, baseline=baseline)
+                return sacrebleu_score(
+                    name, hypotheses, references, config, baseline=baseline, sources=sources
+                )
             case "exact":
                 return _exact_score(hypotheses, references, config, baseline=baseline)
             case "bracket-f1":

@@ -71,14 +71,16 @@ def score(
     config: ScoreConfig,
     baseline: Text | None = None,
     language: str | None = None,
+    source: Text | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
     """Score a file or a list of translations, or standard input, against one or more references.
 
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
-    there with the first reference, or else its suffix. A baseline is tested for a significant
-    difference. Raises the errors of the command.
+    there with the first reference, or else its suffix; for a metric command, the source that is
+    recorded with the first reference. A baseline is tested for a significant difference. Raises the
+    errors of the command.
     """
     check_metrics(metrics or ())
     if config.tokenize != "auto":
@@ -102,6 +104,10 @@ def score(
     if baseline is not None:
         compared = _name_of(baseline, "baseline")
         texts[compared] = read_lines(baseline, compared)
+    source = source or _source_of(references[0], runs_dir)
+    if source is not None and metrics and "command" in metrics:
+        source_name = _name_of(source, "source")
+        texts[source_name] = read_lines(source, source_name)
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, references[0])
     _handle_byte_order_marks(texts, chosen_metrics)
@@ -116,6 +122,7 @@ def score(
         config,
         baseline=None if baseline is None else texts[compared],
         language=language,
+        sources=None if source is None else texts.get(_name_of(source, "source")),
     )
     return ScoreResult(
         scores=scores,
@@ -242,9 +249,23 @@ def _language_of(reference: Text, runs_dir: Path) -> str:
     """
     if not isinstance(reference, Path):
         return ""
-    with suppress(DataError, OSError):
-        record = _last_generation(runs_dir / LAST_GENERATION)
-        if record.reference is not None and is_same_file(reference, Path(record.reference)):
-            return record.language
+    if (record := _generation_for(reference, runs_dir)) is not None:
+        return record.language
     suffixes = [suffix[1:] for suffix in reversed(Path(unpacked_name(reference.name)).suffixes)]
     return next((each for each in suffixes if name_of(each) != each), (suffixes or [""])[0])
+
+
+def _source_of(reference: Text, runs_dir: Path) -> Path | None:
+    """Return the text that `tfm generate` translated last, if this is its reference."""
+    record = _generation_for(reference, runs_dir)
+    path = None if record is None else Path(record.source)
+    return path if path is not None and path.is_file() else None
+
+
+def _generation_for(reference: Text, runs_dir: Path) -> LastGeneration | None:
+    """Return the record of the last generation, if this is the reference of its text."""
+    with suppress(DataError, OSError):
+        record = _last_generation(runs_dir / LAST_GENERATION)
+        if record.reference is not None and _is_same(reference, Path(record.reference)):
+            return record
+    return None

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -30,6 +30,7 @@ from tfm.folders.model_folder import STATE, ModelFolder
 from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.folders.tensor_file import record_from
 from tfm.inference.steps import Step
+from tfm.metrics.command import MetricCommand, MetricCommandError
 from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
 from tfm.reporting import Progress, format_number, say
@@ -109,13 +110,24 @@ class TrainingRun:
             tensorboard=self._run.training.tensorboard,
         )
         self.metrics: dict[str, float] = {}
+        command = self._run.training.metric_command
+        self._metric_command = (
+            None if command is None else MetricCommand(command, waiting=self._await_command)
+        )
         if checkpoint is not None:
             self._resume(checkpoint)
+
+    def _await_command(self, num_scored: int) -> None:
+        """Report that the metric command works; end it after a signal."""
+        self.heartbeat(f"scoring by the metric command, {num_scored:,} lines so far")
+        if self.stop.received is not None:
+            raise MetricCommandError("the metric command was interrupted")
 
     def loop(self) -> None:
         """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
         interval = self._run.training.checkpoint_steps
-        with closing(self._saver), closing(self._record), self._new_bar() as self._bar:
+        command = self._metric_command or nullcontext()
+        with closing(self._saver), closing(self._record), command, self._new_bar() as self._bar:
             self._record.open(self.trainer.position.step)
             if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
                 self._record.write_texts(self.data.train.texts)
@@ -458,6 +470,7 @@ class TrainingRun:
             heartbeat=self.heartbeat,
             should_stop=lambda: self.stop.received is not None,
             steps=self.validation_steps,
+            command=self._metric_command,
         )
         validation = validator.validate(model)
         if validation is None:

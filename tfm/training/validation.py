@@ -17,10 +17,11 @@ from tfm.folders.model_info import SCORES, ModelInfo
 from tfm.inference.chain import Chain, by_length
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Step
+from tfm.metrics.command import MetricCommand, MetricCommandError, ScoredText
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
 from tfm.model.build import Model, evaluation_copy
-from tfm.reporting import format_number
+from tfm.reporting import format_number, say
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
@@ -43,6 +44,8 @@ class Validation:
         shown = f"loss {loss} (perplexity {format_number(self.metrics['perplexity'], decimals=2)})"
         if self.score is not None:
             shown += f" · {self.score.label} {self.score.value:.2f}"
+        if (value := self.metrics.get("command")) is not None:
+            shown += f" · command {value:.4g}"
         return shown
 
 
@@ -68,6 +71,7 @@ class Validator:
     heartbeat: Heartbeat = no_heartbeat
     should_stop: Callable[[], bool] = lambda: False
     steps: Sequence[Step] = ()  # around the search of translations
+    command: MetricCommand | None = None  # a further metric, which only the first process runs
 
     def validate(self, model: Model) -> Validation | None:
         """Validate a model with full weights, equal on all processes; None if interrupted."""
@@ -89,7 +93,30 @@ class Validator:
             ScoreConfig(tokenize=self.info.bleu_tokenizer),
         )
         metrics[SCORES[self.info.task]] = score.value
+        if self.command is not None:
+            if (measured := self._run(self.command, outputs)) is None:
+                return None
+            metrics |= measured
         return Validation(metrics=metrics, score=score, text_losses=text_losses)
+
+    def _run(self, command: MetricCommand, outputs: list[str]) -> dict[str, float] | None:
+        """Return the mean score that a program gives to outputs; None if interrupted.
+
+        It is equal on all processes, and missing, with a warning, if the program fails.
+        """
+        measured: dict[str, float] | None = {}
+        if self.group.world.is_first:
+            texts = [*map(ScoredText, self.split.sources, outputs, self.split.references)]
+            try:
+                measured = {"command": sum(command.scores(texts)) / len(texts)}
+            except MetricCommandError as error:
+                if self.should_stop():
+                    measured = None
+                else:
+                    say(f"warning: {error}; training continues without this score")
+        self.heartbeat("waiting for the metric command", waits=True)
+        result: dict[str, float] | None = self.group.gather(measured)[0]
+        return result
 
     def _losses(self, model: Model) -> list[float] | None:
         """Return the loss of the split, and of a sample of each training text if several.

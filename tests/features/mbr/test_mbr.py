@@ -1,5 +1,7 @@
 """Minimum Bayes risk decoding."""
 
+import sys
+
 import pytest
 
 from tfm.commands.translator import Translator
@@ -7,6 +9,7 @@ from tfm.config import SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.features.mbr.step import MinimumBayesRisk, pairwise_utilities
 from tfm.inference.steps import Output
+from tfm.metrics.command import MetricCommand
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
 
@@ -55,6 +58,28 @@ def test_of_equally_useful_candidates_the_first_is_chosen():
     assert most_useful(translations("", ""), "bleu", are_samples=True).utility == 100
 
 
+def test_a_program_compares_the_candidates_given_the_source():
+    # Prints the number of characters that the candidate has in common with source and reference.
+    texts, source = ["abcd", "abx", "bcd"], "abc"
+    columns = "(line[:-1].split('\\t') for line in sys.stdin)"
+    code = f"[print(len(set(s) & set(h) & set(r))) for s, h, r in {columns}]"
+    with MetricCommand(f'"{sys.executable}" -u -c "import sys; {code}"') as command:
+        utilities = pairwise_utilities(texts, command, source=source)
+        chosen = MinimumBayesRisk(utility=command, are_samples=True).most_useful(
+            translations(*texts), source
+        )
+    assert utilities.tolist() == [[3, 2, 2], [2, 2, 1], [2, 1, 2]]
+    assert (chosen.text, chosen.utility) == ("abcd", pytest.approx(7 / 3))
+
+
+def test_a_search_uses_a_program(translator):
+    line_length = f'"{sys.executable}" -u -c "import sys; [print(len(i)) for i in sys.stdin]"'
+    settings = {"n_best": 4, "max_extra_length": 5}
+    candidates = translator.search(LINES[:1], **settings)
+    chosen = translator.search(LINES[:1], **settings, mbr="command", metric_command=line_length)
+    assert chosen[0][0].text == max((each.text for each in candidates[0]), key=len)
+
+
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
 @pytest.mark.parametrize("search", [{"search": "sample"}, {"beam": 6}])
 def test_a_search_returns_one_of_its_candidates(translator, utility, search):
@@ -72,6 +97,9 @@ def test_a_search_returns_one_of_its_candidates(translator, utility, search):
     [
         ({"mbr": "chrf"}, "mbr chrf needs several candidates: set n_best"),
         ({"mbr": "ter", "n_best": 4}, "mbr"),
+        ({"mbr": "command", "n_best": 4}, "need each other"),
+        ({"mbr": "chrf", "n_best": 4, "metric_command": "m"}, "need each other"),
+        ({"mbr": "command", "n_best": 4, "metric_command": " "}, "metric_command"),
         ({"mbr": "chrf", "n_best": 2, "search": "exact"}, "no effect on search exact"),
     ],
 )

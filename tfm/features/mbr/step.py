@@ -8,17 +8,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
 from tfm.config import BleuTokenizer
-from tfm.inference.steps import Output, Step
+from tfm.inference.steps import Output, Segment, Step
+from tfm.metrics.command import MetricCommand, ScoredText
 from tfm.metrics.tokenizers import load_tokenizer
 
-UtilityName = Literal["chrf", "bleu"]
+Utility = Literal["chrf", "bleu"] | MetricCommand
 Counts = Mapping[Hashable, int]
 Matrix = npt.NDArray[np.float64]
 
@@ -26,14 +28,20 @@ _BLOCK_ELEMENTS = 1 << 22  # elements of the matrix of texts and n-grams that is
 
 
 def pairwise_utilities(
-    texts: Sequence[str], name: UtilityName, *, tokenizer: BleuTokenizer = "13a"
+    texts: Sequence[str], utility: Utility, *, tokenizer: BleuTokenizer = "13a", source: str = ""
 ) -> Matrix:
-    """Return the scores [N, N], from 0 to 100, of each text (row) with each as the reference."""
-    match name:
+    """Return the scores [N, N] of each text (row) with each as the reference.
+
+    They are from 0 to 100, or those of a program, which also gets the source.
+    """
+    match utility:
         case "chrf":
             return _pairwise_chrf(texts)
         case "bleu":
             return _pairwise_bleu(texts, tokenizer)
+        case command:
+            pairs = [ScoredText(source, one, other) for one, other in product(texts, repeat=2)]
+            return np.array(command.scores(pairs)).reshape(len(texts), len(texts))
 
 
 def _pairwise_chrf(texts: Sequence[str]) -> Matrix:
@@ -122,16 +130,19 @@ class MinimumBayesRisk(Step):
         tokenizer: The tokenizer of BLEU.
     """
 
-    utility: UtilityName
+    utility: Utility
     are_samples: bool
     tokenizer: BleuTokenizer = "13a"
 
     @override
-    def after(self, states: Sequence[Any], outputs: list[list[Output]]) -> list[list[Output]]:
-        return [[self.most_useful(candidates)] for candidates in outputs]
+    def after(self, states: Sequence[Segment], outputs: list[list[Output]]) -> list[list[Output]]:
+        return [
+            [self.most_useful(candidates, unit.source)]
+            for unit, candidates in zip(states, outputs, strict=True)
+        ]
 
-    def most_useful(self, candidates: Sequence[Output]) -> Output:
-        """Return the first candidate with the greatest expected utility.
+    def most_useful(self, candidates: Sequence[Output], source: str = "") -> Output:
+        """Return the first candidate with the greatest expected utility; `source` is for a program.
 
         The candidates are also the references of the expectation: samples count equally (Eikema &
         Aziz 2020, §4.3), translations of a beam by their probabilities (Kumar & Byrne 2004, §2.3).
@@ -142,9 +153,9 @@ class MinimumBayesRisk(Step):
             weight = 1.0 if self.are_samples else math.exp(each.log_prob - best_log_prob)
             weight_of[each.text] += weight
         texts, weights = list(weight_of), np.array(list(weight_of.values()))
-        if len(texts) == 1:
+        if len(texts) == 1 and not isinstance(self.utility, MetricCommand):
             return replace(candidates[0], utility=100.0)
-        utilities = pairwise_utilities(texts, self.utility, tokenizer=self.tokenizer)
+        utilities = pairwise_utilities(texts, self.utility, tokenizer=self.tokenizer, source=source)
         expected = (utilities * weights).sum(axis=1) / weights.sum()
         best = int(expected.argmax())
         chosen = next(each for each in candidates if each.text == texts[best])

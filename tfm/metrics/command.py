@@ -1,0 +1,179 @@
+"""Metrics of other programs, which read texts and print a number for each."""
+
+import contextlib
+import math
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import IO, NamedTuple, Self, cast
+
+from tfm.errors import TfmError
+
+_MAX_SILENCE = 600.0  # seconds without an answer: loading a large model takes minutes
+_TICK = 1.0  # seconds between two calls of `waiting`
+_MAX_QUOTED = 200  # characters of what a program printed
+
+
+class ScoredText(NamedTuple):
+    """A translation, with its source and what it is compared with; the source may be empty."""
+
+    source: str
+    hypothesis: str
+    reference: str
+
+
+class MetricCommandError(TfmError):
+    """A program that fails, is silent, or prints something else than a number for each line."""
+
+
+class MetricCommand:
+    """A program that scores texts: it reads a line of three columns, and prints a number.
+
+    The columns are source, hypothesis and reference in UTF-8, separated by tabs; tabs and line
+    breaks in a text become spaces. The program is started by the first call, and again after a
+    failure, by the system's shell; it ends with the context, or with this object.
+
+    Args:
+        command: The program with its arguments, as one types it.
+        waiting: Is called about once a second with the number of answers, such as a heartbeat.
+    """
+
+    def __init__(self, command: str, *, waiting: Callable[[int], None] = lambda _: None) -> None:
+        self.command = command
+        self._waiting = waiting
+        self._program: _Program | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def scores(self, texts: Sequence[ScoredText], *, is_last: bool = False) -> list[float]:
+        """Return the number that the program prints for each text.
+
+        Args:
+            texts: The texts, of which all are sent before the first answer is awaited.
+            is_last: Close the program's standard input after them: programs that answer when they
+                have read everything can only be used so.
+
+        Raises:
+            MetricCommandError: The program fails; it is ended.
+        """
+        program = self._program = self._program or _Program(self.command)
+        try:
+            sender = threading.Thread(target=program.send, args=(texts, is_last), daemon=True)
+            sender.start()
+            found = [self._next_score(program, number, len(texts)) for number in range(len(texts))]
+            sender.join()
+        except BaseException:
+            self.close()
+            raise
+        if is_last:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """End the program, if it runs."""
+        if self._program is not None:
+            self._program.end()
+        self._program = None
+
+    def _next_score(self, program: "_Program", number: int, total: int) -> float:
+        """Return the next number; `number` of `total` texts have one."""
+        answered = f"{number:,} of {total:,} lines"
+        for _ in range(math.ceil(_MAX_SILENCE / _TICK)):
+            self._waiting(number)
+            with contextlib.suppress(queue.Empty):
+                answer = program.answers.get(timeout=_TICK)
+                break
+        else:
+            raise self._failure(
+                f"has scored {answered}, and printed nothing for {_MAX_SILENCE / 60:.0f} minutes: "
+                "it must print each number at once (python -u, stdbuf -oL)"
+            )
+        if answer is None:
+            raise self._failure(f"ended after {answered}{program.reason()}")
+        text = answer.decode(errors="replace").strip()
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(text)):
+                return value
+        raise self._failure(
+            f'printed "{text[:_MAX_QUOTED]}" for line {number + 1:,}: it must print one number for '
+            "each line"
+        )
+
+    def _failure(self, what: str) -> MetricCommandError:
+        return MetricCommandError(f"the metric command {self.command} {what}")
+
+
+class _Program:
+    """A running program, with threads that send and receive lines."""
+
+    def __init__(self, command: str) -> None:
+        self.answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None is the end
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._process = subprocess.Popen(  # noqa: S602 - users type it
+            command,
+            shell=True,  # it may be a pipeline
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C is for tfm, which ends the program
+        )
+        self._stdin = cast("IO[bytes]", self._process.stdin)
+        # The thread does not hold this object, so that one that is no longer used is freed.
+        arguments = cast("IO[bytes]", self._process.stdout), self.answers
+        threading.Thread(target=_receive, args=arguments, daemon=True).start()
+
+    def send(self, texts: Sequence[ScoredText], is_last: bool) -> None:
+        """Send a line for each text, and the end of all texts."""
+        # If the program no longer reads, awaiting its answers tells why.
+        with contextlib.suppress(OSError, ValueError):
+            for text in texts:
+                columns = (_on_one_line(column).replace("\t", " ") for column in text)
+                self._stdin.write("\t".join(columns).encode(errors="replace") + b"\n")
+            self._stdin.flush()
+            if is_last:
+                self._stdin.close()
+
+    def reason(self) -> str:
+        """Return how the program, which has closed its output, ended, and its last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        reason = "" if code is None else f" with exit code {code}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{reason}: {last[-_MAX_QUOTED:]}" if last else reason
+
+    def end(self) -> None:
+        """Kill the program, with the programs that its shell has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        self._errors.close()
+
+
+def _receive(output: IO[bytes], answers: "queue.SimpleQueue[bytes | None]") -> None:
+    with output:
+        for line in output:
+            answers.put(line)
+    answers.put(None)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.splitlines())
