@@ -40,8 +40,9 @@ class Address(str):
         except error.HTTPError as refused:
             return refused.code, json.load(refused)
 
-    def upload(self, name, content):
-        parts = [f'name="{side}"\r\n\r\n{code}'.encode() for side, code in PAIR.items()]
+    def upload(self, name, content, **fields):
+        fields = {**PAIR, **fields}
+        parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
         parts.append(f'name="file"; filename="{name}"\r\n\r\n'.encode() + content)
         form = b"--x\r\nContent-Disposition: form-data; "
         body = b"".join(form + part + b"\r\n" for part in parts) + b"--x--\r\n"
@@ -108,4 +109,4 @@ def translation(text):
 
 
 def upper(lines, config):
-    return [[translation(line.upper())] * config.n_best for line in lines]
+    return [[translation(line.upper())] * config.search.n_best for line in lines]

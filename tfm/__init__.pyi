@@ -865,7 +865,7 @@ def serve(
         min_confidence: Return a text as it is if the confidence in one of its sentences is below X.
         cache: Keep the last sentences in memory, and do not translate them again.
         cors: Origin of web pages that may read answers, such as https://example.org; * for all.
-        max_characters: Maximum number of characters in all texts of a request.
+        max_characters: Maximum number of characters in all texts of a request, and in its glossary.
         max_body_bytes: Largest body of a request.
         max_requests: Maximum number of requests that wait or are translated; further requests are refused.
         max_connections: Maximum number of open connections; requests on further connections are refused.

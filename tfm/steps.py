@@ -11,6 +11,7 @@ from tfm.config import InferenceDevice, SearchConfig, Settings
 from tfm.config.schema import setting
 from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.errors import UsageError
+from tfm.reporting import say
 
 if TYPE_CHECKING:
     from tfm.features.align.step import Align
@@ -106,6 +107,7 @@ def steps_around(
     scores_given: bool = False,
     aligner: "Callable[[], Align] | None" = None,
     terms: Mapping[str, str] = MappingProxyType({}),
+    notify: Callable[[str], None] = say,
 ) -> "list[Step]":
     """Return the steps around a search, from the outermost to the innermost.
 
@@ -120,6 +122,7 @@ def steps_around(
         scores_given: Whether given targets are scored, instead of searched.
         aligner: Returns what aligns sentences with markup or protected text; a new one if None.
         terms: Source terms with their translations, which go before those of the glossary's file.
+        notify: Receives warnings that quote terms.
 
     Raises:
         UsageError: The models or the search do not suit a step.
@@ -153,7 +156,7 @@ def steps_around(
         from tfm.features.glossary.step import Glossary
 
         path = None if config.glossary is None else Path(config.glossary)
-        steps.append(Glossary.of(path, terms, search, info))
+        steps.append(Glossary.of(path, terms, search, info, notify))
     return [*steps, *_steps_of_model(search, info, target, models)]
 
 

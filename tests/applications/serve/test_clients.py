@@ -277,7 +277,7 @@ def assert_read(answer, expected):
 
 def capitals(lines, config):
     """Return different translations of lines, of which the best are their capital letters."""
-    marks = ["!" * rank for rank in range(config.n_best)]
+    marks = ["!" * rank for rank in range(config.search.n_best)]
     return [[translation(line.upper() + mark) for mark in marks] for line in lines]
 
 

@@ -36,7 +36,7 @@ from tfm.steps import StepsConfig
 pytest.importorskip("uvicorn")
 from servers import DEFAULT, PAIR, stand_in, translation, upper
 
-from tfm.applications.serve.queue import SentenceCache, TranslationQueue
+from tfm.applications.serve.queue import LineConfig, SentenceCache, TranslationQueue
 from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.commands.translator import Translator
 
@@ -275,6 +275,68 @@ def test_a_glossary_holds_for_all_requests(start, trained_run, tmp_path):
     for q in ("seven cars", "<p>seven <b>cars</b></p>"):
         fields = {"q": q, **PAIR, "format": "html" if "<" in q else "text"}
         assert "fünf" in address.post("/translate", fields)[1]["translatedText"]
+    fields = {"q": "seven cars\ntwo cars", **PAIR, "glossary": {"seven": "acht", "two": "neun"}}
+    eight, nine = address.post("/translate", fields)[1]["translatedText"].split("\n")
+    assert ("acht" in eight, "fünf" in eight, "neun" in nine) == (True, False, True)
+
+
+def test_a_glossary_of_a_request_holds_for_it_alone(address, capfd):
+    plain = {"q": "seven cars", **PAIR}
+    before = address.post("/translate", plain)
+    terms = {"seven": "fünf", "cars": "日本" * 60}  # too long for a translation
+    as_text = {**plain, "glossary": json.dumps(terms)}
+    form = parse.urlencode(as_text)
+    kind = "application/x-www-form-urlencoded"
+    for status, answer in (
+        address.post("/translate", {**plain, "glossary": terms}),
+        address.post("/translate", as_text),
+        address.send("/translate", form.encode(), kind),
+        address.send(f"/translate?{form}", b""),
+    ):
+        assert status == 200
+        assert "fünf" in answer["translatedText"]
+        assert answer["missingTerms"] == [["cars", terms["cars"]]]
+    _, explained = address.post("/explain", as_text)
+    assert all("fünf" in each["text"] for each in explained["translations"])
+    _, answer = address.upload("a.txt", b"seven cars", glossary=as_text["glossary"])
+    with request.urlopen(answer["translatedFileUrl"]) as file:
+        assert "fünf" in file.read().decode()
+    assert address.post("/translate", plain) == before
+    wrong = address.post("/translate", {**plain, "glossary": {"seven": ""}})
+    assert wrong[0] == 400
+    assert 'glossary, term 1 has an empty translation of "seven"' in wrong[1]["error"]
+    assert capfd.readouterr().err == ""  # texts of users are not logged
+
+
+def test_known_sentences_are_those_of_the_same_glossary_and_prefix(start):
+    translated = []
+
+    def translate(lines, config):
+        translated.append((config.terms, config.prefix))
+        return upper(lines, config)
+
+    address = start(stand_in(translate, cache=SentenceCache()))
+    for changes in ({}, {"glossary": {"a": "b"}}, {"glossary": {"a": "c"}}, {"prefix": "A"}) * 2:
+        address.post("/translate", {"q": "a", **PAIR, **changes})
+    assert translated == [((), ""), ((("a", "b"),), ""), ((("a", "c"),), ""), ((), "A")]
+
+
+def test_translations_continue_a_prefix(address):
+    fields = {"q": " seven cars", **PAIR, "prefix": "sieben ", "alternatives": 2}
+    _, answer = address.post("/translate", fields)
+    texts = [answer["translatedText"].strip(), *map(str.strip, answer["alternatives"])]
+    assert len(set(texts)) == 3
+    assert all(text.startswith("sieben ") for text in texts)
+    _, explained = address.post("/explain", fields)
+    assert [each["text"] for each in explained["translations"]][:3] == texts
+    for changes, message in (
+        ({"q": "seven cars\ntwo trees"}, "prefix is for a single sentence, but q has 2"),
+        ({"q": ["seven cars"]}, "prefix is for a single sentence of plain text"),
+        ({"format": "html"}, "prefix is for a single sentence of plain text"),
+        ({"prefix": "a " * 9000}, "allowed: shorten it"),
+    ):
+        status, answer = address.post("/translate", {**fields, **changes})
+        assert (status, message in answer["error"]) == (400, True)
 
 
 def test_html_keeps_its_tags(start, model):
@@ -403,6 +465,16 @@ def test_metrics_count_requests_and_lines(start):
         ({"alternatives": "9" * 5000}, 400, "alternatives must be a whole number"),
         ({"alternatives": True}, 400, "alternatives must be a whole number"),
         ({"alternatives": 4}, 400, "alternatives must be at most 3"),
+        ({"prefix": ["a"]}, 400, "prefix must be a text"),
+        ({"prefix": "a" * 101}, 413, "prefix has 101 characters"),
+        ({"prefix": "\udfff"}, 400, "prefix has half of a surrogate pair"),
+        ({"glossary": ["a", "b"]}, 400, "glossary must be an object of terms"),
+        ({"glossary": {"a": 1}}, 400, "glossary must be an object of terms"),
+        ({"glossary": "a=b"}, 400, "glossary must be an object of terms"),
+        ({"glossary": "[" * 99_999}, 400, "glossary must be an object of terms"),
+        ({"glossary": 7}, 400, "glossary must be an object of terms"),
+        ({"glossary": {"a" * 60: "b" * 60}}, 413, "glossary has 120 characters"),
+        ({"glossary": {"a": "\ud800"}}, 400, "glossary has half of a surrogate pair"),
     ],
 )
 def test_wrong_fields_are_refused(start, changes, status, pattern):
@@ -647,7 +719,7 @@ def test_requests_that_wait_are_translated_together():
     async def ask():
         queue = queue_of(translate)
         return await asyncio.gather(
-            *(queue.translate([f"{number}"], SearchConfig()) for number in range(10))
+            *(queue.translate([f"{number}"], LineConfig(SearchConfig())) for number in range(10))
         )
 
     found = asyncio.run(ask())
@@ -662,7 +734,7 @@ def test_a_long_text_does_not_delay_short_ones():
         queue = queue_of(upper)
 
         async def translate(name, num_lines, n_best=1):
-            await queue.translate([name] * num_lines, SearchConfig(n_best=n_best))
+            await queue.translate([name] * num_lines, LineConfig(SearchConfig(n_best=n_best)))
             finished.append((name, queue.num_batches))
 
         jobs = [("x", 100, 1), ("a", 1, 1), ("b", 2, 1), ("n-best", 1, 3)]
@@ -678,12 +750,15 @@ def test_no_request_starves():
 
     async def ask():
         queue = queue_of(upper)
-        long = asyncio.create_task(queue.translate(["x" * 20] * 3, SearchConfig()))
-        short = [asyncio.create_task(queue.translate(["a"], SearchConfig())) for _ in range(9)]
+        long = asyncio.create_task(queue.translate(["x" * 20] * 3, LineConfig(SearchConfig())))
+        short = [
+            asyncio.create_task(queue.translate(["a"], LineConfig(SearchConfig())))
+            for _ in range(9)
+        ]
         while not long.done():
             done = await short.pop(0)
             assert done[0][0].text == "A"
-            short.append(asyncio.create_task(queue.translate(["a"], SearchConfig())))
+            short.append(asyncio.create_task(queue.translate(["a"], LineConfig(SearchConfig()))))
         await asyncio.gather(*short)
         return queue.num_batches
 
@@ -698,7 +773,7 @@ def test_the_request_that_fails_fails_alone():
 
     async def ask():
         queue = queue_of(translate)
-        asked = (queue.translate([line], SearchConfig()) for line in ("a", "bad", "c"))
+        asked = (queue.translate([line], LineConfig(SearchConfig())) for line in ("a", "bad", "c"))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     a, bad, c = asyncio.run(ask())
@@ -738,7 +813,7 @@ def test_tags_choose_among_the_target_languages_of_a_model(start):
     model.info = SimpleNamespace(source="en+nl", target="de+fr")
     model.pairs = partial(ServedModel.pairs, model)
     model.queue = queue_of(
-        lambda lines, config: [[translation(config.tag + line)] for line in lines]
+        lambda lines, config: [[translation(config.search.tag + line)] for line in lines]
     )
     address = start(routes_of([model]))
     for source, target in product(["en", "nl"], ["de", "fr"]):

@@ -28,6 +28,7 @@ from tfm.applications.serve.requests import (
     file_of,
     language_of,
     read_fields,
+    terms_of,
     text_of,
 )
 from tfm.applications.serve.served_models import Route
@@ -108,7 +109,7 @@ class Service:
             if route is None:
                 raise self._unknown_pair(source, target)
             with route.model.queue.place():
-                work = route.translate([text], n_best=1)
+                work = route.translate([text], route.line_config())
                 [[output]] = await _answered(request, work, self._config.answer_seconds)
             answer = output.text if self._is_sure(output) else text
         except HTTPException as error:
@@ -126,7 +127,8 @@ class Service:
                     400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
                 )
             with route.model.queue.place():
-                work = route.translate(asked.texts, n_best=n_best, format=asked.format)
+                config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
+                work = route.translate(asked.texts, config, asked.format)
                 found = await _answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
@@ -142,6 +144,9 @@ class Service:
             answers["alternatives"] = [others for _, *others in texts]
         if detected is not None:
             answers["detectedLanguage"] = [detected for _ in texts]
+        missing_terms = [_missing_terms(best) for best, *_ in found]
+        if asked.terms or any(missing_terms):
+            answers["missingTerms"] = missing_terms
         if asked.wants_parts:
             answers["parts"] = [_parts(best) for best, *_ in found]
         if asked.is_list:
@@ -158,10 +163,12 @@ class Service:
         check_key(fields, self._key_digest)
         source, target = (language_of(fields, side, self._routes) for side in ("source", "target"))
         name, text_format, text = file_of(fields, self._config)
+        terms = terms_of(fields, self._config)
         route, _ = await self._find_route(source, target, text)
         if route is not None and text:
+            config = route.line_config(terms)
             with route.model.queue.place():
-                work = route.translate([text], n_best=1, format=text_format)
+                work = route.translate([text], config, text_format)
                 [[output]] = await _answered(request, work, self._config.answer_seconds)
             text = output.text if self._is_sure(output) else text
         stem, dot, ending = name.rpartition(".")
@@ -189,7 +196,8 @@ class Service:
             raise HTTPException(400, "q has no letters: send a sentence")
         sentence = sentences[0]
         with route.model.queue.place():
-            work = route.search_lines([sentence], n_best=n_best)
+            config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
+            work = route.search_lines([sentence], config)
             [found] = await _answered(request, work, self._config.answer_seconds)
             attention = route.attention(sentence, asked.translation or found[0].text)
             maps = await _answered(request, attention, self._config.answer_seconds)
@@ -323,6 +331,11 @@ def _confidence(translation: Output) -> float | None:
     """Return the lowest confidence of the sentences of a translation; None if none has one."""
     found = [part.confidence for _, part in translation.parts if part.confidence is not None]
     return round(min(found), 3) if found else None
+
+
+def _missing_terms(translation: Output) -> list[tuple[str, str]]:
+    """Return the terms of glossaries whose translations the sentences of a text lack."""
+    return [term for _, part in translation.parts for term in part.missing_terms or ()]
 
 
 def _untranslated(text: str) -> Output:

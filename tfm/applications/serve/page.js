@@ -1,4 +1,4 @@
-// The page of tfm serve: translates while one types, and explains a chosen sentence.
+// The page of tfm serve: translates while one types, and shows other translations from a word on.
 "use strict";
 
 const TYPING_PAUSE = 300;  // milliseconds without typing before a translation
@@ -9,6 +9,8 @@ const [input, output, from, to] = ["input", "output", "from", "to"].map(byId);
 
 // The lowest confidences, from 0 to 1, of their words: expected chrF of a calibrated model.
 const CONFIDENCES = [[0.65, "high"], [0.45, "medium"], [0, "low"]];
+
+const WORDS = new Intl.Segmenter(undefined, { granularity: "word" });
 
 let languages = [];
 let charLimit = Infinity;
@@ -21,7 +23,10 @@ let chosen = null;     // the word whose attention is shown: { side, index }
 async function post(kind, path, fields) {
   underway[kind]?.abort();
   const controller = underway[kind] = new AbortController();
-  const all = { ...fields, source: from.value, target: to.value, api_key: byId("key").value };
+  const all = {
+    ...fields, source: from.value, target: to.value, api_key: byId("key").value,
+    glossary: JSON.stringify(Object.fromEntries(glossary())),
+  };
   const body = fields.file ? new FormData() : JSON.stringify(all);
   if (fields.file) Object.entries(all).forEach(([name, value]) => body.append(name, value));
   const headers = fields.file ? {} : { "Content-Type": "application/json" };
@@ -70,14 +75,17 @@ async function translate() {
   const answer = await post("translate", "translate", { q: input.value, parts: true });
   output.lang = to.value.replace("_", "-");
   output.replaceChildren(...answer.parts.map(sentence));
+  focusable(output.querySelector(".word"));
   output.classList.remove("old");
   byId("copy").disabled = false;
   const seconds = ((performance.now() - started) / 1000).toFixed(1);
   const detected = answer.detectedLanguage;
   const language = detected ? `, from ${nameOf(detected.language)}` : "";
-  say(`Translated in ${seconds} s${language}. Choose a sentence to see other translations.`);
+  const missing = (answer.missingTerms ?? []).map(([term]) => ` “${term}” is not as in the glossary.`);
+  say(`Translated in ${seconds} s${language}. Choose a word to see other translations from there on.`
+    + missing.join(""));
   const sentences = output.querySelectorAll(".sentence");
-  if (sentences.length === 1) await explain(sentences[0]);
+  if (sentences.length === 1) await explain(sentences[0], null);
 }
 
 // Show the number of characters; return whether it is above the limit.
@@ -105,58 +113,94 @@ async function translateFile() {
   say(`${file.name} is translated; the translation is kept for ten minutes.`);
 }
 
-// A translated sentence, which can be chosen; or white space.
+// A translated sentence, whose words can be chosen; or white space.
 function sentence({ source, translation, is_sentence }) {
   if (!is_sentence) return document.createTextNode(translation);
-  const span = element("span", { className: "sentence", textContent: translation, tabIndex: 0 });
-  span.setAttribute("role", "button");
-  span.setAttribute("aria-pressed", "false");
+  const span = element("span", { className: "sentence" });
   span.dataset.source = source;
-  span.onclick = () => {
-    if (getSelection().isCollapsed) attempt(() => explain(span));
-  };
-  span.onkeydown = (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    attempt(() => explain(span));
-  };
+  fill(span, translation);
   return span;
 }
 
-function hideDetails() {
-  underway.explain?.abort();
-  byId("details").hidden = true;
+// Put a translation into a sentence. One word of all is in the order of the tab key; arrows move on.
+function fill(span, translation) {
+  span.replaceChildren(...[...WORDS.segment(translation)].map(({ segment, index, isWordLike }) => {
+    if (!isWordLike) return document.createTextNode(segment);
+    const word = element("span", { className: "word", textContent: segment, tabIndex: -1, role: "button" });
+    word.setAttribute("aria-expanded", "false");
+    word.dataset.start = index;
+    return word;
+  }));
 }
 
-// Show the n-best translations of a sentence, and the attention of the one in the text.
-async function explain(span) {
-  for (const each of output.querySelectorAll(".sentence")) {
-    each.setAttribute("aria-pressed", each === span);
+const words = () => [...output.querySelectorAll(".word")];
+
+function focusable(word) {
+  words().forEach((each) => { each.tabIndex = each === word ? 0 : -1; });
+}
+
+function moveAmongWords(event) {
+  const all = words();
+  const at = all.indexOf(event.target);
+  const isRightToLeft = getComputedStyle(output).direction === "rtl";
+  const steps = { ArrowRight: isRightToLeft ? -1 : 1, ArrowLeft: isRightToLeft ? 1 : -1 };
+  if (event.key === "Enter" || event.key === " ") attempt(() => choose(event.target));
+  else if (event.key in steps) all[at + steps[event.key]]?.focus();
+  else return;
+  event.preventDefault();
+}
+
+const choose = (word) => explain(word.parentElement, Number(word.dataset.start));
+
+function hideDetails() {
+  underway.explain?.abort();
+  byId("details").hidden = byId("others").hidden = true;
+  mark(null, null);
+}
+
+// Mark the chosen sentence and the word from which on its other translations are shown.
+function mark(span, start) {
+  for (const each of output.querySelectorAll(".sentence")) each.classList.toggle("chosen", each === span);
+  for (const word of words()) {
+    word.setAttribute("aria-expanded", word.parentElement === span && Number(word.dataset.start) === start);
   }
+}
+
+// Show the translations of a sentence that are the same before a position, and its attention.
+async function explain(span, start) {
   const { source } = span.dataset;
-  const answer = await post("explain", "explain", { q: source, translation: span.textContent });
-  explained = answer;
+  const translation = span.textContent;
+  const prefix = translation.slice(0, start);
+  mark(span, start);
+  explained = await post("explain", "explain", { q: source, prefix, translation });
   chosen = null;
-  byId("sentence").textContent = source;
-  byId("choices").replaceChildren(...answer.translations.map((each) => {
-    const isShown = each.text === span.textContent;
-    const score = `score ${each.score.toFixed(2).replace("-", "−")}`;
-    const shown = each.confidence === null ? score : `confidence: ${wordOf(each.confidence)}`;
-    const button = element("button", { type: "button", lang: to.value.replace("_", "-"), dir: "auto" }, [
-      each.text, element("small", { textContent: shown }),
-    ]);
-    button.setAttribute("aria-pressed", isShown);
-    button.onclick = () => {
-      span.textContent = each.text;
-      attempt(async () => {
-        await explain(span);
-        byId("choices").querySelector("[aria-pressed=true]")?.focus();
-      });
-    };
-    return element("li", {}, [button]);
-  }));
+  const word = [...span.children].find((each) => Number(each.dataset.start) === start);
+  byId("others-title").textContent =
+    prefix && word ? `Other translations from “${word.textContent}” on` : "Other translations";
+  byId("choices").replaceChildren(...explained.translations.map((each) => choice(span, start, each)));
   fillAttention();
-  byId("details").hidden = false;
+  byId("details").hidden = byId("others").hidden = false;
+}
+
+// A button that puts a translation into a sentence.
+function choice(span, start, { text, score, confidence }) {
+  const shown = confidence === null
+    ? `score ${score.toFixed(2).replace("-", "−")}` : `confidence: ${wordOf(confidence)}`;
+  const button = element("button", { type: "button", lang: to.value.replace("_", "-"), dir: "auto" }, [
+    element("span", { className: "same", textContent: text.slice(0, start) }), text.slice(start),
+    element("small", { textContent: shown }),
+  ]);
+  button.setAttribute("aria-pressed", text === span.textContent);
+  button.onclick = () => {
+    fill(span, text);
+    const all = [...span.children];
+    focusable(all.find((each) => Number(each.dataset.start) === start) ?? all[0]);
+    attempt(async () => {
+      await explain(span, start);
+      byId("choices").querySelector("[aria-pressed=true]")?.focus();
+    });
+  };
+  return element("li", {}, [button]);
 }
 
 const wordOf = (confidence) => CONFIDENCES.find(([least]) => confidence >= least)[1];
@@ -231,7 +275,43 @@ function fillTargets() {
   const before = to.value;
   to.replaceChildren(...codes.map((code) => new Option(nameOf(code), code)));
   if (codes.includes(before)) to.value = before;
+  showPair();
+}
+
+// Show what depends on both languages.
+function showPair() {
   byId("swap").disabled = !canSwap();
+  byId("glossary-pair").textContent = `${nameOf(from.value)} to ${nameOf(to.value)}`;
+  byId("glossary").value = stored() ?? "";
+  showTerms();
+}
+
+const storageKey = () => `glossary ${from.value} ${to.value}`;
+
+// The stored glossary; browsers may forbid to store it, so that it is lost with the page.
+function stored(text) {
+  try {
+    if (text !== undefined) localStorage.setItem(storageKey(), text);
+    return localStorage.getItem(storageKey());
+  } catch {
+    return null;
+  }
+}
+
+// The pairs of a term and its translation in the glossary.
+function glossary() {
+  return byId("glossary").value.split("\n").flatMap((line, index) => {
+    const [term, ...rest] = line.split(/[=\t]/).map((each) => each.trim());
+    const translation = rest.join("=");
+    if (term && translation) return [[term, translation]];
+    if (!line.trim()) return [];
+    throw new Error(`Line ${index + 1} of the glossary is wrong: write term = translation.`);
+  });
+}
+
+function showTerms() {
+  const number = byId("glossary").value.split("\n").filter((line) => line.trim()).length;
+  byId("glossary-title").textContent = number ? `Glossary (${number})` : "Glossary";
 }
 
 const targetsOf = (code) => languages.find((each) => each.code === code)?.targets ?? [];
@@ -243,7 +323,7 @@ async function swap() {
   from.value = to.value;
   fillTargets();
   to.value = source;
-  byId("swap").disabled = !canSwap();
+  showPair();
   if (output.textContent) input.value = output.textContent;
   await translate();
 }
@@ -277,9 +357,21 @@ input.oninput = () => {
   timer = setTimeout(() => attempt(translate), TYPING_PAUSE);
 };
 from.onchange = () => { fillTargets(); attempt(translate); };
-to.onchange = () => {
-  byId("swap").disabled = !canSwap();
+to.onchange = () => { showPair(); attempt(translate); };
+byId("glossary").onchange = () => {
+  stored(byId("glossary").value);
+  showTerms();
   attempt(translate);
+};
+output.onclick = ({ target }) => {
+  if (target.matches(".word") && getSelection().isCollapsed) attempt(() => choose(target));
+};
+output.onkeydown = moveAmongWords;
+output.addEventListener("focusin", ({ target }) => focusable(target));
+byId("others").onkeydown = ({ key }) => {
+  if (key !== "Escape") return;
+  output.querySelector(".word[tabindex='0']")?.focus();
+  hideDetails();
 };
 byId("key").onchange = () => attempt(translate);
 byId("swap").onclick = () => attempt(swap);

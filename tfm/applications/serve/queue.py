@@ -6,14 +6,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 
 from starlette.exceptions import HTTPException
 
 from tfm.config import SearchConfig
 from tfm.inference.steps import Output
 
+# Source terms with their translations.
+Terms = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class LineConfig:
+    """How lines are translated; those with equal settings may share a batch.
+
+    Attributes:
+        search: Settings of the search.
+        terms: The glossary of a request.
+        prefix: What translations begin with.
+    """
+
+    search: SearchConfig
+    terms: Terms = ()
+    prefix: str = ""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What stands for these settings in a cache, however long the glossary is."""
+        return sha256(repr(self).encode()).digest()
+
+
 # Returns the `n_best` translations of each line, best first.
-Translate = Callable[[Sequence[str], SearchConfig], list[list[Output]]]
+Translate = Callable[[Sequence[str], LineConfig], list[list[Output]]]
 
 
 @dataclass(eq=False)
@@ -21,7 +47,7 @@ class _Job:
     """The lines of a request; the first `num_taken` are translated or in the current batch."""
 
     lines: Sequence[str]
-    config: SearchConfig
+    config: LineConfig
     answer: "asyncio.Future[list[list[Output]]]"
     outputs: list[list[Output]] = field(default_factory=list)
     num_taken: int = 0
@@ -89,7 +115,7 @@ class TranslationQueue:
         finally:
             self._num_requests -= 1
 
-    async def translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
+    async def translate(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Translate the lines of a request; cancelling drops the lines that are left.
 
         Raises:
@@ -162,23 +188,21 @@ class SentenceCache:
 
     def __init__(self, max_characters: int = _CACHED_CHARACTERS) -> None:
         self._max_characters, self._num_characters = max_characters, 0
-        self._outputs: OrderedDict[tuple[str, SearchConfig], list[Output]] = OrderedDict()
+        self._outputs: OrderedDict[tuple[str, bytes], list[Output]] = OrderedDict()
 
-    def find(self, lines: Iterable[str], config: SearchConfig) -> dict[str, list[Output]]:
+    def find(self, lines: Iterable[str], config: LineConfig) -> dict[str, list[Output]]:
         """Return the translations of the lines that are known with these settings."""
-        known = {line: self._outputs[line, config] for line in lines if (line, config) in self}
+        keys = {line: (line, config.digest) for line in lines}
+        known = {line: self._outputs[key] for line, key in keys.items() if key in self._outputs}
         for line in known:
-            self._outputs.move_to_end((line, config))
+            self._outputs.move_to_end(keys[line])
         return known
 
-    def __contains__(self, key: tuple[str, SearchConfig]) -> bool:
-        return key in self._outputs
-
-    def add(self, found: Mapping[str, list[Output]], config: SearchConfig) -> None:
+    def add(self, found: Mapping[str, list[Output]], config: LineConfig) -> None:
         """Keep translations of lines; the sentences that were asked for longest ago go."""
         for line, outputs in found.items():
             self._num_characters += _num_characters(line, outputs)
-            self._outputs[line, config] = outputs
+            self._outputs[line, config.digest] = outputs
         while self._num_characters > self._max_characters:
             (line, _), outputs = self._outputs.popitem(last=False)
             self._num_characters -= _num_characters(line, outputs)

@@ -5,8 +5,10 @@ import hmac
 import json
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
+from tfm.applications.serve.queue import Terms
 from tfm.applications.serve.settings import ServeConfig
 from tfm.steps import TextFormat
 
@@ -49,6 +52,8 @@ class TranslationRequest:
         source: Source language, or "auto".
         target: Target language.
         num_alternatives: Number of further translations of each text.
+        terms: A glossary.
+        prefix: What the translation of a text begins with, if it is a single sentence.
         wants_parts: Whether the answer has the sentences of the texts, as the page needs them.
         translation: A translation whose attention the page shows; None for the best one.
     """
@@ -59,6 +64,8 @@ class TranslationRequest:
     source: str
     target: str
     num_alternatives: int
+    terms: Terms
+    prefix: str
     wants_parts: bool
     translation: str | None
 
@@ -71,11 +78,14 @@ class TranslationRequest:
         Raises:
             HTTPException: A field is missing, wrong or too long.
         """
-        limit, translation = config.max_characters, fields.get("translation")
+        limit = config.max_characters
         texts, is_list = _texts(fields.get("q"), limit)
+        prefix = _text(fields, "prefix", limit)
         text_format: Any = fields.get("format") or "text"
         if text_format not in ("text", "html"):
             raise HTTPException(400, 'format must be "text" or "html"')
+        if prefix and (is_list or text_format != "text"):
+            raise HTTPException(400, "prefix is for a single sentence of plain text")
         return cls(
             texts=texts,
             format=text_format,
@@ -83,8 +93,10 @@ class TranslationRequest:
             source=language_of(fields, "source", pairs),
             target=language_of(fields, "target", pairs),
             num_alternatives=_number(fields, "alternatives"),
+            terms=terms_of(fields, config),
+            prefix=prefix,
             wants_parts=fields.get("parts") is True,
-            translation=None if translation is None else _texts(translation, limit)[0][0],
+            translation=_text(fields, "translation", limit) or None,
         )
 
 
@@ -266,14 +278,47 @@ def _texts(given: Any, max_characters: int) -> tuple[list[str], bool]:
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not all(isinstance(text, str) for text in texts):
         raise HTTPException(400, "q must be a text, or a list of texts")
-    _check_size("q", texts, max_characters)
+    _check("q", texts, max_characters)
+    return texts, isinstance(given, list)
+
+
+def _text(fields: Fields, name: str, max_characters: int) -> str:
+    """Return the text of an optional field."""
+    text = fields.get(name) or ""
+    if not isinstance(text, str):
+        raise HTTPException(400, f"{name} must be a text")
+    _check(name, [text], max_characters)
+    return text
+
+
+def terms_of(fields: Fields, config: ServeConfig) -> Terms:
+    """Return the terms of the field `glossary`, an object, which forms have as JSON.
+
+    Raises:
+        HTTPException: It is not an object of texts, or too long.
+    """
+    given = fields.get("glossary") or {}
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given)
+    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
+        raise HTTPException(
+            400, 'glossary must be an object of terms with their translations, {"dog": "Hund"}'
+        )
+    _check("glossary", chain(*given.items()), config.max_characters)
+    return tuple(given.items())
+
+
+def _check(name: str, texts: Iterable[str], max_characters: int) -> None:
+    """Raise HTTPException if texts are too long, or cannot be written in UTF-8."""
+    texts = list(texts)
+    _check_size(name, texts, max_characters)
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
         raise HTTPException(
-            400, "q has half of a surrogate pair, which is not a character"
+            400, f"{name} has half of a surrogate pair, which is not a character"
         ) from None
-    return texts, isinstance(given, list)
 
 
 def _check_size(name: str, texts: Iterable[str], max_characters: int) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from tfm.applications.serve.queue import SentenceCache, TranslationQueue
+from tfm.applications.serve.queue import LineConfig, SentenceCache, Terms, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import tagged_language, untagged
@@ -29,6 +29,10 @@ from tfm.reporting import say
 from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
+
+
+def _ignore(_: str) -> None:
+    """Drop a warning that quotes texts: the log is no place for those of users."""
 
 
 class ServedModel:
@@ -68,8 +72,7 @@ class ServedModel:
         self._steps: dict[SearchConfig, list[Step]] = {}
         self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
         self._lock = threading.Lock()
-        # The log is no place for the texts of users.
-        self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=lambda _: None)
+        self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
         self.queue = TranslationQueue(
             self._translate,
             self.thread,
@@ -82,19 +85,28 @@ class ServedModel:
         *_, config_of_pair = next(self.pairs())
         if config_of_pair.tag is None:
             self.vocabulary.check_tag(".", f"text for {self.folder}", say)
-        self.thread.submit(self._translate, ["."], config_of_pair).result()
+        self.thread.submit(self._translate, ["."], LineConfig(config_of_pair)).result()
 
-    def _translate(self, lines: Sequence[str], config: SearchConfig) -> list[list[Output]]:
+    def _translate(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
-        if config not in self._steps:
-            self._steps[config] = steps_around(
-                config,
-                self.info,
-                self._steps_config,
-                models=[self.folder],
-                aligner=lambda: self.aligner(config),
-            )
-        return self._chain.search_lines(lines, config, self._steps[config])
+        steps = self._steps.get(config.search)
+        if steps is None or config.terms:
+            steps = self._new_steps(config)
+        if not config.terms:
+            self._steps[config.search] = steps
+        return self._chain.search_lines(lines, config.search, steps, prefix=config.prefix)
+
+    def _new_steps(self, config: LineConfig) -> list[Step]:
+        """Return the steps around a search, with the terms of a request before the server's."""
+        return steps_around(
+            config.search,
+            self.info,
+            self._steps_config,
+            models=[self.folder],
+            aligner=lambda: self.aligner(config.search),
+            terms=dict(config.terms),
+            notify=_ignore,
+        )
 
     @cached_property
     def protected_spans(self) -> Callable[[str, str], Sequence[Span]] | None:
@@ -173,8 +185,7 @@ class Route:
     async def translate(
         self,
         texts: Sequence[str],
-        *,
-        n_best: int,
+        config: LineConfig,
         format: TextFormat = "text",  # noqa: A002
     ) -> list[list[Output]]:
         """Return at most `n_best` translations of each text, the best first, with their parts.
@@ -187,7 +198,9 @@ class Route:
         # Not in the event loop, which other requests wait for.
         parts = await asyncio.to_thread(lambda: [self._part(text, format) for text in texts])
         lines = [segment.source for part in parts for segment in part.segments]
-        outputs = iter(await self.search_lines(lines, n_best=n_best))
+        if config.prefix and len(lines) != 1:
+            raise UsageError(f"prefix is for a single sentence, but q has {len(lines):,}")
+        outputs = iter(await self.search_lines(lines, config))
         found = [(part, list(islice(outputs, len(part.segments)))) for part in parts]
 
         def finished() -> list[list[Output]]:
@@ -198,9 +211,12 @@ class Route:
         loop = asyncio.get_running_loop()  # marks are placed by an alignment, which is computed
         return await loop.run_in_executor(self.model.thread, finished)
 
-    async def search_lines(self, lines: Sequence[str], *, n_best: int) -> list[list[Output]]:
+    def line_config(self, terms: Terms = (), *, prefix: str = "", n_best: int = 1) -> LineConfig:
+        """Return the settings for `n_best` translations of lines."""
+        return LineConfig(replace(self.search, n_best=n_best), terms, prefix)
+
+    async def search_lines(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each sentence, the best first."""
-        config = replace(self.search, n_best=n_best)
         known = {} if self.cache is None else self.cache.find(lines, config)
         missing = [line for line in dict.fromkeys(lines) if line not in known]
         translated = await self.model.queue.translate(missing, config)

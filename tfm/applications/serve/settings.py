@@ -36,7 +36,7 @@ class ServeConfig(Settings, section="serve"):
     )
     max_characters: int = count(
         20_000,
-        "Maximum number of characters in all texts of a request.",
+        "Maximum number of characters in all texts of a request, and in its glossary.",
         most=100_000_000,
         common=True,
     )

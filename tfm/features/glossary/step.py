@@ -1,7 +1,7 @@
 """The step that requires the translations of a glossary in outputs."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,7 @@ class Glossary(Step):
         source: Language code of the sources.
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
+        notify: Receives warnings of terms that outputs lack.
 
     Raises:
         UsageError: The file does not exist.
@@ -52,13 +53,14 @@ class Glossary(Step):
         source: str,
         target: str,
         tags: Collection[str] = (),
+        notify: Callable[[str], None] = say,
     ) -> None:
         self._finders = [finder_of(terms, source)] if terms else []
         self.settings: dict[str, Any] = {"terms": dict(terms)} if terms else {}
         if path is not None:
             self._finders.append(read_terms(existing_file(path), source))
             self.settings |= {"glossary": sha256_of(path)[:_DIGITS]}
-        self._target, self._tags = target, tags
+        self._target, self._tags, self._notify = target, tags, notify
         self._num_required = self._num_missing = 0
 
     @classmethod
@@ -68,6 +70,7 @@ class Glossary(Step):
         terms: Mapping[str, str],
         search: SearchConfig,
         info: ModelInfo | None,
+        notify: Callable[[str], None] = say,
     ) -> Self:
         """Return the step for a model and its search.
 
@@ -85,7 +88,7 @@ class Glossary(Step):
         source, target = ("", "") if info is None else (info.source, info.target)
         target = target_language(target, search.tag)
         tags = () if info is None else info.tags
-        step = cls(path, terms, source=source, target=target, tags=tags)
+        step = cls(path, terms, source=source, target=target, tags=tags, notify=notify)
         if search.ban is not None:
             _check_ban(step._finders, Path(search.ban))
         return step
@@ -127,7 +130,7 @@ class Glossary(Step):
         self._num_required += len(terms)
         self._num_missing += len(missing)
         for source, target in missing:
-            say(
+            self._notify(
                 f'warning: {unit.unit} {unit.number:,}: the translation of "{source}" could not be '
                 f'"{target}"'
             )
