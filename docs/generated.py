@@ -41,6 +41,7 @@ from tfm.data.corpus.texts import (
     TextOptions,
     TreeFile,
 )
+from tfm.features.align import heads
 from tfm.folders import model_folder, run_folder
 from tfm.inference.steps import Output
 from tfm.metrics.metric import Comparison, MetricScore
@@ -65,6 +66,7 @@ _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": dataset.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
+    "`alignment.json` of a model folder": heads.FORMAT,
     "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
     "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,

@@ -365,6 +365,7 @@ def test_files_of_datasets_models_and_runs_are_never_overwritten(command, run, t
         ("data/valid.fr", "dataset"),  # would be taken for the text of a split
         ("data/bin/train.en.tokens.npy", "dataset"),
         ("run/checkpoints/step-00000008/bpe.model", "model"),
+        ("run/checkpoints/step-00000008/alignment.json", "model"),
         ("exported/model.bin", "model"),
         ("run/config.toml", "run"),
         ("run/data.json", "run"),

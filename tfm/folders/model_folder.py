@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from safetensors import SafetensorError, safe_open
 
@@ -35,9 +36,10 @@ ModelT = TypeVar("ModelT")
 FORMAT = 2
 _DIGITS = 16  # of a fingerprint that is shown
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
+ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
 
 # Files of a folder whose record is damaged.
-_USUAL_FILES = (CONFIG, WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
+_USUAL_FILES = (WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
 # Errors of files with a correct checksum whose content is not safetensors, or not a state.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
 _INVALID = (LookupError, TypeError, RecursionError)
@@ -71,8 +73,9 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         record = _read_record(path)
         self.path = path
-        self._keeps_model = False
-        self._model: Model | None = None
+        # Those of a model that `model` has returned, as long as they are in memory.
+        self._parameters: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        self._num_parameters = 0
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
             if name not in (WEIGHTS, STATE):
@@ -163,12 +166,11 @@ class ModelFolder:
 
         return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
 
-    def keep_model(self) -> None:
-        """Let `model` return one model to all callers, who must not change it or its weights."""
-        self._keeps_model = True
-
     def model(self, config: ModelConfig | None = None) -> "Model":
         """Build a model with the weights of the folder.
+
+        Without a config, it shares its weights with an earlier model that is still in memory:
+        callers must not change them.
 
         Args:
             config: The settings of a new model, by default from the folder; only dropout may
@@ -179,9 +181,10 @@ class ModelFolder:
         """
         from tfm.model.build import build_model
 
-        if config is None and self._model is not None:
-            return self._model
-        weights = {name: weight.clone() for name, weight in self.weights().items()}
+        weights: dict[str, Tensor] = dict(self._parameters)
+        is_shared = config is None and 0 < len(weights) == self._num_parameters
+        if not is_shared:
+            weights = {name: weight.clone() for name, weight in self.weights().items()}
         source_size, target_size = self.info.vocab_sizes
         try:
             model = build_model(
@@ -194,8 +197,9 @@ class ModelFolder:
             raise CheckpointError(
                 f"{self}: the weights do not fit config.json: copy both files from the same model"
             ) from error
-        if config is None and self._keeps_model:
-            self._model = model
+        if config is None and not is_shared:
+            self._parameters = WeakValueDictionary(model.named_parameters())
+            self._num_parameters = len(weights)
         return model
 
     def weights(self) -> "dict[str, Tensor]":
@@ -279,6 +283,11 @@ class ModelFolder:
         return file
 
     @property
+    def weights_digest(self) -> str:
+        """The SHA-256 of the weights, as it was recorded when they were written."""
+        return str(self._digests.get(WEIGHTS))
+
+    @property
     def fingerprint(self) -> str:
         """A checksum that changes with any file of the model."""
         return sha256_of(self.path / CONFIG)  # which has the checksums of the others
@@ -303,7 +312,7 @@ class ModelFolder:
             path=str(self.path),
             data_dir=self.info.data_dir,
             step=self.info.step,
-            sha256=str(self._digests.get(WEIGHTS)),
+            sha256=self.weights_digest,
             license=self.info.run.training.license,
         )
 
@@ -398,9 +407,9 @@ def is_model(folder: Path) -> bool:
 def own_files(folder: Path) -> frozenset[str]:
     """Return the names of the files that tfm wrote to a model folder; others are the user's."""
     try:
-        return frozenset([CONFIG, *_read_record(folder)["sha256"]])
+        return frozenset([CONFIG, ALIGNMENT, *_read_record(folder)["sha256"]])
     except CheckpointError:
-        return frozenset(_USUAL_FILES)
+        return frozenset([CONFIG, ALIGNMENT, *_USUAL_FILES])
 
 
 def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:

@@ -497,7 +497,9 @@ def test_only_an_earlier_import_is_replaced(imported, tmp_path):
         import_model(original, out=imported)
     with pytest.raises(UsageError, match="is no model folder"):
         import_model(original, out=original, force=True)
+    (imported / "alignment.json").touch()  # the heads of the earlier import
     import_model(original, out=imported, force=True)
+    assert not (imported / "alignment.json").exists()
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         UsageError, match=r"neither a Marian model .* model_type marian.* nor one of fairseq"

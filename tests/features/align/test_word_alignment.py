@@ -1,9 +1,8 @@
-"""Word alignments from attention, and the choice of heads."""
+"""Word alignments from attention."""
 
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from small_models import recurrent
@@ -11,13 +10,8 @@ from small_models import recurrent
 from tfm.data.subword import BOS, EOS
 from tfm.data.units import units
 from tfm.features.align import alignment
-from tfm.features.align.alignment import (
-    Side,
-    choose_heads,
-    grow_diagonal,
-    load_aligner,
-    predictability,
-)
+from tfm.features.align.alignment import grow_diagonal
+from tfm.features.align.heads import load_aligner
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.weights import cross_attention
@@ -91,49 +85,6 @@ def test_growing_adds_neighbors_that_align_new_words():
     assert grow_diagonal(one, other) == {(0, 0), (1, 1), (2, 1), (1, 2)}
     assert grow_diagonal(other, one) == grow_diagonal(one, other)
     assert grow_diagonal({(0, 1)}, {(1, 0)}) == set()
-
-
-def test_links_to_the_same_pieces_in_both_halves_predict_best():
-    random = np.random.default_rng(1)
-    sources = random.integers(4, 24, size=2_000)
-    half = np.arange(2_000) % 2
-    translated = (sources * 7) % 50
-    exact = predictability(sources, translated, half)
-    shuffled = predictability(random.permutation(sources), translated, half)
-    assert shuffled < np.log(1 / 20) < -0.2 < exact < 0
-
-
-class PlantedHeads:
-    """Attention of which head 2 links each target piece to its source piece, in reverse order."""
-
-    def attention(self, pairs):
-        for index, (source, target) in enumerate(pairs):
-            generator = torch.Generator().manual_seed(index)
-            weights = torch.rand(4, len(target.ids), len(source.ids) + 1, generator=generator)
-            weights[2] = 0.0
-            for row in range(len(target.ids)):
-                weights[2, row, len(source.ids) - 1 - row] = 4.0
-            yield index, weights.softmax(dim=-1)
-
-
-def test_the_head_that_aligns_is_chosen():
-    random = np.random.default_rng(2)
-    texts = [random.integers(4, 40, size=6).tolist() for _ in range(60)]
-    pairs = [
-        (Side(ids, [(n,) for n in range(6)]), Side([i + 100 for i in ids[::-1]], []))
-        for ids in texts
-    ]
-    assert 2 in choose_heads(PlantedHeads(), pairs)
-    assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
-
-
-def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
-    monkeypatch.setattr(alignment, "_validation_text", lambda info: ([], []))
-    assert load_aligner(ModelFolder(make_model()), "cpu").heads == [
-        0,
-        1,
-    ]  # of two layers of two heads
-    assert "1.1, 1.2 (layer.head), the default" in capsys.readouterr().err
 
 
 def test_a_column_or_field_has_the_alignment(run, trained_run, elsewhere):

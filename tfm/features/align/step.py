@@ -13,7 +13,8 @@ from tfm.config import InferenceDevice
 from tfm.data.languages import are_same
 from tfm.data.units import Span, units
 from tfm.errors import UsageError
-from tfm.features.align.alignment import Aligner, Alignment, load_aligner
+from tfm.features.align.alignment import Aligner, Alignment
+from tfm.features.align.heads import load_aligner
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
 
@@ -33,7 +34,6 @@ class Align(Step):
         self, folders: Sequence[ModelFolder], device: InferenceDevice, tag: str | None = None
     ) -> None:
         self._folders, self._device, self._tag = folders, device, tag
-        folders[0].keep_model()  # the search has the same one
         self.settings = {"aligners": fingerprints(folders)}
 
     @classmethod

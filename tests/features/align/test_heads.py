@@ -1,0 +1,138 @@
+"""The heads to align with: their choice, and its record beside the model."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from tfm.config import InferenceConfig
+from tfm.errors import CheckpointError
+from tfm.features.align import heads
+from tfm.features.align.alignment import Side
+from tfm.features.align.heads import choose_heads, load_aligner, predictability
+from tfm.folders.model_folder import ALIGNMENT, WEIGHTS, ModelFolder
+from tfm.inference.engine import Engine
+
+
+def test_links_to_the_same_pieces_in_both_halves_predict_best():
+    random = np.random.default_rng(1)
+    sources = random.integers(4, 24, size=2_000)
+    half = np.arange(2_000) % 2
+    translated = (sources * 7) % 50
+    exact = predictability(sources, translated, half)
+    shuffled = predictability(random.permutation(sources), translated, half)
+    assert shuffled < np.log(1 / 20) < -0.2 < exact < 0
+
+
+class PlantedHeads:
+    """Attention of which head 2 links each target piece to its source piece, in reverse order."""
+
+    def attention(self, pairs):
+        for index, (source, target) in enumerate(pairs):
+            generator = torch.Generator().manual_seed(index)
+            weights = torch.rand(4, len(target.ids), len(source.ids) + 1, generator=generator)
+            weights[2] = 0.0
+            for row in range(len(target.ids)):
+                weights[2, row, len(source.ids) - 1 - row] = 4.0
+            yield index, weights.softmax(dim=-1)
+
+
+def test_the_head_that_aligns_is_chosen():
+    random = np.random.default_rng(2)
+    texts = [random.integers(4, 40, size=6).tolist() for _ in range(60)]
+    pairs = [
+        (Side(ids, [(n,) for n in range(6)]), Side([i + 100 for i in ids[::-1]], []))
+        for ids in texts
+    ]
+    assert 2 in choose_heads(PlantedHeads(), pairs)
+    assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
+
+
+def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
+    folder = ModelFolder(make_model())  # two layers of two heads
+    monkeypatch.setattr(heads, "_validation_text", lambda _: ([], []))
+    assert load_aligner(folder, "cpu").heads == [0, 1]
+    assert "1.1, 1.2 (layer.head), the default" in capsys.readouterr().err
+    assert not (folder.path / ALIGNMENT).exists()
+
+
+@pytest.fixture
+def model(trained_run, tmp_path):
+    """The path of a model without a record of heads."""
+    path = shutil.copytree(ModelFolder.open(trained_run).path, tmp_path / "model")
+    (path / ALIGNMENT).unlink(missing_ok=True)
+    return path
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """The choices of heads so far."""
+    made = []
+
+    def counted(*arguments):
+        made.append(choose_heads(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(heads, "choose_heads", counted)
+    return made
+
+
+def loaded_heads(path):
+    return load_aligner(ModelFolder(path), "cpu").heads
+
+
+def test_heads_are_chosen_once_for_a_model(model, choices, monkeypatch, capsys):
+    first = loaded_heads(model)
+    message = capsys.readouterr().err
+    monkeypatch.setattr(heads, "_validation_text", lambda _: ([], []))  # as on another machine
+    assert [first] == [loaded_heads(model)] == choices
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"weights": "', '"weights": "0'),
+        ('"heads": [', '"heads": [99, '),
+        ('"format": 1', '"format": 2'),
+        ("{", ""),
+    ],
+)
+def test_a_record_that_is_not_of_these_weights_is_replaced(model, choices, old, new):
+    loaded_heads(model)
+    path = model / ALIGNMENT
+    record = path.read_text()
+    path.write_text(record.replace(old, new, 1))
+    loaded_heads(model)
+    assert len(choices) == 2
+    assert path.read_text() == record
+
+
+def test_a_folder_that_cannot_be_written_to_needs_no_record(model, choices, monkeypatch, capsys):
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(heads, "write_record", refuse)
+    assert loaded_heads(model) == loaded_heads(model) == choices[0] == choices[1]
+    assert "ermission" not in capsys.readouterr().err
+
+
+def test_a_removed_checkpoint_is_not_created_again(model, choices):
+    folder = ModelFolder(model)
+    kept = folder.vocabulary, folder.model()  # the search has read them
+    shutil.rmtree(model)
+    assert [load_aligner(folder, "cpu").heads] == choices
+    assert kept
+    assert not model.exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_aligner_shares_the_weights_of_the_search(model, precision):
+    folder = ModelFolder(model)
+    engine = Engine.load([folder], InferenceConfig(device="cpu", precision=precision))
+    (model / WEIGHTS).unlink()  # it is not read again
+    load_aligner(folder, "cpu")
+    del engine
+    with pytest.raises(CheckpointError, match="missing"):
+        load_aligner(folder, "cpu")

@@ -1,0 +1,156 @@
+"""The attention heads to align with: chosen once for a model, and recorded beside it."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.config import InferenceDevice, TransformerConfig
+from tfm.data.subword import EOS
+from tfm.data.text import read_lines
+from tfm.device.compute import choose_compute
+from tfm.errors import DataError, UsageError
+from tfm.features.align.alignment import Aligner, Side
+from tfm.folders.model_folder import ALIGNMENT, ModelFolder, NoSplitError
+from tfm.reporting import say
+from tfm.storage.files import read_record, write_record
+
+FORMAT = 1
+
+Integers = npt.NDArray[np.int64]
+
+_VALIDATION_LINES = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenHeads:
+    """The heads that were chosen for a model.
+
+    Attributes:
+        weights: SHA-256 of the weights of the model.
+        heads: The heads, numbered from 0 across all layers, in order.
+        num_lines: The number of validation lines that they were chosen on.
+    """
+
+    weights: str
+    heads: tuple[int, ...]
+    num_lines: int
+
+
+def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
+    """Load a model to align with, and its heads.
+
+    They are chosen on the validation text of its dataset, and recorded in the folder, if it can be
+    written to. Without that text, these are the heads of the last decoder layer but one, as in
+    Garg et al. (2019, §4.1), or of the only layer.
+
+    Raises:
+        CheckpointError: The folder has no valid model, or its model has diverged.
+    """
+    compute = choose_compute(device, "fp32")
+    model = folder.model().to(compute.device).eval()
+    aligner = Aligner(model=model, vocabulary=folder.vocabulary, compute=compute, heads=[])
+    config = folder.info.run.model
+    num_heads = config.num_heads if isinstance(config, TransformerConfig) else 1
+    chosen = _recorded(folder, config.num_decoder_layers * num_heads) or _chosen(folder, aligner)
+    if chosen is not None:
+        heads = [*chosen.heads]
+        origin = f"chosen on {chosen.num_lines:,} validation lines"
+    else:
+        layer = max(0, config.num_decoder_layers - 2)
+        heads = [*range(layer * num_heads, (layer + 1) * num_heads)]
+        origin = "the default, because its dataset has no validation text"
+    names = ", ".join(f"{head // num_heads + 1}.{head % num_heads + 1}" for head in heads)
+    say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
+    return replace(aligner, heads=heads)
+
+
+def _recorded(folder: ModelFolder, num_heads: int) -> ChosenHeads | None:
+    """Return the recorded choice; None if there is no valid one for these weights."""
+    try:
+        record = read_record(folder.path / ALIGNMENT, ChosenHeads, format_=FORMAT, advice="")
+    except (DataError, OSError):  # whatever it is, it can be made again
+        return None
+    is_valid = record.weights == folder.weights_digest and record.heads
+    return record if is_valid and {*record.heads} <= {*range(num_heads)} else None
+
+
+def _chosen(folder: ModelFolder, aligner: Aligner) -> ChosenHeads | None:
+    """Choose heads on the validation text of a model, and record them; None without the text."""
+    pairs = aligner.encode(*_validation_text(folder))
+    if not any(source.ids and target.ids for source, target in pairs):
+        return None
+    heads = tuple(choose_heads(aligner, pairs))
+    chosen = ChosenHeads(weights=folder.weights_digest, heads=heads, num_lines=len(pairs))
+    if folder.path.is_dir():  # a training may have removed the checkpoint
+        with suppress(OSError, UsageError):  # of a folder that must not be written to
+            write_record(folder.path / ALIGNMENT, chosen, format_=FORMAT)
+    return chosen
+
+
+def choose_heads(aligner: Aligner, pairs: Sequence[tuple[Side, Side]]) -> list[int]:
+    """Choose the attention heads whose links make target pieces most predictable.
+
+    Heads are ranked by `predictability`. The first n are chosen; this n maximizes the
+    predictability by the mean of their weights. Numbers of heads start at 0, across all layers.
+    """
+    ranked = np.argsort(-np.array(_predictabilities(aligner, pairs)), kind="stable").tolist()
+    size = int(np.argmax(_predictabilities(aligner, pairs, ranked))) + 1
+    return sorted(ranked[:size])
+
+
+def _predictabilities(
+    aligner: Aligner, pairs: Sequence[tuple[Side, Side]], ranked: list[int] | None = None
+) -> list[float]:
+    """Return the predictability by each head; with `ranked`, by the mean of the first 1, 2, …."""
+    linked, targets, halves = [], [], []
+    for index, weights in aligner.attention(pairs):
+        source, target = pairs[index]
+        if ranked is not None:
+            weights = weights[ranked].cumsum(dim=0)
+        linked.append(np.array([*source.ids, EOS])[weights.argmax(dim=-1).numpy()])
+        targets.append(np.array(target.ids))
+        halves.append(np.full(len(target.ids), index % 2))
+    target_ids, half = np.concatenate(targets), np.concatenate(halves)
+    return [predictability(ids, target_ids, half) for ids in np.concatenate(linked, axis=1)]
+
+
+def predictability(source_ids: Integers, target_ids: Integers, half: Integers) -> float:
+    """Return the mean log probability, in nats, of target pieces given the source pieces they link.
+
+    Links are worth something if the same source piece is linked to the same target pieces in other
+    sentences, too. The probabilities are therefore relative frequencies in the other half of the
+    text, smoothed by one observation of the frequencies of target pieces.
+
+    Args:
+        source_ids: [N] the source piece of each link.
+        target_ids: [N] its target piece.
+        half: [N] 0 or 1, the half of the text that the link is from.
+    """
+    pairs = np.unique(np.stack([source_ids, target_ids]), axis=1, return_inverse=True)[1].ravel()
+    vocab_size = int(target_ids.max()) + 1
+    total = 0.0
+    for in_half in (half == 0, half == 1):
+        in_pairs, in_sources, in_targets = (
+            np.bincount(ids[in_half], minlength=int(ids.max()) + 1)[ids[~in_half]]
+            for ids in (pairs, source_ids, target_ids)
+        )
+        frequency = (in_targets + 1) / (in_half.sum() + vocab_size)
+        total += float(np.log((in_pairs + frequency) / (in_sources + 1)).sum())
+    return total / len(target_ids)
+
+
+def _validation_text(folder: ModelFolder) -> tuple[list[str], list[str]]:
+    """Return the first lines of both sides of a model's validation text; empty without it."""
+    try:
+        paths = folder.split("valid", advice="align without it")
+    except NoSplitError:
+        return [], []
+    if not all(path.is_file() for path in paths):
+        return [], []
+    columns = (read_lines(path, strict=True) for path in paths)
+    pairs = list(islice(zip(*columns, strict=False), _VALIDATION_LINES))
+    return [source.decode() for source, _ in pairs], [target.decode() for _, target in pairs]
