@@ -129,7 +129,7 @@ def test_without_text_the_test_set_of_the_newest_run_is_translated(
     planned = plan_generation([], input_path=None, split=None, runs_dir=trained_run.parent)
     assert [model.path for model in planned.models] == [checkpoints(trained_run)[-1]]
     assert (planned.source.path, planned.source.split) == (data_dir / "test.en", "test")
-    assert planned.source.reference == data_dir / "test.de"
+    assert planned.source.references == (data_dir / "test.de",)
     assert len(generated(planned)) == 12
     note = json.loads((tmp_path / "last-generation.json").read_text())
     assert (note["split"], note["reference"]) == ("test", str(data_dir / "test.de"))

@@ -14,7 +14,7 @@ from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.metrics.scores import corpus_scores
-from tfm.stages.score import default_reference, read_lines, score
+from tfm.stages.score import default_references, read_lines, score
 
 CONFIG = ScoreConfig()
 REFERENCE = [
@@ -103,10 +103,10 @@ def test_a_reference_is_not_scored_against_itself(files, tmp_path, way, is_recor
 
 def test_a_missing_or_unknown_reference_is_asked_for(tmp_path):
     with pytest.raises(UsageError, match="pass --reference"):
-        default_reference(tmp_path)
+        default_references(tmp_path)
     write_record(tmp_path, reference=None, source="news.en")
     with pytest.raises(UsageError, match=r"read news\.en, whose reference.*pass --reference"):
-        default_reference(tmp_path)
+        default_references(tmp_path)
 
 
 def test_line_counts_that_differ_are_named_with_their_files(tmp_path, files):
@@ -260,7 +260,7 @@ def test_an_invalid_record_is_refused(tmp_path, change):
     with pytest.raises(
         DataError, match=r"last-generation\.json (is damaged|has format).*: generate again"
     ):
-        default_reference(tmp_path)
+        default_references(tmp_path)
 
 
 def test_a_byte_order_mark_is_scored_as_text_with_a_warning(run, files):

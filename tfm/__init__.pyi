@@ -29,6 +29,7 @@ def prepare(
     train: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
     valid: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
     test: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
+    test_set: StrPath | Sequence[StrPath] | None = ...,
     languages: tuple[str, str] | None = ...,
     train_trees: StrPath | Sequence[StrPath] | None = ...,
     valid_trees: StrPath | Sequence[StrPath] | None = ...,
@@ -87,7 +88,7 @@ def prepare(
     Examples::
 
         tfm prepare --list
-        tfm prepare wmt14-en-de
+        tfm prepare wmt14-en-de --test-set wmt19 --test-set wmt24
         tfm prepare --train train.en train.de --valid valid.en valid.de \
             --test test.en test.de --out data/mine
         tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
@@ -100,12 +101,13 @@ def prepare(
         train: Training text: source and target file, or one .tsv file with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
+        test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, if they are not the file names' suffixes.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.
         out: Dataset folder (default: data/RECIPE).
-        mirror: Folder or URL to fetch archives from, by their file names.
+        mirror: Folder or URL that has the archives by their names.
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
@@ -606,7 +608,7 @@ def generate(
     *,
     input: StrPath | None = ...,
     output: StrPath | None = ...,
-    split: Literal['test', 'valid'] | None = ...,
+    split: StrPath | None = ...,
     gpus: StrPath | None = ...,
     processes: int | None = ...,
     prefix: StrPath | None = ...,
@@ -664,7 +666,7 @@ def generate(
         models: Model or run folders (default: the newest run); several form an ensemble.
         input: File to translate; - is standard input.
         output: File to write when complete; repeat a stopped command to continue; - is stdout.
-        split: Translate this split of the model's dataset.
+        split: Translate test, valid or a test set of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
         processes: Divide the work and the cores among N processes on the CPU.
         prefix: File with the beginning of each translation, a line each; it may end within a word.
@@ -724,6 +726,8 @@ def score(
     hypotheses: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
     reference: StrPath | os.PathLike[str] | Iterable[str] | Sequence[str | os.PathLike[str] | Iterable[str]] | None = ...,
     *,
+    test_set: StrPath | None = ...,
+    mirror: StrPath | None = ...,
     metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command']] | None = ...,
     paper: bool | None = ...,
     language: StrPath | None = ...,
@@ -743,11 +747,14 @@ def score(
     Examples::
 
         tfm generate --beam 4 | tfm score --paper
+        tfm score --hypotheses out.de --test-set wmt14:en-de
         tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
 
     Args:
         hypotheses: File of translations (default: standard input).
         reference: Reference file; repeatable (default: the reference of the last tfm generate).
+        test_set: Score against a test set by its name in sacreBLEU, such as wmt14:en-de.
+        mirror: Folder or URL to fetch the test set's files from, by their names.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         paper: Also compute BLEU as in the paper, and explain the difference to sacreBLEU.
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
@@ -54,7 +54,7 @@ def generate(
     *,
     input: Annotated[Path | None, existing_file_or_stream] = None,  # noqa: A002 - named as its flag
     output: Annotated[Path | None, new_file_or_stream] = None,
-    split: Literal["test", "valid"] | None = None,
+    split: Annotated[str | None, Flag("NAME")] = None,
     gpus: Annotated[str | None, Flag("[N|auto]")] = None,
     processes: Hidden[int | None] = None,
     prefix: Hidden[ExistingFile] = None,
@@ -78,7 +78,7 @@ def generate(
         models: Model or run folders (default: the newest run); several form an ensemble.
         input: File to translate; - is standard input.
         output: File to write when complete; repeat a stopped command to continue; - is stdout.
-        split: Translate this split of the model's dataset.
+        split: Translate test, valid or a test set of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
         processes: Divide the work and the cores among N processes on the CPU.
         prefix: File with the beginning of each translation, a line each; it may end within a word.
@@ -151,7 +151,7 @@ def generate(
     decisive = stage.output_settings(plan, config, inference, steps, form=full_form)
     with _continued(output, decisive) as partial:
         partial.stream.writelines(_lines(plan, config, form, work, partial))
-    if score_target is None and plan.source.reference is not None and config.num_outputs == 1:
+    if score_target is None and plan.source.references and config.num_outputs == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
     return iter(())
 

@@ -21,6 +21,7 @@ from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
+    from tfm.data.test_sets import NamedSet
     from tfm.stages.prepare import PrepareResult
 
 StrPath = str | os.PathLike[str]
@@ -38,6 +39,7 @@ def prepare(
     train: Texts = (),
     valid: Texts = (),
     test: Texts = (),
+    test_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
     languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
     train_trees: Trees = (),
     valid_trees: Trees = (),
@@ -58,7 +60,7 @@ def prepare(
     Examples::
 
         tfm prepare --list
-        tfm prepare wmt14-en-de
+        tfm prepare wmt14-en-de --test-set wmt19 --test-set wmt24
         tfm prepare --train train.en train.de --valid valid.en valid.de \
             --test test.en test.de --out data/mine
         tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
@@ -71,12 +73,13 @@ def prepare(
         train: Training text: source and target file, or one .tsv file with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
+        test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, if they are not the file names' suffixes.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.
         out: Dataset folder (default: data/RECIPE).
-        mirror: Folder or URL to fetch archives from, by their file names.
+        mirror: Folder or URL that has the archives by their names.
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
@@ -92,10 +95,13 @@ def prepare(
             which is checked before anything is downloaded.
         LockedFolderError: Another process writes to the dataset.
     """
-    if recipe is None and (mirror is not None or downloads is not None or not verify or fetch_only):
+    for_downloads = mirror is not None or downloads is not None or not verify or fetch_only
+    if recipe is None and not test_set and for_downloads:
         raise UsageError(
             "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
         )
+    if test_set and (append or share):
+        raise UsageError("--append and --share are about training text: leave out --test-set")
     if append and (out is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
     exclusive = [bool(share), fetch_only, append]
@@ -113,6 +119,7 @@ def prepare(
     from tfm.data.sources import Downloads
     from tfm.stages import prepare as stage
 
+    sets = _named_sets(test_set, chosen)
     archives = Downloads(mirror=mirror, folder=downloads, verify=verify)
     if append:
         return stage.append_text(chosen, folder, settings, archives, text_only=text_only)
@@ -121,6 +128,7 @@ def prepare(
         folder,
         settings,
         archives,
+        sets=sets,
         text_only=text_only,
         fetch_only=fetch_only,
         share=None if share is None else text_parts.Share.parse(share),
@@ -155,6 +163,15 @@ def _chosen_recipe(
     if trees["train"]:
         return loading.recipe_from_trees(name=out.name, **trees)
     return loading.recipe_from_files(name=out.name, languages=languages, **text)
+
+
+def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]":
+    """Return the test sets that a user names, in the languages of a recipe."""
+    if not names:
+        return {}
+    from tfm.data.test_sets import NamedSet
+
+    return {name: NamedSet.parse(name).between(recipe.source, recipe.target) for name in names}
 
 
 def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:

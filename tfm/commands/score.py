@@ -37,6 +37,8 @@ def score(
     hypotheses: Annotated[Text | None, Flag(kind=Path | None)] = None,
     reference: Annotated[Text | Sequence[Text] | None, Flag(kind=tuple[Path, ...])] = None,
     *,
+    test_set: Annotated[str | None, Flag("NAME[:SRC-TGT]")] = None,
+    mirror: str | None = None,
     metric: Annotated[
         MetricName | Sequence[MetricName] | None,
         Flag(f"[{'|'.join(get_args(MetricName))}]", kind=tuple[str, ...]),
@@ -52,11 +54,14 @@ def score(
     Examples::
 
         tfm generate --beam 4 | tfm score --paper
+        tfm score --hypotheses out.de --test-set wmt14:en-de
         tfm score --hypotheses out.de --reference test.de --metric bleu --metric ter
 
     Args:
         hypotheses: File of translations (default: standard input).
         reference: Reference file; repeatable (default: the reference of the last tfm generate).
+        test_set: Score against a test set by its name in sacreBLEU, such as wmt14:en-de.
+        mirror: Folder or URL to fetch the test set's files from, by their names.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         paper: Also compute BLEU as in the paper, and explain the difference to sacreBLEU.
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
@@ -83,6 +88,10 @@ def score(
     )
     if source is not None and "command" not in (metrics or ()):
         raise UsageError("--source only affects the scores of a program: add --metric-command")
+    if test_set is not None and one_or_several(reference):
+        raise UsageError("--test-set has its references: leave out --reference")
+    if test_set is None and mirror is not None:
+        raise UsageError("--mirror has no effect without --test-set")
     is_file = hypotheses is None or isinstance(hypotheses, str | os.PathLike)
     text = None if hypotheses is None else _text("hypotheses", hypotheses, existing_file_or_stream)
     from tfm.stages import score as stage
@@ -95,6 +104,8 @@ def score(
         baseline=None if baseline is None else _text("baseline", baseline),
         language=language,
         source=None if source is None else _text("source", source),
+        test_set=test_set,
+        mirror=mirror,
         runs_dir=RUNS_ROOT,
     )
 

@@ -47,7 +47,19 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
         DataError: A member is missing, not a regular file, encrypted or too large for text, or the
             archive is truncated or damaged.
     """
-    missing = set(outputs)
+    names = extract_found(archive, outputs)
+    if missing := outputs.keys() - set(names):
+        shown = [name if name.isprintable() else repr(name) for name in names[:_MAX_NAMES_SHOWN]]
+        more = ", …" if len(names) > _MAX_NAMES_SHOWN else ""
+        raise DataError(
+            f"{archive} has no member {' and no '.join(sorted(missing))}; it holds "
+            f"{', '.join(shown) or 'nothing'}{more}: correct the member names or the archive in "
+            "the recipe"
+        )
+
+
+def extract_found(archive: Path, outputs: Mapping[str, Path]) -> list[str]:
+    """Extract the members that an archive has, as `extract_members`; return all names in it."""
     names: list[str] = []
     with _open(archive) as packed:
         # A plain tar archive may end with a member that is a zip archive.
@@ -66,15 +78,7 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
             content = open_member()
             unpacked = gzip.GzipFile(fileobj=content) if name.endswith(".gz") else content
             _write(unpacked, outputs[name], archive=archive)
-            missing.discard(name)
-    if missing:
-        shown = [name if name.isprintable() else repr(name) for name in names[:_MAX_NAMES_SHOWN]]
-        more = ", …" if len(names) > _MAX_NAMES_SHOWN else ""
-        raise DataError(
-            f"{archive} has no member {' and no '.join(sorted(missing))}; it holds "
-            f"{', '.join(shown) or 'nothing'}{more}: correct the member names or the archive in "
-            "the recipe"
-        )
+    return names
 
 
 def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool]) -> None:

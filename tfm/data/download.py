@@ -91,7 +91,7 @@ def _check(path: Path, archive: Archive, recorded: str | None, *, verify: bool) 
         say(f"warning: {archive.name}: its checksum was not verified")
     elif different:
         kind = different[0]
-        standard, acceptance = "the recipe", "accept it with --no-verify"
+        standard, acceptance = archive.checksums_of
         if is_recorded and kind == "sha256":
             standard = f"its first download, which {CHECKSUMS} of the dataset records"
             acceptance = f"accept it by removing its entry from {CHECKSUMS}"

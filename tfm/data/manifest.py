@@ -19,6 +19,7 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
+SETS = "sets"  # the folder of the test sets that have names
 
 # Languages are suffixes of file names.
 # Several languages on one side are joined by +, as in de+fr.
@@ -205,6 +206,21 @@ class Manifest:
         """Return the path of the references of a split: targets, or for a parser trees."""
         return self.text_path(split, GOLD if self.task == "parsing" else self.target)
 
+    def reference_paths(self, split: str) -> list[Path]:
+        """Return the paths of all references of a split; a test set with a name may have several.
+
+        Its split is sets/NAME, and its further references are NAME.2.LANGUAGE and so on.
+        """
+        more = (self.text_path(f"{split}.{number}", self.target) for number in count(2))
+        are_several = split.startswith(f"{SETS}/")
+        others = takewhile(Path.exists, more) if are_several else ()
+        return [self.reference_path(split), *others]
+
+    def sets(self) -> list[str]:
+        """Return the names of the test sets that have names."""
+        steps = (step.partition("/") for step in self._content.steps)
+        return [name for folder, _, name in steps if folder == SETS]
+
     def splits(self) -> list[str]:
         """Return the splits whose text exists, "train" first."""
         return [split for split in SPLITS if self.text_path(split, self.source).exists()]
@@ -336,6 +352,11 @@ class Manifest:
             known = _TextFile(size=size, modified=modified, sha256=sha256_of(path))
             self._content.text_files[path.name] = known
         return known.sha256
+
+
+def set_split(name: str) -> str:
+    """Return the split that holds a test set, such as sets/wmt20_tworefs for wmt20/tworefs."""
+    return f"{SETS}/{name.replace('/', '_').replace(':', '.')}"
 
 
 def part_name(split: str, number: int) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from safetensors import SafetensorError, safe_open
@@ -234,14 +234,16 @@ class ModelFolder:
             raise damaged(file, error) from error
         return state
 
-    def split(self, name: Literal["valid", "test"], *, advice: str) -> tuple[Path, Path]:
+    def split(self, name: str, *, advice: str) -> list[Path]:
         """Return the text and the references of a split of the model's dataset.
+
+        The split is "valid", "test" or the name of a test set.
 
         Raises:
             NoSplitError: There is no such text; the message ends with the advice.
             DataError: The manifest of the dataset is missing or damaged.
         """
-        from tfm.data.manifest import Manifest
+        from tfm.data.manifest import Manifest, set_split
 
         data_dir = Path(self.info.data_dir)
         owned = f"{data_dir}, the dataset of {self},"
@@ -255,10 +257,13 @@ class ModelFolder:
             raise NoSplitError(
                 f"{owned} is now for {purpose}, but the model is for {self.info.purpose}: {advice}"
             )
-        path = manifest.text_path(name, manifest.source)
+        split = name if name in ("valid", "test") else set_split(name)
+        path = manifest.text_path(split, manifest.source)
         if not path.is_file():
-            raise NoSplitError(f"{data_dir} has no {name} split: {advice}")
-        return path, manifest.reference_path(name)
+            known = [each for each in manifest.splits() if each != "train"] + manifest.sets()
+            has = f"; it has {', '.join(known)}" if known else ""
+            raise NoSplitError(f"{data_dir} has no {name} split{has}: {advice}")
+        return [path, *manifest.reference_paths(split)]
 
     def file(self, name: str) -> Path:
         """Return the path of a file, after verifying its checksum.

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -41,16 +41,14 @@ STANDARD_INPUT = Path("-")
 _SENTENCE_BYTES = 100  # of a document, about
 _DIGITS = 16  # of a checksum that is shown
 
-HeldOutSplit = Literal["test", "valid"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Text to translate."""
 
     path: Path | None  # None for standard input
-    split: HeldOutSplit | None = None  # of the model's dataset; None for other text
-    reference: Path | None = None  # None if unknown
+    split: str | None = None  # of the model's dataset; None for other text
+    references: tuple[Path, ...] = ()  # none if unknown
 
     def __str__(self) -> str:
         return "standard input" if self.path is None else str(self.path)
@@ -77,7 +75,7 @@ def plan_generation(
     models: Sequence[Path],
     *,
     input_path: Path | None,
-    split: HeldOutSplit | None,
+    split: str | None,
     runs_dir: Path,
     prefixes: Path | None = None,
     targets: Path | None = None,
@@ -107,8 +105,8 @@ def plan_generation(
         source = Source(path=None)
     else:
         split = split or "test"
-        path, reference = folders[0].split(split, advice="give text with --input or a pipe")
-        source = Source(path=path, split=split, reference=reference)
+        path, *references = folders[0].split(split, advice="give text with --input or a pipe")
+        source = Source(path=path, split=split, references=tuple(references))
     paired = prefixes or targets
     for given in (source.path, paired):
         if given is not None and not given.exists():
@@ -283,7 +281,7 @@ def _check_output(plan: Generation, output: Path, other_files: Sequence[Path]) -
     """Raise UsageError if the output is a file that is read, or must not be replaced."""
     source = plan.source
     partial = PartialOutput(output, {}).path
-    given = (source.path or STDIN_FILE, source.reference, plan.prefixes, plan.targets)
+    given = (source.path or STDIN_FILE, *source.references, plan.prefixes, plan.targets)
     for path in (*given, *other_files):
         if path is not None and (is_same_file(output, path) or is_same_file(partial, path)):
             raise UsageError(
@@ -370,15 +368,18 @@ def _start_engine(
 def _record_generation(plan: Generation, target: str, runs_dir: Path) -> None:
     """Record what is translated, for `tfm score` at the other end of a pipe."""
     source = plan.source
-    if source.reference is None and not runs_dir.is_dir():
+    if not source.references and not runs_dir.is_dir():
         return  # there is no reference to record, and no older record to replace
+    references = [*map(str, source.references)]
     record = LastGeneration(
         model=tuple(map(str, plan.models)),
         data=plan.info.data_dir,
         split=source.split,
         source=str(source),
-        reference=None if source.reference is None else str(source.reference),
+        reference=next(iter(references), None),
+        more_references=tuple(references[1:]),
         language=target,
+        source_language=plan.info.source,
     )
     try:
         write_record(runs_dir / LAST_GENERATION, record, format_=LAST_GENERATION_FORMAT)

@@ -15,6 +15,7 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword import Vocabulary, model_paths
+from tfm.data.test_sets import NamedSet, write_sets
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.text_writer import TextWriter, cleaning_of
 from tfm.data.token_parts import encoding_changes
@@ -39,6 +40,7 @@ def prepare(
     overrides: Mapping[str, Table] = {},
     downloads: Downloads = Downloads(),
     *,
+    sets: Mapping[str, NamedSet] = {},
     text_only: bool = False,
     fetch_only: bool = False,
     share: Share | None = None,
@@ -92,6 +94,9 @@ def prepare(
             },
             keep_steps=not force,
         )
+        # Before the long work, because they may be unavailable.
+        for_sets = replace(downloads, folder=sources.downloads_dir)
+        files = {name: named.fetch(for_sets) for name, named in sets.items()}
         writer = TextWriter(sources, cleaning, cleaning.normalization, *scorers, manifest, force)
         if force or (writer.changes_training_text() and not fetch_only):
             check_runs(out_dir, ["its training text would be other text"], force=force)
@@ -109,6 +114,8 @@ def prepare(
         if not text_only:  # refused before the manifest is saved, if runs need the older ones
             update_subword_models(manifest, subword, force=force)
             update_token_ids(manifest, binarization, force=force)
+        if write_sets(manifest, sets, files, force=force):
+            manifest.save()
     if is_new and sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
     return PrepareResult(data_dir=out_dir, is_new=is_new)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfm.config import ScoreConfig
 from tfm.data.languages import bleu_tokenizer, name_of
@@ -18,6 +18,9 @@ from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
+
+if TYPE_CHECKING:
+    from tfm.data.test_sets import NamedSet
 
 Text = Path | Sequence[str]  # a file, or its lines
 
@@ -38,6 +41,8 @@ class LastGeneration:
         source: The name of the text.
         reference: The file of its reference; None if unknown.
         language: The target language.
+        more_references: The files of further references.
+        source_language: The source language.
     """
 
     model: tuple[str, ...]
@@ -46,6 +51,8 @@ class LastGeneration:
     source: str
     reference: str | None
     language: str
+    more_references: tuple[str, ...] = ()
+    source_language: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,8 @@ def score(
     baseline: Text | None = None,
     language: str | None = None,
     source: Text | None = None,
+    test_set: str | None = None,
+    mirror: str | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
     """Score a file or a list of translations, or standard input, against one or more references.
@@ -79,12 +88,13 @@ def score(
     Defaults: the reference of the text that `tfm generate` translated last, as recorded in
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
     there with the first reference, or else its suffix; for a metric command, the source that is
-    recorded with the first reference. A baseline is tested for a significant difference. Raises the
-    errors of the command.
+    recorded with the first reference. A test set of sacreBLEU brings references, source and
+    language. A baseline is tested for a significant difference. Raises the errors of the command.
     """
     check_metrics(metrics or ())
     if config.tokenize != "auto":
         load_tokenizer(config.tokenize)
+    named = None if test_set is None else _parse_set(test_set)
     if references:
         _choose_metrics(metrics, references[0])
     if metrics and "paper-bleu" in metrics and (language or references):
@@ -95,8 +105,14 @@ def score(
     # ends, tfm generate has ended and has written its record.
     name = STANDARD_INPUT if hypotheses is None else _name_of(hypotheses, "hypotheses")
     hypothesis_lines = read_hypotheses(hypotheses)
-    references = list(references) or [default_reference(runs_dir)]
-    read = {_name_of(each, f"reference {n}"): each for n, each in enumerate(references, 1)}
+    label = "reference"
+    if named is not None:
+        named = named if named.pair else named.between(*_last_languages(named, runs_dir))
+        source_of_set, *references = _read_set(named, mirror)
+        label, source = f"{named} reference", source or source_of_set
+        language = language or named.languages[1]
+    references = list(references) or default_references(runs_dir)
+    read = {_name_of(each, f"{label} {n}"): each for n, each in enumerate(references, 1)}
     for path in references:
         if _is_same(STDIN_FILE if hypotheses is None else hypotheses, path):
             raise UsageError(f"{name} is the reference {path} itself: name a file of translations")
@@ -131,6 +147,30 @@ def score(
         references=list(read),
         baseline=None if baseline is None else compared,
     )
+
+
+def _parse_set(name: str) -> "NamedSet":
+    from tfm.data.test_sets import NamedSet  # here, because few scores need it
+
+    return NamedSet.parse(name)
+
+
+def _read_set(named: "NamedSet", mirror: str | None) -> list[list[str]]:
+    from tfm.data.sources import Downloads  # here, because few scores need it
+
+    texts = named.read(named.fetch(Downloads(mirror=mirror)))
+    return [text.split("\n")[:-1] for text in texts]
+
+
+def _last_languages(named: "NamedSet", runs_dir: Path) -> tuple[str, str]:
+    """Return the languages of the last generation; raise UsageError if they are unknown."""
+    path = runs_dir / LAST_GENERATION
+    record = _last_generation(path) if path.is_file() else None
+    if record is None or not record.source_language:
+        raise UsageError(
+            f"the languages are unknown: name them, as in --test-set {named.name}:en-de"
+        )
+    return record.source_language, record.language
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:
@@ -196,8 +236,8 @@ def read_lines(path: Text, name: str = "") -> list[str]:
     return lines
 
 
-def default_reference(runs_dir: Path) -> Path:
-    """Return the reference of the text that `tfm generate` translated last.
+def default_references(runs_dir: Path) -> list[Path]:
+    """Return the references of the text that `tfm generate` translated last.
 
     Raises:
         DataError: The record of the last generation is damaged.
@@ -215,7 +255,7 @@ def default_reference(runs_dir: Path) -> Path:
             f"no reference given, and tfm generate read {record.source}, whose reference is "
             "unknown: pass --reference"
         )
-    return Path(record.reference)
+    return [*map(Path, (record.reference, *record.more_references))]
 
 
 def _last_generation(path: Path) -> LastGeneration:

@@ -27,7 +27,10 @@ class Archive:
         sha256: Published checksum in hexadecimal.
         md5: Published checksum in hexadecimal.
         size: Published size in bytes.
+        checksums_of: Who publishes checksums, and what a user may do if the file has another one.
     """
+
+    checksums_of: ClassVar[tuple[str, str]] = "the recipe", "accept it with --no-verify"
 
     url: str
     sha256: str | None = None
