@@ -22,6 +22,8 @@ import typer
 
 import tfm
 from tfm import config, errors
+from tfm.applications.check.measures import Translated
+from tfm.applications.check.suite import CheckResult, RowResult
 from tfm.applications.doctor.checks import Finding
 from tfm.applications.serve.settings import ServeConfig
 from tfm.cli.app import help_row
@@ -85,6 +87,9 @@ _RESULTS = (
     ScoreResult,
     MetricScore,
     Comparison,
+    CheckResult,
+    RowResult,
+    Translated,
     AttendResult,
     Finding,
 )

@@ -45,12 +45,13 @@ COMMANDS = [
     "serve",
     "quickstart",
     "doctor",
+    "check",
 ]
 TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
 RUN_SETTINGS = [(group, item) for group in RUN_GROUPS for item in dataclasses.fields(group)]
 
-LONG_COMMANDS = ["prepare", "train", "generate", "serve"]
+LONG_COMMANDS = ["prepare", "train", "generate", "check", "serve"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

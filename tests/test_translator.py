@@ -414,3 +414,11 @@ def test_dropout_is_off_after_loading(trained_run):
     source, lengths = torch.tensor([[5, 6, 2]]), torch.tensor([3])
     with torch.inference_mode():
         assert torch.equal(*(model(source, lengths, source) for _ in range(2)))
+
+
+def test_word_alignments_are_an_option_of_models_in_folders(translator):
+    [[best]] = translator.search(["one two"], align=True)
+    assert best.alignment is not None
+    plain = Translator(translator.engine, translator.vocabulary)
+    with pytest.raises(UsageError, match=r"align needs a translator of Translator\.load"):
+        plain.search(["one two"], align=True)

@@ -6,7 +6,8 @@ __version__ = "0.1.0"
 
 _COMMANDS = (
     *("prepare", "learn_bpe", "binarize", "train", "average", "export", "import_model"),
-    *("runs", "models", "generate", "score", "attend", "serve", "quickstart", "doctor"),
+    *("runs", "models", "generate", "score", "check", "attend", "serve"),
+    *("quickstart", "doctor"),
 )
 __all__ = ["Translator", "__version__", *_COMMANDS]
 

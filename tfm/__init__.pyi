@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tfm.applications.check.suite import CheckResult as CheckResult
 from tfm.applications.doctor.checks import Finding as Finding
 from tfm.commands.attend import AttendResult as AttendResult
 from tfm.commands.export import ExportResult as ExportResult
@@ -778,6 +779,98 @@ def score(
     Note:
         In Python, a list of lines may take the place of each file, and a list of lists that of
         several references. If the translations are a file, a list of strings names references.
+    """
+
+
+def check(
+    model: StrPath | None = ...,
+    *,
+    source: StrPath | None = ...,
+    reference: StrPath | None = ...,
+    lines: int | None = ...,
+    thresholds: StrPath | None = ...,
+    baseline: StrPath | None = ...,
+    glossary: StrPath | None = ...,
+    protect: Iterable[StrPath] | None = ...,
+    no_protect: bool | None = ...,
+    search: Literal['beam', 'sample', 'exact'] | None = ...,
+    beam_size: int | None = ...,
+    beam: int | None = ...,
+    length_penalty: float | None = ...,
+    max_extra_length: int | None = ...,
+    min_length: int | None = ...,
+    no_repeat_ngram: int | None = ...,
+    ban: StrPath | None = ...,
+    metric_command: StrPath | None = ...,
+    mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
+    num_groups: int | None = ...,
+    diversity_strength: float | None = ...,
+    temperature: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    epsilon: float | None = ...,
+    seed: int | None = ...,
+    node_limit: int | None = ...,
+    shortlist: bool | None = ...,
+    tag: StrPath | None = ...,
+    max_source_length: int | None = ...,
+    max_tokens: int | None = ...,
+    device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    kernels: Literal['auto', 'plain'] | None = ...,
+    threads: int | None = ...,
+) -> CheckResult:
+    """Check how a model translates capitals, typos, numbers, addresses, long lines and the like.
+
+    Each row changes the lines of a test set in one way, and compares the translations with those of
+    the unchanged lines. The exit code is 1 if a row exceeds a threshold. Placeholders, addresses
+    and the like are copied as in tfm generate; --no-protect shows the model without that.
+
+    Examples::
+
+        tfm check runs/multi30k-en-de-tiny
+        tfm check runs/new --baseline runs/old --thresholds limits.toml --json
+
+    Args:
+        model: Model or run folder (default: the newest run).
+        source: Lines to change, instead of the test or validation set of the model's dataset.
+        reference: Their references.
+        lines: Use the first N lines.
+        thresholds: TOML file of thresholds: [all] for all rows, [ROW] for one.
+        baseline: Model that may not be significantly better in a row.
+        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
+        search: Beam search, random sampling, or exact search, provably the best.
+        beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
+        max_extra_length: Maximum length of a translation: N more tokens than the source.
+        min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
+        no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        ban: File of words and phrases, one per line, that no translation contains.
+        metric_command: With --mbr command: a program, which reads source and two candidates (TSV) and prints a number.
+        mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
+        num_groups: Diverse beam search: number of groups that the beam is divided into.
+        diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        temperature: Sampling: divide logits by this; below 1 is less random.
+        top_k: Sampling: draw from the N most probable tokens; from all if unset.
+        top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
+        epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
+        seed: Random seed of sampling.
+        node_limit: Exact search: give up a sentence after extending N prefixes.
+        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
+        tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
+        max_source_length: Truncate longer sources to N tokens, with a warning.
+        max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.
+        precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
+        kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
+        threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+
+    Raises:
+        UsageError: A setting is wrong, the thresholds have mistakes, or a model is a parser.
+        CheckpointError: There is no such model, or it is damaged.
+        DataError: There is no test set, or the files differ in their numbers of lines.
     """
 
 

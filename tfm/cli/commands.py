@@ -16,6 +16,7 @@ from tfm.cli.train import run_training
 from tfm.commands.attend import attend
 from tfm.commands.average import average
 from tfm.commands.binarize import binarize
+from tfm.commands.check import check
 from tfm.commands.declaration import Flag
 from tfm.commands.doctor import doctor
 from tfm.commands.export import export
@@ -236,6 +237,21 @@ def _doctor(call: Call, /, *, json: bool = False) -> None:
         raise typer.Exit(1)
 
 
+def _check(call: Call, /, *, json: bool = False) -> None:
+    """Print the rows of a check.
+
+    Args:
+        call: Checks a model.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_check
+
+    result = call()
+    print_check(result, as_json=json)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
 # The help lists commands in this order.
 add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand)
 add_command(learn_bpe, panel="Text")
@@ -248,6 +264,7 @@ add_command(runs, _runs, panel="Models")
 add_command(models, _print_result, panel="Models")
 add_command(generate, _generate, panel="Translations")
 add_command(score, _print_result, panel="Translations", cls=_ScoreCommand)
+add_command(check, _check, panel="Translations")
 add_command(attend, _attend, panel="Translations")
 add_command(quickstart)
 add_command(serve, panel="Translations")

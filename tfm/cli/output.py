@@ -13,6 +13,7 @@ from rich.text import Text
 from tfm.reporting import format_duration, format_table, printable, say
 
 if TYPE_CHECKING:
+    from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
     from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
@@ -80,6 +81,27 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
     if as_json:
         print(json.dumps({"findings": [asdict(each) for each in found]}))  # noqa: T201
     return found
+
+
+def print_check(result: "CheckResult", *, as_json: bool) -> None:
+    """Print the rows of a check as a table, with what failed, or all as one JSON object."""
+    if as_json:
+        print(json.dumps(asdict(result), ensure_ascii=False))  # noqa: T201
+        return
+    by_number = sorted(result.rows, key=lambda row: -len(row.measures))
+    names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
+    table = [["row", "cases", *names, ""]]
+    for row in result.rows:
+        values = (f"{row.measures[n]:.1f}" if n in row.measures else "" for n in names)
+        verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
+        table.append([row.name, f"{row.num_cases:,}", *values, verdict])
+    print(*format_table(table, _columns()), sep="\n")  # noqa: T201
+    for row in result.rows:
+        if row.failures or row.skipped:
+            say(f"check: {row.name} ({row.about}): {', '.join(row.failures) or row.skipped}")
+    num_failed = sum(bool(row.failures) for row in result.rows)
+    protected = "with" if result.protects else "without"
+    say(f"check: {num_failed} of {len(result.rows)} rows failed, {protected} protected text")
 
 
 def print_scores(result: "ScoreResult", *, as_json: bool) -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
 # Steps for whole texts, and those that need the folder of a model.
-_OF_TEXTS = ("document", "format", "align", "align_reverse")
+_OF_DOCUMENTS = ("document", "format")
+_OF_TEXTS = (*_OF_DOCUMENTS, "align", "align_reverse")
 
 
 class Translator:
@@ -185,7 +186,8 @@ class Translator:
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
             **settings: Settings of [search] by name, instead of `config`, and `protect`,
-                `no_protect` or `glossary`, which is a file or source terms with their translations.
+                `no_protect`, `align` for word alignments, or `glossary`, which is a file or source
+                terms with their translations.
 
         Returns:
             The `n_best` translations of each line, best first.
@@ -197,7 +199,7 @@ class Translator:
         """
         segments = _segments(lines, first_line, prefixes=prefixes)
         terms = _taken_terms(settings)
-        given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_TEXTS)
+        given = by_section([SearchConfig, StepsConfig], settings, _ELSEWHERE, without=_OF_DOCUMENTS)
         config = self._merge(config, given.get("search", {}), SearchConfig.for_model)
         chosen = settings_from(StepsConfig, given.get("steps", {}))
         steps = self._steps(config, chosen, terms)
@@ -254,6 +256,8 @@ class Translator:
                 self._aligners[key] = new_aligner(config, chosen, models[0], self._device)
             return self._aligners[key]
 
+        if chosen.align and not models:
+            raise UsageError("align needs a translator of Translator.load, and no parser")
         given = aligner if models else None
         return steps_around(config, self._info, chosen, models=models, aligner=given, terms=terms)
 

@@ -1,0 +1,218 @@
+"""tfm check: each planted fault fails its rows, and no others."""
+
+import json
+import re
+
+import pytest
+from helpers import write_lines
+
+from tfm.applications.check.measures import Thresholds, read_thresholds
+from tfm.applications.check.rows import ROWS, cases
+from tfm.applications.check.suite import check_rows
+from tfm.errors import UsageError
+from tfm.inference.steps import Output
+
+WORDS = [
+    *("the", "small", "brown", "dog", "runs", "over", "wide", "green", "fields", "near", "some"),
+    *("quiet", "village"),
+]
+LINES = [
+    " ".join([WORDS[i % 13].title(), *(WORDS[(i * k) % 13] for k in range(2, 9)), f"mark{c}."])
+    for i, c in enumerate("abcdefghijklmnopqrstuvwx")
+]
+PAIRS = [(line, line) for line in LINES]
+MORE = "is an animal with four legs and a tail"
+CASES = ("upper", "title", "lower")
+NUMBERED = ("numbers", "dates", "units", "addresses", "list")
+
+
+def model(change=lambda text: text, confidence=None):
+    """Return a model of the task to copy a line, with a fault."""
+
+    def translate(sources):
+        texts = [change(source) for source in sources]
+        return [
+            Output(
+                text,
+                -1.0,
+                -1.0,
+                alignment=tuple(
+                    (i, i) for i, word in enumerate(source.split()) if word in text.split()
+                ),
+                confidence=confidence,
+            )
+            for source, text in zip(sources, texts, strict=True)
+        ]
+
+    return translate
+
+
+def failed(change=lambda text: text, pairs=PAIRS, confidence=None, **options):
+    rows = check_rows(model(change, confidence), pairs, "en", read_thresholds(None), **options)
+    return {row.name: [each.split()[0] for each in row.failures] for row in rows if row.failures}
+
+
+def test_a_perfect_model_fails_nothing():
+    assert failed() == {}
+
+
+def test_dropped_digits_are_found_where_there_are_digits():
+    found = failed(lambda text: re.sub(r"\d", "", text))
+    assert set(found) == {*NUMBERED, "placeholders"}
+    assert all("numbers" in found[name] for name in ("numbers", "dates", "units", "list"))
+
+
+def test_numbers_may_be_written_as_in_the_language_of_the_translation():
+    def localized(text):
+        text = text.replace("60274", "60.274").replace("31.12.1999", "31/12/1999")
+        return text.translate(str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩"))
+
+    names = {name for name, measures in failed(localized).items() if "numbers" in measures}
+    assert names == set()
+
+
+def test_broken_addresses_are_found():
+    assert failed(lambda text: re.sub(r"://|@|www\.", " ", text)) == {"addresses": ["copied"]}
+
+
+def test_a_model_of_lower_case_fails_in_capitals():
+    found = failed(lambda text: re.sub("[A-Z]{2,}", "x", text))
+    assert set(found) == {"upper"}
+    assert "drop" in found["upper"]
+
+
+def test_a_model_that_translates_one_sentence_only_loses_the_others():
+    found = failed(lambda text: text.split(". ")[0])
+    assert {"list", "long", "repeated"} <= set(found)
+    assert "unaligned" in found["long"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "measure"),
+    [
+        (lambda text: text or "Hello.", "empty", "long"),
+        (lambda text: text if len(text) < 200 else "of the " * 20, "long", "repeating"),
+        (lambda text: text if " " in text else f"{text} {MORE}", "word", "long"),
+        (lambda text: text if text.isascii() else "very very very very", "script", "repeating"),
+        (lambda text: text.replace("  ", " x "), "spaces", "drop"),
+        (lambda text: text.lower().title() if text.istitle() else text, "", ""),
+    ],
+)
+def test_other_faults(change, name, measure):
+    found = failed(change)
+    assert measure in found.get(name, []) if name else found == {}
+
+
+def test_confidence_is_compared_with_the_result():
+    assert failed(confidence=1.0) == {}
+    found = failed(lambda text: text if text.islower() else text[::2], confidence=0.95)
+    assert "overconfidence" in found["plain"]
+
+
+def test_words_of_no_training_text_are_found(tmp_path):
+    training = write_lines(tmp_path / "train.de", [*LINES, "HELLO"])
+    assert failed(training=training) == {}
+    found = failed(lambda text: re.sub("dog|fields|the", "xyzzy", text), training=training)
+    assert "unknown" in found["plain"]
+
+
+def test_a_baseline_fails_rows_that_are_significantly_worse():
+    assert failed(baseline=model()) == {}
+    found = failed(lambda text: text.replace("dog", ""), baseline=model())
+    assert "loss" in found["plain"]
+    assert failed(baseline=model(lambda text: text.replace("dog", ""))) == {}
+
+
+def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
+    [row] = [row for row in ROWS if row.name == "typos"]
+    every = cases(row, LINES, "en")
+    assert every == cases(row, LINES, "en")
+    assert every[:5] == cases(row, LINES[:5], "en")
+    assert all(case.source != LINES[case.lines[0]] for case in every)
+
+
+@pytest.mark.parametrize(
+    ("lines", "language", "skipped"),
+    [
+        (["两只狗在雪地里玩。", "一个人在看书。"] * 4, "zh", {*CASES, "typos", "spaces"}),
+        (["दो कुत्ते बर्फ में खेलते हैं।"] * 8, "hi", {*CASES, "typos"}),
+        (["كلبان يلعبان في الثلج."] * 8, "ar", {*CASES}),
+        (["iki köpek karda oynuyor"] * 8, "tr", {"lower", "unpunctuated"}),
+        (["Zwei graue Hunde."] * 7, "de", {"long"}),
+    ],
+)  # fmt: skip
+def test_what_does_not_suit_a_script_is_skipped(lines, language, skipped):
+    pairs = [(line, line) for line in lines]
+    rows = check_rows(model(), pairs, language, read_thresholds(None))
+    found = {row.name for row in rows if row.skipped}
+    assert found == skipped
+    assert {row.name for row in rows if row.failures} <= {"typos"}
+
+
+def test_capitals_are_those_of_the_language():
+    [row] = [row for row in ROWS if row.name == "upper"]
+    assert cases(row, ["iki köpek 😀"], "tr")[0].source == "İKİ KÖPEK 😀"
+
+
+def test_texts_of_other_scripts_are_not_of_the_test_set():
+    [row] = [row for row in ROWS if row.name == "script"]
+    sources = [case.source for case in cases(row, ["Привет, мир", "今天"], "ru")]
+    assert [source[0] for source in sources] == ["T", "ا", "म"]
+
+
+def test_thresholds_of_a_row_replace_those_of_all(tmp_path):
+    path = write_lines(tmp_path / "t.toml", ["[all]", "max_drop = 5", "[upper]", "max_drop = 30"])
+    limits = read_thresholds(path)
+    assert (limits["typos"].max_drop, limits["upper"].max_drop) == (5, 30)
+    assert limits["emoji"].min_copied == 0 < limits["units"].min_copied
+    assert Thresholds(max_drop=5).failures({"drop": 5.01, "numbers": 100}) == ["drop 5.0 > 5"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[uper]\nmax_drop = 1", r"t.toml, \[uper\]: no such row: did you mean upper\?"),
+        ("[upper]\nmax_dorp = 1", r"t.toml, \[upper\]: .*'max_dorp'.*did you mean max_drop\?"),
+        ("[upper]\nmax_drop = 101", r"t.toml, \[upper\]: max_drop is 101.* at most 100"),
+        ("[upper]\nmax_drop = 'x'", r"t.toml, \[upper\]: max_drop is 'x', but must be a number"),
+        ("max_drop = 1", r"t.toml, \[max_drop\]: no such row"),
+    ],
+)
+def test_wrong_thresholds_are_one_line(tmp_path, content, message):
+    path = tmp_path / "t.toml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read_thresholds(path)
+
+
+def test_the_command_prints_rows_and_fails(run, trained_run, elsewhere):
+    code, out, err = run("check", trained_run, "--lines", "8", "--beam", "1", "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert [row["name"] for row in found["rows"]] == [row.name for row in ROWS]
+    assert (found["num_lines"], found["protects"], found["passed"]) == (8, True, False)
+    assert found["rows"][0]["measures"]["chrf"] > 0
+    lenient = [f"{bound} = {100 * bound.startswith('max')}" for bound in vars(Thresholds())]
+    write_lines(elsewhere / "t.toml", ["[all]", *lenient])
+    code, out, err = run(
+        *("check", trained_run, "--lines", "8", "--beam", "1", "--thresholds", "t.toml"),
+        *("--baseline", trained_run, "--no-protect"),
+    )
+    assert code == 0
+    assert out.splitlines()[0].split()[:3] == ["row", "cases", "chrf"]
+    assert "0 of 19 rows failed, without protected text" in err
+
+
+def test_lines_of_files_are_checked(run, trained_run, elsewhere):
+    write_lines(elsewhere / "a.en", ["", "Two dogs.", "A man."])
+    write_lines(elsewhere / "a.de", ["", "Zwei Hunde.", "Ein Mann."])
+    _, out, _ = run(
+        *("check", trained_run, "--source", "a.en", "--reference", "a.de", "--beam", "1", "--json")
+    )
+    assert json.loads(out)["num_lines"] == 2
+    run.fails(2, ".*belong together.*", "check", trained_run, "--source", "a.en")
+    write_lines(elsewhere / "a.de", ["", "", ""])
+    run.fails(
+        *(1, "a.en has no lines with references: .*", "check", trained_run),
+        *("--source", "a.en", "--reference", "a.de"),
+    )

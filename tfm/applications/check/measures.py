@@ -1,0 +1,191 @@
+"""The measures of a check, of each translation and of a row, and their thresholds."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import regex
+
+from tfm.applications.check.rows import ROWS, Case
+from tfm.config import ScoreConfig, Settings, read_toml
+from tfm.config.schema import check_table, did_you_mean, setting
+from tfm.data.languages import SENTENCE_MARKS
+from tfm.errors import UsageError, list_problems
+from tfm.inference.steps import Output
+from tfm.metrics.metric import MetricScore
+from tfm.metrics.sacre import sacrebleu_score, sentence_chrf
+
+_WORD = regex.compile(r"[\p{L}\p{M}]+")
+_REPETITION = re.compile(r"(.{2,60}?)\1{3}")
+_THOUSANDS = re.compile(r"(?<=\d)[.,'’\s](?=\d{3}(?!\d))")
+_TURKISH = {ord("ı"): "i", ord("\u0307"): None}  # what casefold makes of I and İ
+_MAX_TIMES, _MAX_MORE = 2, 20  # the usual length of a translation, and characters beyond that
+_MIN_NUMBERS = 5  # of a row; fewer may be spelled out
+_MAX_P_VALUE = 0.05
+
+
+def _limit(default: float, help_text: str) -> float:
+    return setting(default, help_text, limits=(0, 100))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds(Settings, section="thresholds"):
+    """The most or the least that a row may measure; measures that it lacks are not tested."""
+
+    max_drop: float = _limit(10, "chrF of the unchanged lines, minus that of the row.")
+    max_loss: float = _limit(0, "chrF that the baseline has more, if that is significant.")
+    min_numbers: float = _limit(90, "Numbers of the source that are in the translation, in %.")
+    min_copied: float = _limit(95, "Addresses, placeholders, units and the like copied, in %.")
+    max_long: float = _limit(2, "Translations of more than twice the usual length, in %.")
+    max_repeating: float = _limit(2, "Translations that repeat something four times, in %.")
+    max_unaligned: float = _limit(60, "Words of the source without aligned words, in %.")
+    max_unknown: float = _limit(10, "Words of translations that no training target has, in %.")
+    max_overconfidence: float = _limit(20, "Confidence minus chrF, in points.")
+
+    def failures(self, measures: Mapping[str, float]) -> list[str]:
+        """Return the measures beyond their thresholds, such as "drop 31.2 > 10"."""
+        found = []
+        for item in fields(self):
+            bound, name = item.name.split("_", 1)
+            limit, value = getattr(self, item.name), measures.get(name)
+            if value is not None and (value > limit if bound == "max" else value < limit):
+                found.append(f"{name} {value:.1f} {'>' if bound == 'max' else '<'} {limit:g}")
+        return found
+
+
+def read_thresholds(path: Path | None) -> dict[str, Thresholds]:
+    """Return the thresholds of each row: of its table in a TOML file, then of [all], or defaults.
+
+    Raises:
+        UsageError: The file cannot be read, or has unknown rows or thresholds, or wrong values.
+    """
+    tables = {} if path is None else read_toml(path)
+    names, problems = ["all", *(row.name for row in ROWS)], []
+    for name, table in tables.items():
+        place = f"{path}, [{name}]: "
+        if name not in names or not isinstance(table, dict):
+            problems.append(f"{place}no such row: {did_you_mean(name, names, {}, 'choose from')}")
+        else:
+            values, mistakes = check_table(Thresholds, table)
+            mistakes += Thresholds(**values).problems()
+            problems += [place + each for each in mistakes]
+    if problems:
+        raise UsageError(list_problems(problems))
+    given = {row.name: {**tables.get("all", {}), **tables.get(row.name, {})} for row in ROWS}
+    return {row.name: Thresholds(**{**row.limits, **given[row.name]}) for row in ROWS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translated:
+    """A translated case; `counts` has how many there are of how many, for each measure in %."""
+
+    source: str
+    reference: str | None
+    output: str
+    baseline: str | None  # the translation of the other model
+    chrf: float | None  # without case and final marks
+    confidence: float | None
+    counts: Mapping[str, tuple[int, int]]
+    faults: Sequence[str]
+
+
+def measured(
+    case: Case,
+    output: Output,
+    baseline: str | None,
+    references: Sequence[str],
+    times_longer: float,
+    unknown: Collection[str] | None,
+) -> Translated:
+    """Return the measures of a translation; the length of one is usually `times_longer`."""
+    reference = case.of(references) if case.lines else None
+    source, text = _folded(case.source), _folded(output.text)
+    numbers = _numbers(source) & _numbers(source if reference is None else _folded(reference))
+    max_length = _MAX_TIMES * times_longer * len(source) + _MAX_MORE * bool(source)
+    counts = {
+        "numbers": ((numbers & _numbers(text)).total(), numbers.total()),
+        "copied": (int(_folded(case.copied) in text), int(case.copied != "")),
+        "long": (int(len(text) > max_length), 1),
+        "repeating": (int(_repeats(text) and not _repeats(source)), 1),
+    }
+    faults = [name for name, (part, _) in counts.items() if part and name in ("long", "repeating")]
+    faults += [name for name in ("numbers", "copied") if counts[name][0] < counts[name][1]]
+    if len(source.split()) > 1 and output.alignment is not None:
+        num_words = len(case.source.split())
+        counts["unaligned"] = num_words - len({word for word, _ in output.alignment}), num_words
+    if unknown is not None:
+        new = words([text]) - words([source])
+        counts["unknown"] = len(new.intersection(unknown)), len(new)
+    chrf = [] if reference is None else sentence_chrf(_plain([output.text]), _plain([reference]))
+    return Translated(
+        source=case.source,
+        reference=reference,
+        output=output.text,
+        baseline=baseline,
+        chrf=chrf[0] if chrf else None,
+        confidence=output.confidence,
+        counts=counts,
+        faults=faults,
+    )
+
+
+def summary(found: Sequence[Translated], unchanged: Sequence[str]) -> dict[str, float]:
+    """Return the measures of a row; `unchanged` are translations without its change, if any."""
+    values = {}
+    references = [each.reference for each in found if each.reference is not None]
+    if references:
+        baseline = [each.baseline for each in found if each.baseline is not None]
+        score = _chrf([each.output for each in found], references, baseline)
+        values["chrf"] = score.value
+        if unchanged:
+            values["drop"] = _chrf(unchanged, references).value - score.value
+        if (compared := score.comparison) is not None:
+            p_value = 1.0 if compared.p_value is None else compared.p_value
+            loss = max(0.0, compared.baseline - score.value) * (p_value < _MAX_P_VALUE)
+            values |= {"baseline": compared.baseline, "p_value": p_value, "loss": loss}
+    for name in dict.fromkeys(name for each in found for name in each.counts):
+        parts, wholes = zip(*(each.counts.get(name, (0, 0)) for each in found), strict=True)
+        if sum(wholes) >= (_MIN_NUMBERS if name == "numbers" else 1):
+            values[name] = 100 * sum(parts) / sum(wholes)
+    pairs = [(each.confidence, each.chrf) for each in found]
+    gaps = [100 * one - other for one, other in pairs if one is not None and other is not None]
+    return values | ({"overconfidence": sum(gaps) / len(gaps)} if gaps else {})
+
+
+def _chrf(
+    outputs: Sequence[str], references: Sequence[str], baseline: Sequence[str] = ()
+) -> MetricScore:
+    return sacrebleu_score(
+        "chrf",
+        _plain(outputs),
+        [_plain(references)],
+        ScoreConfig(),
+        baseline=_plain(baseline) or None,
+    )
+
+
+def _plain(texts: Iterable[str]) -> list[str]:
+    """Return texts without case and final marks, which some rows remove from sources."""
+    return [text.casefold().translate(_TURKISH).rstrip(f"{SENTENCE_MARKS} ") for text in texts]
+
+
+def _folded(text: str) -> str:
+    """Return a text in one form: with °C for ℃, and without marks of thousands."""
+    return _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).strip())
+
+
+def _numbers(text: str) -> Counter[int]:
+    return Counter(map(int, re.findall(r"\d{1,99}", text)))
+
+
+def _repeats(text: str) -> bool:
+    return any(any(map(str.isalpha, each[1])) for each in _REPETITION.finditer(f"{text} "))
+
+
+def words(texts: Iterable[str]) -> set[str]:
+    """Return the words of texts in lower case."""
+    lines = (unicodedata.normalize("NFC", text).lower() for text in texts)
+    return {word for line in lines for word in _WORD.findall(line)}

@@ -1,0 +1,149 @@
+"""A check: the rows of a model, perhaps beside a baseline."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfm.applications.check.measures import Thresholds, Translated, measured, summary, words
+from tfm.applications.check.rows import ROWS, cases
+from tfm.data.languages import bleu_tokenizer
+from tfm.data.manifest import Manifest
+from tfm.data.tags import split_tag
+from tfm.data.text import read_lines, read_pairs
+from tfm.errors import DataError
+from tfm.folders.model_folder import ModelFolder, NoSplitError
+from tfm.inference.steps import Output
+from tfm.reporting import Progress
+
+_NUM_WORST = 10
+
+Translate = Callable[[Sequence[str]], list[Output]]
+Pairs = list[tuple[str, str]]  # sources and references
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """A row of a check: its measures, those beyond thresholds, and the worst translations."""
+
+    name: str
+    about: str
+    num_cases: int
+    measures: Mapping[str, float] = field(default_factory=dict)
+    failures: Sequence[str] = ()
+    skipped: str | None = None  # why it was not translated
+    worst: Sequence[Translated] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """The result of a check; `protects` is whether addresses and the like were copied."""
+
+    model: str
+    baseline: str | None
+    num_lines: int
+    protects: bool
+    passed: bool
+    rows: Sequence[RowResult]
+
+
+def read_test_set(
+    folder: ModelFolder, files: Sequence[Path] | None, num_lines: int
+) -> tuple[str | None, Pairs]:
+    """Return the first lines of two files, or of the test or validation set of a model.
+
+    They come with their tag. Empty lines are left out, and lines with another tag than the first.
+
+    Raises:
+        DataError: There is no such text, or no line in it.
+    """
+    advice = "give text with --source and --reference"
+    if files is None:
+        with suppress(NoSplitError):
+            files = folder.split("test", advice=advice)
+        files = files or folder.split("valid", advice=advice)
+    pairs: dict[str, Pairs] = {}  # by their tags
+    source_path, reference_path = files
+    for source, reference in read_pairs(source_path, reference_path, strict=True):
+        tag, line = split_tag(source.decode(), folder.info.tags)
+        if line.strip() and reference.strip():
+            pairs.setdefault(tag, []).append((line, reference.decode()))
+        if any(len(each) == num_lines for each in pairs.values()):
+            break
+    if not pairs:
+        raise DataError(f"{source_path} has no lines with references: {advice}")
+    tag = next(iter(pairs))
+    return tag or None, pairs[tag]
+
+
+def training_target(folder: ModelFolder) -> Path | None:
+    """Return the target side of the training text; None if it is gone, or has no spaced words."""
+    with suppress(NoSplitError):
+        manifest = Manifest.load(folder.split("valid", advice="")[0].parent)
+        path = manifest.text_path("train", manifest.target)
+        return path if path.is_file() and bleu_tokenizer(manifest.target) == "13a" else None
+    return None
+
+
+def check_rows(
+    translate: Translate,
+    pairs: Pairs,
+    language: str,
+    thresholds: Mapping[str, Thresholds],
+    *,
+    baseline: Translate | None = None,
+    training: Path | None = None,
+) -> list[RowResult]:
+    """Translate lines with the change of each row, and measure the rows.
+
+    Args:
+        translate: Returns the translation of each source.
+        pairs: The lines and their references.
+        language: The language of the lines.
+        thresholds: The thresholds of each row.
+        baseline: Translates with the model to compare with.
+        training: The target side of the training text: a word that is not in it is unknown.
+    """
+    lines, references = zip(*pairs, strict=True)
+    of_rows = [cases(row, lines, language) for row in ROWS]
+    found: list[list[Output]] = []
+    others: list[list[str | None]] = []
+    with Progress("check", total=sum(map(len, of_rows)), unit="translations") as bar:
+        for of_row in of_rows:
+            sources = [case.source for case in of_row]
+            found.append(translate(sources))
+            theirs = [] if baseline is None else baseline(sources)
+            others.append([each.text for each in theirs] or [None] * len(sources))
+            bar.update(len(of_row))
+    unknown = None
+    if training is not None:
+        unknown = words(each.text for outputs in found for each in outputs)
+        for line in read_lines(training, strict=False):
+            unknown -= words([line.decode(errors="replace")])
+    times_longer = sum(map(len, references)) / sum(map(len, lines))
+    plain = [each.text for each in found[0]]
+    results = []
+    for row, of_row, outputs, other in zip(ROWS, of_rows, found, others, strict=True):
+        translated = [
+            measured(*each, references, times_longer, unknown)
+            for each in zip(of_row, outputs, other, strict=True)
+        ]
+        unchanged = [case.of(plain) for case in of_row if case.lines and row is not ROWS[0]]
+        measures = summary(translated, unchanged)
+        reason = "too few lines" if row.group > 1 else "it changes none of the lines"
+        results.append(
+            RowResult(
+                name=row.name,
+                about=row.about,
+                num_cases=len(of_row),
+                measures=measures,
+                failures=thresholds[row.name].failures(measures),
+                skipped=None if of_row else reason,
+                worst=sorted(translated, key=_goodness)[:_NUM_WORST],
+            )
+        )
+    return results
+
+
+def _goodness(each: Translated) -> tuple[int, float]:
+    return -len(each.faults), each.chrf or 0.0
