@@ -1,21 +1,20 @@
 """The report.html of a run: curves, newest metrics and settings, without scripts."""
 
 import html
-import io
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
-from tfm.plotting import Axes, Figure, drawing, ticker
+from tfm.plotting import ticker
 from tfm.reporting import format_duration, format_number
 from tfm.storage.files import write_text
+from tfm.training.charts import Chart, at_step, grid, points_of, render_chart, render_charts
 from tfm.training.metrics_log import Record, read_metrics
 
 _COLUMNS = (
@@ -74,58 +73,28 @@ def texts_table(
 
 
 _MAX_POINTS = 1000
-# Of training texts and further validation sets, in turn.
-_TEXT_COLORS = ("set-1", "set-2", "set-3", "muted")
-_TEXT_DASHES = ("-", "--", ":", "-.")
-_FIGURE_INCHES = (4.2, 2.8)
-_AXES_BOX = (0.14, 0.17, 0.84, 0.73)
-_FONT_POINTS = 10
-
-# Placeholders, which become CSS variables with values for light and dark mode.
-_COLORS = {
-    "ink": "#000001",
-    "muted": "#000002",
-    "grid": "#000003",
-    "training": "#000004",
-    "validation": "#000005",
-    "best": "#000006",
-    "set-1": "#000007",
-    "set-2": "#000008",
-    "set-3": "#000009",
-}
-
-Points = Sequence[tuple[int, float]]
 
 
 def _nats(perplexity: float) -> float:
     return math.log(perplexity) if perplexity > 0 else math.nan
 
 
-class _Chart(NamedTuple):
-    """A metric over training steps, in training and in validation."""
-
-    name: str
-    title: str
-    unit: str
-    best: Callable[..., tuple[int, float]] | None = None  # max or min; otherwise, y starts at 0
-    transform: Callable[[float], float] = float
-
-
 _MAIN_CHARTS = (
-    _Chart("bleu", "BLEU", "points", best=max),
-    _Chart("f1", "Bracket F1", "percent", best=max),
+    Chart("bleu", "BLEU", "points", best=max),
+    Chart("f1", "Bracket F1", "percent", best=max),
+    Chart("command", "Metric command", "mean of its numbers", best=max),
     # The logarithm of the perplexity is the loss without label smoothing, also in training.
-    _Chart("perplexity", "Loss", "nats/token, no label smoothing", best=min, transform=_nats),
+    Chart("perplexity", "Loss", "nats/token, no label smoothing", best=min, transform=_nats),
 )
 _OTHER_CHARTS = (
-    _Chart("learning_rate", "Learning rate", "× 10⁻³", transform=lambda rate: 1000 * rate),
-    _Chart("gradient_norm", "Gradient norm", "before clipping"),
-    _Chart("target_tokens_per_second", "Speed", "target tokens/s"),
-    _Chart("flops_per_second", "Throughput", "FLOP/s of the model, without padding"),
+    Chart("learning_rate", "Learning rate", "× 10⁻³", transform=lambda rate: 1000 * rate),
+    Chart("gradient_norm", "Gradient norm", "before clipping"),
+    Chart("target_tokens_per_second", "Speed", "target tokens/s"),
+    Chart("flops_per_second", "Throughput", "FLOP/s of the model, without padding"),
 )
 
 _TRAINING_LOSS = _MAIN_CHARTS[-1]._replace(title="Loss in training")
-_TEXTS = _Chart("loss", "Loss by training text", "nats/token, of a sample of each", best=min)
+_TEXTS = Chart("loss", "Loss by training text", "nats/token, of a sample of each", best=min)
 
 
 def write_report(run_dir: Path) -> None:
@@ -146,9 +115,9 @@ def write_report(run_dir: Path) -> None:
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(run_dir.resolve().name),
         state=_render_state(latest, validation, sets, updated),
-        charts=_grid(_render_charts(_MAIN_CHARTS, records, latest["step"])),
+        charts=grid(render_charts(_MAIN_CHARTS, records, latest["step"])),
         texts=_fold("Training texts", _render_texts(texts, training, validation)),
-        others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, records, latest["step"]))),
+        others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, records, latest["step"]))),
         newest=_fold("Newest metrics", _render_newest(training, validation)),
         settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
     )
@@ -173,15 +142,15 @@ def write_comparison(
     steps = [records[-1]["step"] for each in metrics for records in each[:2] if records]
     last_step = max(steps, default=0)
     rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table[1:], start=1)]
-    main = _render_charts(_MAIN_CHARTS, validation, last_step)
-    main += _render_charts([_TRAINING_LOSS], training, last_step)
+    main = render_charts(_MAIN_CHARTS, validation, last_step)
+    main += render_charts([_TRAINING_LOSS], training, last_step)
     page = resources.files("tfm.training") / "report_page.html"
     content = Template(page.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(run.resolve().name for run in runs)),
         state=render_table([table[0], *rows]),
-        charts=_grid(main),
+        charts=grid(main),
         texts="",
-        others=_fold("More curves", _grid(_render_charts(_OTHER_CHARTS, training, last_step))),
+        others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, training, last_step))),
         newest="",
         settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
     )
@@ -201,13 +170,6 @@ def _fold(summary: str, content: str) -> str:
     return content and f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
 
 
-def _points(records: Iterable[Record], chart: _Chart) -> Points:
-    """Return (step, value) of all records with a finite value."""
-    pairs = ((record["step"], record.get(chart.name)) for record in records)
-    points = ((step, chart.transform(value)) for step, value in pairs if value is not None)
-    return [(step, value) for step, value in points if math.isfinite(value)]
-
-
 def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:
     """Return records of each further validation set, "valid NAME", from metrics "NAME:metric"."""
     sets: dict[str, list[Record]] = {}
@@ -220,105 +182,6 @@ def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:
     return sets
 
 
-def _render_charts(
-    charts: Iterable[_Chart], records: Mapping[str, Sequence[Record]], last_step: int
-) -> list[str]:
-    """Return the charts that have points as HTML, with a curve for each name."""
-    figures = []
-    for chart in charts:
-        curves = {name: _points(each, chart) for name, each in records.items()}
-        if any(curves.values()):
-            figures.append(_render_chart(chart, curves, last_step))
-    return figures
-
-
-def _grid(figures: Sequence[str]) -> str:
-    """Return figures side by side as HTML; nothing if there are none."""
-    return '<div class="charts">\n{}\n</div>'.format("\n".join(figures)) if figures else ""
-
-
-def _render_chart(chart: _Chart, curves: Mapping[str, Points], last_step: int) -> str:
-    """Return a chart as an HTML figure with an SVG and a description for screen readers."""
-    file = io.StringIO()
-    # Text is not converted to paths, and ids are deterministic.
-    with drawing({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
-        picture = Figure(figsize=_FIGURE_INCHES)
-        picture.patch.set_visible(False)
-        axes = picture.add_axes(_AXES_BOX)
-        _draw_curves(axes, chart, curves)
-        _label(axes, chart, last_step)
-        picture.savefig(file, format="svg", metadata={"Date": None})
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg ") :]
-    # Ids of all charts share the page's namespace.
-    prefix = chart.title.lower().replace(" ", "-")
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    for name, placeholder in _COLORS.items():
-        svg = svg.replace(placeholder, f"var(--{name})")
-    ranges = (
-        f"{label} from {_at_step(points[0])} to {_at_step(points[-1])}"
-        for label, points in curves.items()
-        if points
-    )
-    description = f"{chart.title}, {chart.unit}, over training steps: {'; '.join(ranges)}."
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
-    return f"<figure>\n<figcaption>{chart.title}</figcaption>\n{svg}</figure>"
-
-
-def _draw_curves(axes: Axes, chart: _Chart, curves: Mapping[str, Points]) -> None:
-    """Draw lines, with dots if there are few points, and a ring around the best value.
-
-    A curve without points takes a color, too: then a run or set has the same color in all charts.
-    """
-    for number, (label, points) in enumerate(curves.items()):
-        if not points:
-            continue
-        is_text = label not in _COLORS
-        axes.plot(
-            *zip(*points, strict=True),
-            color=_COLORS[_TEXT_COLORS[number % len(_TEXT_COLORS)] if is_text else label],
-            linestyle=_TEXT_DASHES[(number + number // 4) % 4] if is_text else "-",
-            label=label.replace("$", r"\$"),  # which would start a formula
-            linewidth=1.1 if label == "training" else 1.8,
-            marker="o" if len(points) <= 40 else "",
-            markersize=3,
-            solid_capstyle="round",
-        )
-    if chart.best and curves.get("validation"):
-        best = chart.best(curves["validation"], key=itemgetter(1))
-        axes.plot(
-            *best,
-            "o",
-            color=_COLORS["best"],
-            label=f"best {_at_step(best)}",
-            markersize=9,
-            markeredgewidth=2,
-            fillstyle="none",
-        )
-
-
-def _label(axes: Axes, chart: _Chart, last_step: int) -> None:
-    """Add axis labels, ticks, grid and legend; all charts of a run have the same steps."""
-    muted = _COLORS["muted"]
-    axes.set_xlabel("step", color=muted, fontsize=_FONT_POINTS)
-    # The unit is written horizontally above the y axis.
-    axes.set_title(chart.unit, loc="left", color=muted, fontsize=_FONT_POINTS)
-    axes.set_xlim(0, 1.03 * max(last_step, 1))  # with room for the ring
-    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    if not chart.best:
-        axes.set_ylim(bottom=0)
-    is_large = axes.get_ylim()[1] >= 1000
-    axes.yaxis.set_major_formatter(ticker.EngFormatter(sep="") if is_large else "{x:g}")
-    axes.tick_params(colors=muted, labelsize=_FONT_POINTS, length=0, pad=5)
-    axes.grid(color=_COLORS["grid"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.patch.set_visible(False)
-    axes.spines[:].set_visible(False)
-    if chart.best:
-        axes.legend(loc="best", frameon=False, labelcolor=_COLORS["ink"], fontsize=_FONT_POINTS)
-
-
 def _render_state(
     latest: Record,
     validation: Sequence[Record],
@@ -326,9 +189,9 @@ def _render_state(
     updated: datetime | None,
 ) -> str:
     """Return how far the run is, its best validations and the time of the newest metrics."""
-    points = ((chart, _points(validation, chart)) for chart in _MAIN_CHARTS)
+    points = ((chart, points_of(validation, chart)) for chart in _MAIN_CHARTS)
     of_sets = (
-        (f"{chart.title} on {name.removeprefix('valid ')}, first and last", _points(each, chart))
+        (f"{chart.title} on {name.removeprefix('valid ')}, first and last", points_of(each, chart))
         for name, each in sets.items()
         for chart in _MAIN_CHARTS
     )
@@ -337,22 +200,17 @@ def _render_state(
         ("Epoch", latest.get("epoch"), str),
         ("Time", latest.get("minutes"), lambda minutes: format_duration(60 * minutes)),
         *(
-            (f"{chart.title}, best in validation", chart.best(each, key=itemgetter(1)), _at_step)
+            (f"{chart.title}, best in validation", chart.best(each, key=itemgetter(1)), at_step)
             for chart, each in points
             if chart.best and each
         ),
         *(
-            (title, f"{_at_step(each[0])} → {_at_step(each[-1])}", str)
+            (title, f"{at_step(each[0])} → {at_step(each[-1])}", str)
             for title, each in of_sets
             if each
         ),
         ("Updated", updated and updated.astimezone(), "{:%Y-%m-%d %H:%M %Z}".format),
     )
-
-
-def _at_step(point: tuple[int, float]) -> str:
-    step, value = point
-    return f"{value:.4g} at step {step:,}"
 
 
 def _render_newest(training: Sequence[Record], validation: Sequence[Record]) -> str:
@@ -391,14 +249,16 @@ def _render_texts(
     names = [" ".join(filter(None, (text["name"], text["tag"]))) for text in texts]
     validated = [record for record in validation if "text_losses" in record]
     losses = {
-        name: _points(({"step": v["step"], "loss": v["text_losses"][i]} for v in validated), _TEXTS)
+        name: points_of(
+            ({"step": v["step"], "loss": v["text_losses"][i]} for v in validated), _TEXTS
+        )
         for i, name in enumerate(names)
     }
     last_step = max((record["step"] for record in validated), default=0)
     table = texts_table(texts, [r["text_pairs"] for r in training if "text_pairs" in r], losses)
     if not all(losses.values()):
         return table
-    return table + _grid([_render_chart(_TEXTS, losses, last_step)])
+    return table + grid([render_chart(_TEXTS, losses, last_step)])
 
 
 def _render_list(*entries: tuple[str, Any, Callable[[Any], str]]) -> str:
