@@ -224,7 +224,7 @@ def test_freezing_needs_a_start(data_dir, tiny_run, tmp_path):
         ({"best_metric": "general:loss"}, "also_valid has no set general"),
         ({"also_valid": ["a=x", "a=y"]}, "two sets of the name a"),
         ({"also_valid": ["x"]}, "must be NAME=DATA, such as general=data/general"),
-        ({"best_metric": "bleu"}, "must be loss, score, NAME:loss or NAME:score"),
+        ({"best_metric": "bleu"}, "must be loss, score or command, or NAME:loss"),
         ({"license": ""}, "must be at most 100 letters, .*, such as CC-BY-4.0"),
         ({"also_valid": ["a=x"], "best_metric": "a:score", "validation_beam": 0}, "computes none"),
     ],

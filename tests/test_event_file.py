@@ -29,7 +29,8 @@ def curves(folder):
     found = {}
     for event in events(folder):
         for value in event.summary.value:
-            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+            if value.WhichOneof("value") == "simple_value":
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
     return found
 
 
@@ -46,6 +47,19 @@ def test_finite_numbers_are_on_disk_at_once(tmp_path):
     assert curves(tmp_path)["validation/general/loss"] == [(2, 3.0)]
     assert set(curves(tmp_path)) == {"train/loss", "validation/bleu", "validation/general/loss"}
     file.close()
+
+
+def test_sample_translations_are_texts_in_which_markup_is_no_markup(tmp_path):
+    sample = {"line": 7, "source": "# two *dogs*", "reference": "zwei Hunde", "output": "<b>狗</b>"}
+    file = EventFile(tmp_path)
+    file.append(line("validation", 5, loss=2.5, samples=[sample]))
+    file.close()
+    *_, event = events(tmp_path)
+    [text] = [value for value in event.summary.value if value.HasField("tensor")]
+    assert text.metadata.plugin_data.plugin_name == "text"
+    assert text.tag.startswith("validation/sample 7")
+    expected = "    # two *dogs*\n    zwei Hunde\n    <b>狗</b>"
+    assert text.tensor.string_val == [expected.encode()]
 
 
 def test_event_files_of_other_programs_stay(tmp_path):

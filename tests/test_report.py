@@ -106,6 +106,29 @@ def test_the_page_begins_with_the_state_of_the_run(report_of):
     }
 
 
+def test_sample_translations_are_shown_from_the_first_and_the_newest_validation(report_of):
+    def validated(step, *outputs):
+        samples = [
+            {"line": line, "source": f"<s> {line}", "reference": f"r {line}", "output": output}
+            for line, output in outputs
+        ]
+        return validation(step, samples=samples)
+
+    page = report_of(
+        validated(50, (3, "a"), (9, "b")),
+        validated(100, (3, "c")),
+        validated(150, (3, "d"), (8, "e")),
+    )
+    [table] = re.findall(r'<div class="samples"><table>(.*?)</table>', page, re.DOTALL)
+    rows = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in table.split("</tr>")]
+    assert rows[:3] == [
+        ["line", "source", "reference", "step 50", "step 150"],
+        ["3", "&lt;s&gt; 3", "r 3", "a", "d"],
+        ["8", "&lt;s&gt; 8", "r 8", "", "e"],
+    ]
+    assert "samples" not in re.sub("<style>.*?</style>", "", report_of(validation(5)), flags=re.S)
+
+
 def test_a_report_lists_the_newest_metrics(report_of):
     page = report_of(training(50), validation(50), training(1000))
     assert figures(page.split("</svg>")[-1]) == {

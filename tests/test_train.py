@@ -568,9 +568,9 @@ def test_validation_has_the_steps_that_the_search_of_the_dataset_asks_for(
 ):
     most_useful, numbers = MinimumBayesRisk.most_useful, []
 
-    def counted(step, candidates):
+    def counted(step, candidates, source):
         numbers.append(len(candidates))
-        return most_useful(step, candidates)
+        return most_useful(step, candidates, source)
 
     def open_with_search(*args, **kwargs):
         data = open_data(*args, **kwargs)

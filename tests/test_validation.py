@@ -78,6 +78,25 @@ def test_a_program_scores_the_outputs_with_their_sources_and_references(validate
     assert str(validation).endswith(f" · command {mean:.4g}")
 
 
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_the_same_sentences_are_samples_of_each_validation(validate, number):
+    pairs = []
+
+    def ask(data):
+        training = replace(data.info.run.training, validation_samples=number)
+        run = replace(data.info.run, training=training)
+        object.__setattr__(data, "info", replace(data.info, run=run))
+        pairs.extend(zip(data.valid.sources, data.valid.references, strict=True))
+
+    samples = validate(1, change=ask).samples
+    assert [each.line for each in samples] == {0: [], 1: [len(pairs) // 2 + 1]}.get(
+        number, [(2 * i + 1) * len(pairs) // 6 + 1 for i in range(number)]
+    )
+    assert [(each.source, each.reference) for each in samples] == [
+        pairs[s.line - 1] for s in samples
+    ]
+
+
 def test_a_program_that_fails_costs_only_its_score(validate, capsys):
     with MetricCommand("echo 1; echo out of memory >&2; exit 3") as command:
         validation = validate(1, command=command)

@@ -320,6 +320,7 @@ def train(
     average_last: int | None = ...,
     average: bool | None = ...,
     validation_beam: int | None = ...,
+    validation_samples: int | None = ...,
     validation_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     metric_command: StrPath | None = ...,
     log_steps: int | None = ...,
@@ -406,6 +407,7 @@ def train(
         average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
         validation_beam: Beam size for the validation score; 0 computes no score.
+        validation_samples: Show the translations of N sentences at each validation, always the same ones.
         validation_tokenize: Tokenizer of BLEU in validation; auto depends on the target language.
         metric_command: Also validate by a program, which reads source, output, reference (TSV) and prints a number.
         log_steps: Write a line to metrics.jsonl every N steps.

@@ -185,6 +185,11 @@ class TrainingConfig(Settings, section="training"):
     validation_beam: int = setting(
         1, "Beam size for the validation score; 0 computes no score.", limits=(0, 64)
     )
+    validation_samples: int = setting(
+        3,
+        "Show the translations of N sentences at each validation, always the same ones.",
+        limits=(0, 100),
+    )
     validation_tokenize: TokenizerChoice = setting(
         "auto", "Tokenizer of BLEU in validation; auto depends on the target language."
     )

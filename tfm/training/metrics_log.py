@@ -15,7 +15,7 @@ from tfm.reporting import say
 from tfm.storage.files import atomic_write
 
 MEASURED = ("train", "validation")  # the kinds of records with measured values
-_NOT_MEASURED = ("kind", "signature", "text_pairs", "text_losses")
+_NOT_MEASURED = ("kind", "signature", "text_pairs", "text_losses", "samples")
 _MAX_NUMBER = 1e300
 
 Record = dict[str, Any]
@@ -247,6 +247,7 @@ class EventFile:
     def _write(self, record: Record) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import text
 
         values = [
             # TensorBoard groups curves by the first word.
@@ -254,6 +255,10 @@ class EventFile:
             for name, value in record.items()
             if name not in _NO_CURVES and isinstance(value, int | float) and math.isfinite(value)
         ]
+        for sample in record.get("samples", ()):
+            # TensorBoard shows Markdown, in which four spaces begin text as it is.
+            shown = "\n".join(f"    {sample[key]}" for key in ("source", "reference", "output"))
+            values += text(f"{record['kind']}/sample {sample['line']}", shown).value
         event = Event(
             step=record["step"],
             wall_time=self._started + 60 * (record.get("minutes") or 0.0),

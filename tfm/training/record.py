@@ -10,7 +10,7 @@ from tfm.errors import DETAIL
 from tfm.reporting import format_duration, say
 from tfm.training.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
-from tfm.training.validation import Validation
+from tfm.training.validation import Sample, Validation
 
 _MAX_PAIRS_IN_MESSAGE = 10
 
@@ -35,7 +35,7 @@ class RunRecord:
         self._log: MetricsLog | None = None
         self._events: EventFile | None = None
         self._has_report = True
-        self._has_printed_signature = False
+        self._has_printed_signature = self._has_printed_sources = False
 
     def open(self, step: int) -> None:
         """Open metrics.jsonl, without the lines after this step.
@@ -81,7 +81,8 @@ class RunRecord:
         main = validations[""]
         signature = {"signature": main.score.signature} if main.score else {}
         text_losses = {"text_losses": main.text_losses} if main.text_losses else {}
-        self._write(record | signature | all_metrics(validations) | text_losses)
+        samples = {"samples": [asdict(each) for each in main.samples]} if main.samples else {}
+        self._write(record | signature | all_metrics(validations) | text_losses | samples)
         if main.score and not self._has_printed_signature:
             # On a line of its own: terminals break longer ones within words.
             say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
@@ -89,6 +90,16 @@ class RunRecord:
         for name, validation in validations.items():
             label = f"valid {name}" if name else "valid"
             say(f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}")
+        self._say_samples(main.samples)
+
+    def _say_samples(self, samples: Sequence[Sample]) -> None:
+        """Print the translations of the samples, the first time with their sources."""
+        for each in samples:
+            if not self._has_printed_sources:
+                say(f"sample {each.line:,}: source    {each.source}")
+                say(f"sample {each.line:,}: reference {each.reference}")
+            say(f"sample {each.line:,}: output    {each.output}")
+        self._has_printed_sources = True
 
     def write_end(self, state: EndState, *, step: int) -> None:
         """Write how this process ends; the line is removed when the run resumes."""

@@ -73,6 +73,7 @@ def texts_table(
 
 
 _MAX_POINTS = 1000
+_SAMPLE = itemgetter("line", "source", "reference", "output")
 
 
 def _nats(perplexity: float) -> float:
@@ -118,6 +119,7 @@ def write_report(run_dir: Path) -> None:
         charts=grid(render_charts(_MAIN_CHARTS, records, latest["step"])),
         texts=_fold("Training texts", _render_texts(texts, training, validation)),
         others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, records, latest["step"]))),
+        samples=_fold("Sample translations", _render_samples(validation)),
         newest=_fold("Newest metrics", _render_newest(training, validation)),
         settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
     )
@@ -150,6 +152,7 @@ def write_comparison(
         state=render_table([table[0], *rows]),
         charts=grid(main),
         texts="",
+        samples="",
         others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, training, last_step))),
         newest="",
         settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
@@ -238,6 +241,22 @@ def _render_newest(training: Sequence[Record], validation: Sequence[Record]) -> 
         ("FLOPs by the paper (time × peak)", newest.get("paper_estimate_flops"), flop),
         ("Signature", validated.get("signature"), str),
     )
+
+
+def _render_samples(validation: Sequence[Record]) -> str:
+    """Return the first and the newest translation of each sample as HTML; nothing without any."""
+    validated = [record for record in validation if record.get("samples")]
+    if not validated:
+        return ""
+    first, newest = validated[0], validated[-1]
+    # A resumed run may have other samples.
+    outputs = {sample["line"]: sample["output"] for sample in first["samples"]}
+    columns = ["line", "source", "reference", *(f"step {r['step']:,}" for r in (first, newest))]
+    rows = [
+        [f"{line:,}", source, reference, outputs.get(line, ""), output]
+        for line, source, reference, output in map(_SAMPLE, newest["samples"])
+    ]
+    return f'<div class="samples">{render_table([columns, *rows])}</div>'
 
 
 def _render_texts(

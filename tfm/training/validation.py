@@ -29,6 +29,17 @@ from tfm.training.progress import Heartbeat, no_heartbeat
 # Translation checks whether to stop after this many sentences.
 _CHUNK = 128
 _PAIRS_PER_TEXT = 200  # of each training text, of which the loss is computed
+_MAX_SAMPLE_LENGTH = 500  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A sentence of a validation set with its translation; long ones are cut off."""
+
+    line: int  # from 1
+    source: str
+    reference: str
+    output: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,7 @@ class Validation:
     metrics: dict[str, float]  # loss in nats per target token, perplexity, score if computed
     score: MetricScore | None = None
     text_losses: list[float] = field(default_factory=list)  # of samples of the training texts
+    samples: Sequence[Sample] = ()  # of the same sentences in all validations
 
     def __str__(self) -> str:
         loss = format_number(self.metrics["loss"], decimals=3)
@@ -97,7 +109,20 @@ class Validator:
             if (measured := self._run(self.command, outputs)) is None:
                 return None
             metrics |= measured
-        return Validation(metrics=metrics, score=score, text_losses=text_losses)
+        return Validation(
+            metrics=metrics, score=score, text_losses=text_losses, samples=self._samples(outputs)
+        )
+
+    def _samples(self, outputs: Sequence[str]) -> list[Sample]:
+        """Return sentences at equal distances, with their translations."""
+        number = min(self.info.run.training.validation_samples, len(outputs))
+        indices = [(2 * i + 1) * len(outputs) // (2 * number) for i in range(number)]
+        columns = self.split.sources, self.split.references, outputs
+        texts = [[column[i][:_MAX_SAMPLE_LENGTH] for column in columns] for i in indices]
+        return [
+            Sample(line=i + 1, source=source, reference=reference, output=output)
+            for i, (source, reference, output) in zip(indices, texts, strict=True)
+        ]
 
     def _run(self, command: MetricCommand, outputs: list[str]) -> dict[str, float] | None:
         """Return the mean score that a program gives to outputs; None if interrupted.
