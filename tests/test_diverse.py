@@ -21,10 +21,10 @@ SOURCES = [[4, 5, EOS], [6, EOS], [EOS], [5, 5, 6, EOS]]
 transformer = partial(small_models.transformer, V, sharpness=2)
 
 
-def find(model, sources=SOURCES, **config):
+def find(model, sources=SOURCES, prefixes=None, **config):
     settings = SearchConfig(**{"max_extra_length": 4, "min_length": 0, **config})
     with torch.inference_mode():
-        return search(model, *batch_of(sources), settings)
+        return search(model, *batch_of(sources), settings, prefixes=prefixes)
 
 
 class SlowGroup:
@@ -59,7 +59,7 @@ class SlowGroup:
             times_chosen[prefix[-1]] += 1
 
 
-def slow_search(model, source, *, num_groups, size, strength, alpha, max_length):
+def slow_search(model, source, *, num_groups, size, strength, steps, alpha, max_length):
     """Return the outputs of each group, best first; alpha must not be negative."""
 
     @cache
@@ -73,7 +73,8 @@ def slow_search(model, source, *, num_groups, size, strength, alpha, max_length)
         times_chosen = [0] * V
         for group in groups:
             if length == 1 or not group.is_over(length):
-                group.step(log_probs_after, length, times_chosen, strength)
+                is_diverse = steps is None or length <= steps
+                group.step(log_probs_after, length, times_chosen, strength if is_diverse else 0)
     return [group.finished for group in groups]
 
 
@@ -83,17 +84,31 @@ def slow_search(model, source, *, num_groups, size, strength, alpha, max_length)
     num_groups=st.integers(2, 3),
     size=st.integers(1, 3),
     strength=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    steps=st.sampled_from([None, 1, 2]),
     alpha=st.sampled_from([0.0, 0.6, 1.0]),
 )
-def test_groups_choose_as_the_slow_search_does(seed, num_groups, size, strength, alpha):
+def test_groups_choose_as_the_slow_search_does(seed, num_groups, size, strength, steps, alpha):
     model = transformer(seed)
     found = find(model, beam_size=num_groups * size, num_groups=num_groups, length_penalty=alpha,
-                 n_best=num_groups * size, diversity_strength=strength)  # fmt: skip
+                 n_best=num_groups * size, diversity_strength=strength,
+                 diversity_steps=steps)  # fmt: skip
     for best, source in zip(found, SOURCES, strict=True):
         groups = slow_search(model, source, num_groups=num_groups, size=size, strength=strength,
-                             alpha=alpha, max_length=len(source) + 4)  # fmt: skip
+                             steps=steps, alpha=alpha, max_length=len(source) + 4)  # fmt: skip
         expected = {tokens: score for group in groups for tokens, _, score in group}
         assert {h.tokens for h in best} == set(expected)
         assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
         for hypothesis in best:
             assert hypothesis.score == pytest.approx(expected[hypothesis.tokens], abs=1e-4)
+
+
+def test_groups_may_differ_only_in_the_first_token_after_a_prefix():
+    """As other ways to continue a translation need it."""
+    prefixes = [[4, 5], [6], [], [7, 7, 7]]
+    diverse = {"num_groups": 3, "diversity_strength": 1000.0, "diversity_steps": 1}
+    found = find(transformer(1), beam_size=3, n_best=3, min_length=4, prefixes=prefixes, **diverse)
+    plain = find(transformer(1), beam_size=1, min_length=4, prefixes=prefixes)
+    for best, [first], prefix in zip(found, plain, prefixes, strict=True):
+        assert all(list(each.tokens[: len(prefix)]) == prefix for each in best)
+        assert len({each.tokens[len(prefix)] for each in best}) == 3
+        assert first.tokens in {each.tokens for each in best}  # the first group is free

@@ -6,7 +6,7 @@ from tfm.config import SearchConfig
 from tfm.errors import UsageError
 
 OF_SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "epsilon": 0.1, "seed": 2}
-OF_BEAMS = {"num_groups": 2, "diversity_strength": 1.0}
+OF_BEAMS = {"num_groups": 2, "diversity_strength": 1.0, "diversity_steps": 1}
 LABELS = {"beam_size": "beam_size (--beam)"}  # of flags with another name
 
 
@@ -47,6 +47,8 @@ def test_groups_divide_the_beam_and_strength_needs_groups():
     assert problems(num_groups=0) == ["num_groups is 0, but must be at least 1"]
     [problem] = problems(diversity_strength=2.0)
     assert problem.startswith("diversity_strength has no effect on a single group")
+    [problem] = problems(diversity_steps=1)
+    assert problem.startswith("diversity_steps has no effect on a single group")
 
 
 def test_n_best_is_at_most_the_beam_size():

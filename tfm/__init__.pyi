@@ -639,6 +639,7 @@ def generate(
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
+    diversity_steps: int | None = ...,
     temperature: float | None = ...,
     top_k: int | None = ...,
     top_p: float | None = ...,
@@ -697,6 +698,7 @@ def generate(
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        diversity_steps: Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.
         temperature: Sampling: divide logits by this; below 1 is less random.
         top_k: Sampling: draw from the N most probable tokens; from all if unset.
         top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
@@ -807,6 +809,7 @@ def check(
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
+    diversity_steps: int | None = ...,
     temperature: float | None = ...,
     top_k: int | None = ...,
     top_p: float | None = ...,
@@ -854,6 +857,7 @@ def check(
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        diversity_steps: Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.
         temperature: Sampling: divide logits by this; below 1 is less random.
         top_k: Sampling: draw from the N most probable tokens; from all if unset.
         top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
@@ -941,6 +945,7 @@ def serve(
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
+    diversity_steps: int | None = ...,
     shortlist: bool | None = ...,
     max_source_length: int | None = ...,
     max_tokens: int | None = ...,
@@ -972,7 +977,7 @@ def serve(
         max_requests: Maximum number of requests that wait or are translated; further requests are refused.
         max_connections: Maximum number of open connections; requests on further connections are refused.
         answer_seconds: Maximum time in seconds to answer a request, waiting included.
-        receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
+        receive_seconds: Maximum time in seconds for a header or a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
@@ -986,6 +991,7 @@ def serve(
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        diversity_steps: Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.
         shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.

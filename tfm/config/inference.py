@@ -33,6 +33,7 @@ class SearchConfig(Settings, section="search"):
         "beam_size": ("beam", "exact"),
         "num_groups": ("beam",),
         "diversity_strength": ("beam",),
+        "diversity_steps": ("beam",),
         "temperature": ("sample",),
         "top_k": ("sample",),
         "top_p": ("sample",),
@@ -105,6 +106,11 @@ class SearchConfig(Settings, section="search"):
         0.5,
         "Diverse beam search: penalty in nats per earlier group that chose the same token.",
         limits=(0, 1000),
+    )
+    diversity_steps: int | None = count(
+        None,
+        "Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.",
+        most=MAX_LENGTH,
     )
     temperature: float = setting(
         1.0, "Sampling: divide logits by this; below 1 is less random.", limits=(0.01, 1000)
@@ -190,8 +196,9 @@ class SearchConfig(Settings, section="search"):
             yield f"mbr_tokenize {self.mbr_tokenize} has no effect without mbr bleu"
         if (self.mbr == "command") != (self.metric_command is not None):
             yield "mbr command and metric_command need each other: give both"
-        if self.num_groups == 1 and "diversity_strength" in changed:
-            yield "diversity_strength has no effect on a single group: set num_groups, too"
+        if self.num_groups == 1:
+            for name in {"diversity_strength", "diversity_steps"}.intersection(changed):
+                yield f"{name} has no effect on a single group: set num_groups, too"
         if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
             yield f"tag in [search] {problem}"
 

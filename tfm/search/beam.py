@@ -6,6 +6,7 @@ In diverse beam search (Vijayakumar et al. 2018), groups of a beam avoid each ot
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
@@ -68,7 +69,8 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
 
     Each group is a beam search with an equal share of the beam. At each step, groups choose one
     after another, and rank a token `diversity_strength` nats lower for each time that an earlier
-    group chose it (Hamming diversity). Log probabilities and scores remain the model's.
+    group chose it (Hamming diversity); if `diversity_steps` are set, only of the first tokens that
+    no prefix forces. Log probabilities and scores remain the model's.
 
     Returns:
         At most `n_best` distinct hypotheses of each source: the best of each group, then the second
@@ -78,8 +80,10 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
     finished: list[list[list[Hypothesis]]] = [[[] for _ in start.sentences] for _ in groups]
     # Each group keeps as many as its beam holds, so that `n_best` does not change the search.
     size = config.beam_size // config.num_groups
+    num_free = start.to_device(np.zeros(len(start.sentences), np.int64))  # tokens not forced so far
     while any(group.num_open for group in groups):
         times_chosen: Tensor | None = None  # [all sentences, V] by earlier groups
+        is_free = num_free.new_zeros(len(num_free), dtype=torch.bool)
         for group, group_finished in zip(groups, finished, strict=True):
             if not group.num_open:
                 continue
@@ -88,15 +92,20 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
             if times_chosen is None:
                 times_chosen = log_probs.new_zeros(len(start.sentences), log_probs.size(2))
             totals = past[:, :, None] + log_probs
-            chosen = _choose(totals, times_chosen, sentences, config.diversity_strength, size)
+            strengths = config.diversity_strength * totals.new_ones(len(num_free))
+            if config.diversity_steps is not None:
+                strengths[num_free >= config.diversity_steps] = 0.0
+                is_free[sentences] |= totals.isfinite().flatten(1).sum(1) > 1
+            chosen = _choose(totals, times_chosen, sentences, strengths, size)
             can_improve = finish(group, chosen, group_finished, size)
             is_open = can_improve.any(axis=1, keepdims=True)
             group.advance(chosen, is_open & (chosen.tokens != EOS) & np.isfinite(chosen.totals))
+        num_free += is_free
     return [_merge_groups(of_groups, config.n_best) for of_groups in zip(*finished, strict=True)]
 
 
 def _choose(
-    totals: Tensor, times_chosen: Tensor, sentences: Tensor, strength: float, size: int
+    totals: Tensor, times_chosen: Tensor, sentences: Tensor, strengths: Tensor, size: int
 ) -> Continuations:
     """Return the best continuations of a group's hypotheses, and count their tokens.
 
@@ -104,10 +113,10 @@ def _choose(
         totals: [B, K, V] log probabilities of all continuations.
         times_chosen: [all sentences, V] how often earlier groups chose a token.
         sentences: [B] indices of the sentences among all.
-        strength: Nats by which a token ranks lower for each time.
+        strengths: [all sentences] nats by which a token ranks lower for each time.
         size: Maximum number of continuations of a sentence.
     """
-    penalties = strength * times_chosen[sentences]
+    penalties = strengths[sentences, None] * times_chosen[sentences]
     ranked = (totals - penalties[:, None, :]).flatten(1)
     index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
     totals, vocab_size = totals.flatten(1).gather(1, index), totals.size(2)

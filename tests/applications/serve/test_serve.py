@@ -25,6 +25,7 @@ from urllib import error, parse, request
 import numpy as np
 import pytest
 from helpers import wait_until
+from hostile import KINDS
 
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig
@@ -328,7 +329,9 @@ def test_translations_continue_a_prefix(address):
     assert len(set(texts)) == 3
     assert all(text.startswith("sieben ") for text in texts)
     _, explained = address.post("/explain", fields)
-    assert [each["text"] for each in explained["translations"]][:3] == texts
+    best, *others = [each["text"] for each in explained["translations"]]
+    assert best == texts[0]
+    assert len({text.split()[1] for text in [best, *others]}) == 1 + len(others) > 3
     for changes, message in (
         ({"q": "seven cars\ntwo trees"}, "prefix is for a single sentence, but q has 2"),
         ({"q": ["seven cars"]}, "prefix is for a single sentence of plain text"),
@@ -564,6 +567,25 @@ def test_a_request_that_arrives_slowly_is_ended_and_blocks_nobody(start):
     assert time.monotonic() - started < 10
 
 
+def test_connections_whose_request_does_not_arrive_are_closed(start):
+    address = start(stand_in(upper), ServeConfig(receive_seconds=1))
+    asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        silent, slow, again = (stack.enter_context(address.connect()) for _ in range(3))
+        again.sendall(asked)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += again.recv(1000)
+        started = time.monotonic()
+        again.sendall(asked[:9])
+        for byte in asked[:6]:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.1)
+        assert [each.recv(1000) for each in (silent, slow, again)] == [b""] * 3
+        assert 0.5 < time.monotonic() - started < 5
+        assert address.send("/health")[0] == 200
+
+
 def test_requests_on_too_many_connections_are_refused(start):
     address = start(stand_in(upper), ServeConfig(max_connections=2))
     with address.connect(), address.connect(), address.connect() as third:
@@ -617,6 +639,23 @@ def test_random_requests_never_break_the_server(start):
             with contextlib.suppress(TimeoutError, ConnectionResetError):
                 assert not connection.recv(12).endswith(b" 500")
     assert address.post("/translate", json.loads(body)) == (200, {"translatedText": "AB"})
+    assert 'status="500"' not in address.send("/metrics")[1]
+
+
+def test_hostile_requests_are_refused_and_never_break_the_server(start):
+    config = ServeConfig(receive_seconds=1, max_body_bytes=300_000)
+    address = start(stand_in(upper, config, SentenceCache()), config)
+    statuses = set()
+    for kind in (kind for kind in KINDS if kind.__name__ not in ("slow", "costly")):
+        draw = random.Random(kind.__name__)
+        for _ in range(5):
+            hostile = kind(draw)
+            with address.connect() as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(hostile.data)
+                if not hostile.is_left:
+                    statuses.add(connection.recv(12)[9:])
+    assert statuses <= {b"", *(str(n).encode() for n in (200, 400, 403, 404, 405, 408, 413, 415))}
+    assert address.post("/translate", {"q": "a", **PAIR}) == (200, {"translatedText": "A"})
     assert 'status="500"' not in address.send("/metrics")[1]
 
 

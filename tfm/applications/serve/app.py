@@ -127,7 +127,8 @@ class Service:
                     400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
                 )
             with route.model.queue.place():
-                config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
+                prefix = asked.prefix or ""
+                config = route.line_config(asked.terms, prefix=prefix, n_best=n_best)
                 work = route.translate(asked.texts, config, asked.format)
                 found = await _answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
@@ -190,15 +191,13 @@ class Service:
         asked, route, _ = await self._read(request)
         if route is None:
             raise HTTPException(400, "source and target are the same language")
-        n_best = min(_EXPLAINED, route.search.beam_size)
         sentences = route.sentences(asked.texts[0])
         if not sentences:
             raise HTTPException(400, "q has no letters: send a sentence")
         sentence = sentences[0]
         with route.model.queue.place():
-            config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
-            work = route.search_lines([sentence], config)
-            [found] = await _answered(request, work, self._config.answer_seconds)
+            work = route.alternatives(sentence, asked.terms, asked.prefix, _EXPLAINED)
+            found = await _answered(request, work, self._config.answer_seconds)
             attention = route.attention(sentence, asked.translation or found[0].text)
             maps = await _answered(request, attention, self._config.answer_seconds)
         return JSONResponse(

@@ -172,7 +172,8 @@ async function explain(span, start) {
   const translation = span.textContent;
   const prefix = translation.slice(0, start);
   mark(span, start);
-  explained = await post("explain", "explain", { q: source, prefix, translation });
+  const fields = { q: source, translation, ...(start === null ? {} : { prefix }) };
+  explained = await post("explain", "explain", fields);
   chosen = null;
   const word = [...span.children].find((each) => Number(each.dataset.start) === start);
   byId("others-title").textContent =

@@ -65,7 +65,7 @@ class TranslationRequest:
     target: str
     num_alternatives: int
     terms: Terms
-    prefix: str
+    prefix: str | None
     wants_parts: bool
     translation: str | None
 
@@ -80,7 +80,7 @@ class TranslationRequest:
         """
         limit = config.max_characters
         texts, is_list = _texts(fields.get("q"), limit)
-        prefix = _text(fields, "prefix", limit)
+        prefix = None if fields.get("prefix") is None else _text(fields, "prefix", limit)
         text_format: Any = fields.get("format") or "text"
         if text_format not in ("text", "html"):
             raise HTTPException(400, 'format must be "text" or "html"')

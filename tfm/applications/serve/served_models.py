@@ -68,7 +68,7 @@ class ServedModel:
         # OpenMP's number of threads belongs to the thread that sets it.
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device, self._inference = engine.compute.device, inference
-        self._steps_config = steps
+        self._steps_config, self.has_glossary = steps, steps.glossary is not None
         self._steps: dict[SearchConfig, list[Step]] = {}
         self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
         self._lock = threading.Lock()
@@ -214,6 +214,30 @@ class Route:
     def line_config(self, terms: Terms = (), *, prefix: str = "", n_best: int = 1) -> LineConfig:
         """Return the settings for `n_best` translations of lines."""
         return LineConfig(replace(self.search, n_best=n_best), terms, prefix)
+
+    async def alternatives(
+        self, line: str, terms: Terms, prefix: str | None, number: int
+    ) -> list[Output]:
+        """Return the best translations of a sentence.
+
+        With a prefix, even an empty one, all but the first differ in the token after it, unless a
+        glossary needs another search.
+        """
+        n_best = min(number, self.search.beam_size)
+        config = self.line_config(terms, prefix=prefix or "", n_best=n_best)
+        [found] = await self.search_lines([line], config)
+        if prefix is not None and not terms and not self.model.has_glossary:
+            search = replace(
+                self.search,
+                beam_size=number,
+                num_groups=number,
+                n_best=number,
+                diversity_strength=1000.0,
+                diversity_steps=1,
+            )
+            [others] = await self.search_lines([line], replace(config, search=search))
+            found = [found[0], *(each for each in others if each.text != found[0].text)]
+        return found
 
     async def search_lines(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each sentence, the best first."""
