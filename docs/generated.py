@@ -53,6 +53,7 @@ from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
 from tfm.stages.score import ScoreResult
+from tfm.stages.score_lines import LineScore
 from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
 
@@ -87,6 +88,7 @@ _RESULTS = (
     ScoreResult,
     MetricScore,
     Comparison,
+    LineScore,
     CheckResult,
     RowResult,
     Translated,

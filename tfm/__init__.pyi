@@ -738,6 +738,10 @@ def score(
     language: StrPath | None = ...,
     baseline: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
     source: StrPath | os.PathLike[str] | Iterable[str] | None = ...,
+    worst: int | None = ...,
+    per_line: StrPath | None = ...,
+    page: StrPath | None = ...,
+    compare: StrPath | Sequence[StrPath] | None = ...,
     lowercase: bool | None = ...,
     tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     chrf_word_order: int | None = ...,
@@ -765,8 +769,13 @@ def score(
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
-        source: File of the source text, for --metric-command (default: the text of the last tfm
-            generate for this reference).
+        source: File of the source text, for --metric-command and single lines (default: the text of
+            the last tfm generate for this reference).
+        worst: Print the N lines with the lowest chrF.
+        per_line: Write chrF, BLEU and TER of each line to a file of tab-separated values, or to a
+            .jsonl file with the texts.
+        page: Write a web page of the lines that marks what differs from the reference.
+        compare: File of further translations for the page and the file of lines; repeatable.
         lowercase: Ignore case; TER always ignores it.
         tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
         chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
@@ -794,6 +803,8 @@ def check(
     lines: int | None = ...,
     thresholds: StrPath | None = ...,
     baseline: StrPath | None = ...,
+    page: StrPath | None = ...,
+    junit: StrPath | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
@@ -829,7 +840,7 @@ def check(
 
     Each row changes the lines of a test set in one way, and compares the translations with those of
     the unchanged lines. The exit code is 1 if a row exceeds a threshold. Placeholders, addresses
-    and the like are copied as in tfm generate; --no-protect shows the model without that.
+    and the like are copied, but not with --no-protect.
 
     Examples::
 
@@ -838,11 +849,13 @@ def check(
 
     Args:
         model: Model or run folder (default: the newest run).
-        source: Lines to change, instead of the test or validation set of the model's dataset.
+        source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
         thresholds: TOML file of thresholds: [all] for all rows, [ROW] for one.
         baseline: Model that may not be significantly better in a row.
+        page: Write the rows and their worst translations as a web page.
+        junit: Write the rows as test cases of a JUnit file, for build servers.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.

@@ -88,14 +88,9 @@ def print_check(result: "CheckResult", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(result), ensure_ascii=False))  # noqa: T201
         return
-    by_number = sorted(result.rows, key=lambda row: -len(row.measures))
-    names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
-    table = [["row", "cases", *names, ""]]
-    for row in result.rows:
-        values = (f"{row.measures[n]:.1f}" if n in row.measures else "" for n in names)
-        verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
-        table.append([row.name, f"{row.num_cases:,}", *values, verdict])
-    print(*format_table(table, _columns()), sep="\n")  # noqa: T201
+    from tfm.applications.check.reports import table
+
+    print(*format_table(table(result), _columns()), sep="\n")  # noqa: T201
     for row in result.rows:
         if row.failures or row.skipped:
             say(f"check: {row.name} ({row.about}): {', '.join(row.failures) or row.skipped}")
@@ -126,6 +121,11 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
             texts.insert(1, _format_comparison(score.value, score.comparison))
         for text in filter(None, texts):
             print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
+    for line in result.worst:
+        numbers = f"chrF {line.chrf:.1f}, BLEU {line.bleu:.1f}, TER {line.ter:.1f}"
+        lines = {f"line {line.line:,}": numbers, "  source": line.source}
+        lines |= {"  reference": line.reference, "  output": line.text}
+        print_rows({label: printable(text) for label, text in lines.items() if text is not None})
 
 
 def _format_comparison(value: float, comparison: "Comparison") -> str:

@@ -1,12 +1,13 @@
 """tfm check: a model → how it behaves on changed text, and whether that is good enough."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, command
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import UsageError
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT
+from tfm.storage.paths import RUNS_ROOT, new_file
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
@@ -23,13 +24,15 @@ def check(
     lines: Annotated[int, Flag("N")] = 100,
     thresholds: ExistingFile = None,
     baseline: Annotated[ExistingFolder, Flag("MODEL")] = None,
+    page: Annotated[Path | None, Flag("FILE")] = None,
+    junit: Annotated[Path | None, Flag("FILE")] = None,
     **settings: Any,
 ) -> "CheckResult":
     """Check how a model translates capitals, typos, numbers, addresses, long lines and the like.
 
     Each row changes the lines of a test set in one way, and compares the translations with those of
     the unchanged lines. The exit code is 1 if a row exceeds a threshold. Placeholders, addresses
-    and the like are copied as in tfm generate; --no-protect shows the model without that.
+    and the like are copied, but not with --no-protect.
 
     Examples::
 
@@ -38,11 +41,13 @@ def check(
 
     Args:
         model: Model or run folder (default: the newest run).
-        source: Lines to change, instead of the test or validation set of the model's dataset.
+        source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
         thresholds: TOML file of thresholds: [all] for all rows, [ROW] for one.
         baseline: Model that may not be significantly better in a row.
+        page: Write the rows and their worst translations as a web page.
+        junit: Write the rows as test cases of a JUnit file, for build servers.
         **settings: Settings of [steps], [search] and [inference].
 
     Raises:
@@ -55,10 +60,14 @@ def check(
     if lines < 1:
         raise UsageError(f"--lines is {lines}, but must be at least 1")
     from tfm.applications.check import measures, suite
+    from tfm.applications.check.reports import write_check_page, write_junit
     from tfm.commands.translator import Translator
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
 
+    read = (source, reference, thresholds)
+    new_file(page, flag="--page", read=read)
+    new_file(junit, flag="--junit", read=(*read, page))
     limits = measures.read_thresholds(thresholds)
     folders = [
         ModelFolder.open(each) for each in (model or newest_run(RUNS_ROOT), baseline) if each
@@ -84,7 +93,7 @@ def check(
         baseline=None if baseline is None else translate_with(folders[1]),
         training=suite.training_target(folders[0]),
     )
-    return suite.CheckResult(
+    result = suite.CheckResult(
         model=str(folders[0]),
         baseline=None if baseline is None else str(folders[1]),
         num_lines=len(pairs),
@@ -92,3 +101,8 @@ def check(
         passed=not any(row.failures for row in rows),
         rows=rows,
     )
+    if page is not None:
+        write_check_page(page, result, folders[0].info.target)
+    if junit is not None:
+        write_junit(junit, result)
+    return result

@@ -10,7 +10,13 @@ from tfm.config import ScoreConfig, settings_from
 from tfm.config.schema import shown
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName
-from tfm.storage.paths import RUNS_ROOT, STANDARD_STREAM, existing_file, existing_file_or_stream
+from tfm.storage.paths import (
+    RUNS_ROOT,
+    STANDARD_STREAM,
+    existing_file,
+    existing_file_or_stream,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from tfm.stages.score import ScoreResult
@@ -47,6 +53,10 @@ def score(
     language: Annotated[str | None, Flag("CODE")] = None,
     baseline: Annotated[Text | None, Flag(kind=Path | None)] = None,
     source: Annotated[Text | None, Flag(kind=Path | None)] = None,
+    worst: Annotated[int, Flag("N")] = 0,
+    per_line: Annotated[Path | None, Flag("FILE")] = None,
+    page: Annotated[Path | None, Flag("FILE")] = None,
+    compare: Annotated[tuple[Path, ...], existing_file, Flag("FILE")] = (),
     **settings: Any,
 ) -> "ScoreResult":
     """Score translations; each score has a signature of its settings.
@@ -67,8 +77,13 @@ def score(
         language: Target language, for BLEU's tokenizer and --paper (default: as in the last tfm
             generate for this reference, or the reference's suffix).
         baseline: Other translations of the same text: test whether the scores differ.
-        source: File of the source text, for --metric-command (default: the text of the last tfm
-            generate for this reference).
+        source: File of the source text, for --metric-command and single lines (default: the text of
+            the last tfm generate for this reference).
+        worst: Print the N lines with the lowest chrF.
+        per_line: Write chrF, BLEU and TER of each line to a file of tab-separated values, or to a
+            .jsonl file with the texts.
+        page: Write a web page of the lines that marks what differs from the reference.
+        compare: File of further translations for the page and the file of lines; repeatable.
         **settings: Settings of [score].
 
     Raises:
@@ -86,19 +101,36 @@ def score(
         paper=paper,
         has_baseline=baseline is not None,
     )
-    if source is not None and "command" not in (metrics or ()):
-        raise UsageError("--source only affects the scores of a program: add --metric-command")
+    if worst < 0:
+        raise UsageError(f"--worst is {worst}, but must be at least 0")
+    has_lines = worst > 0 or per_line is not None or page is not None
+    if source is not None and "command" not in (metrics or ()) and not has_lines:
+        raise UsageError(
+            "--source only affects the scores of a program and of lines: add --metric-command, "
+            "--worst, --per-line or --page"
+        )
+    if compare and per_line is page is None:
+        raise UsageError("--compare has no effect without --per-line or --page")
     if test_set is not None and one_or_several(reference):
         raise UsageError("--test-set has its references: leave out --reference")
     if test_set is None and mirror is not None:
         raise UsageError("--mirror has no effect without --test-set")
     is_file = hypotheses is None or isinstance(hypotheses, str | os.PathLike)
     text = None if hypotheses is None else _text("hypotheses", hypotheses, existing_file_or_stream)
+    references = _texts("reference", reference, are_lines=not is_file)
+    lines = None
+    if has_lines:
+        from tfm.stages.score_lines import LineOutputs
+
+        read = (text, *references, baseline, source, *compare)
+        new_file(per_line, flag="--per-line", read=read)
+        new_file(page, flag="--page", read=(*read, per_line))
+        lines = LineOutputs(per_line=per_line, page=page, worst=worst, others=compare)
     from tfm.stages import score as stage
 
     return stage.score(
         None if text == STANDARD_STREAM else text,
-        _texts("reference", reference, are_lines=not is_file),
+        references,
         metrics=metrics,
         config=settings_from(ScoreConfig, given),
         baseline=None if baseline is None else _text("baseline", baseline),
@@ -106,6 +138,7 @@ def score(
         source=None if source is None else _text("source", source),
         test_set=test_set,
         mirror=mirror,
+        lines=lines,
         runs_dir=RUNS_ROOT,
     )
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from sacrebleu.metrics.base import Metric, Score, Signature
@@ -13,6 +15,7 @@ from sacrebleu.significance import PairedTest
 from typing_extensions import override
 
 from tfm.config import ScoreConfig
+from tfm.data.languages import bleu_tokenizer
 from tfm.errors import UsageError
 from tfm.metrics.command import MetricCommand, ScoredText
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
@@ -62,6 +65,25 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
         float(metric.sentence_score(hypothesis, [reference]).score)
         for hypothesis, reference in zip(hypotheses, references, strict=True)
     ]
+
+
+def sentence_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    config: ScoreConfig,
+    language: str,
+) -> Iterator[dict[str, float]]:
+    """Yield the chrF, BLEU and TER of each sentence, as `corpus_scores` prepares text."""
+    if config.tokenize == "auto":
+        config = replace(config, tokenize=bleu_tokenizer(language))
+    metrics = {
+        "chrf": CHRF(lowercase=config.lowercase, word_order=config.chrf_word_order),
+        "bleu": BLEU(config.lowercase, tokenize=config.tokenize, effective_order=True),
+        "ter": TER(),
+    }
+    for text, *others in zip(hypotheses, *references, strict=True):
+        text, *others = (unicodedata.normalize("NFC", each) for each in (text, *others))
+        yield {name: metric.sentence_score(text, others).score for name, metric in metrics.items()}
 
 
 class _CommandSignature(Signature):

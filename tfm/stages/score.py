@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet
+    from tfm.stages.score_lines import LineOutputs, LineScore
 
 Text = Path | Sequence[str]  # a file, or its lines
 
@@ -64,6 +65,7 @@ class ScoreResult:
     hypotheses: str
     references: list[str]
     baseline: str | None = None
+    worst: "list[LineScore]" = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -81,6 +83,7 @@ def score(
     source: Text | None = None,
     test_set: str | None = None,
     mirror: str | None = None,
+    lines: "LineOutputs | None" = None,
     runs_dir: Path,
 ) -> ScoreResult:
     """Score a file or a list of translations, or standard input, against one or more references.
@@ -96,7 +99,7 @@ def score(
         load_tokenizer(config.tokenize)
     named = None if test_set is None else _parse_set(test_set)
     if references:
-        _choose_metrics(metrics, references[0])
+        _choose_metrics(metrics, references[0], lines)
     if metrics and "paper-bleu" in metrics and (language or references):
         from tfm.metrics.paper import check_language
 
@@ -120,12 +123,14 @@ def score(
     if baseline is not None:
         compared = _name_of(baseline, "baseline")
         texts[compared] = read_lines(baseline, compared)
+    others = [] if lines is None else lines.others
+    texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
-    if source is not None and metrics and "command" in metrics:
+    if source is not None and (lines is not None or (metrics and "command" in metrics)):
         source_name = _name_of(source, "source")
         texts[source_name] = read_lines(source, source_name)
     check_lengths(texts)
-    chosen_metrics = _choose_metrics(metrics, references[0])
+    chosen_metrics = _choose_metrics(metrics, references[0], lines)
     _handle_byte_order_marks(texts, chosen_metrics)
     language = language or _language_of(references[0], runs_dir)
     first, *_ = read
@@ -146,6 +151,32 @@ def score(
         hypotheses=name,
         references=list(read),
         baseline=None if baseline is None else compared,
+        worst=_report_lines(lines, texts, name, [*read], source, config, language),
+    )
+
+
+def _report_lines(
+    asked: "LineOutputs | None",
+    texts: Mapping[str, list[str]],
+    name: str,
+    references: Sequence[str],
+    source: Text | None,
+    config: ScoreConfig,
+    language: str,
+) -> "list[LineScore]":
+    if asked is None:
+        return []
+    from tfm.stages.score_lines import report_lines  # here, because few scores need it
+
+    source_name = None if source is None else _name_of(source, "source")
+    others = {*references, source_name}
+    return report_lines(
+        asked,
+        {each: lines for each, lines in texts.items() if each == name or each not in others},
+        [texts[each] for each in references],
+        None if source_name is None else texts[source_name],
+        config,
+        language,
     )
 
 
@@ -213,6 +244,8 @@ def _is_same(one: Text, other: Text) -> bool:
 def read_lines(path: Text, name: str = "") -> list[str]:
     """Read a text file whose lines end with LF or CR LF; a byte order mark is text.
 
+    Of a .jsonl file of `tfm generate --json`, these are the best translations.
+
     Lines of a list may have line ends, as from `readlines`; its `name` is for messages.
 
     Raises:
@@ -233,6 +266,10 @@ def read_lines(path: Text, name: str = "") -> list[str]:
         raise DataError(f"{str(path)!r} is not a valid file name: check it") from error
     if not lines:
         raise DataError(f"{path} is empty: it has no lines to score")
+    if path.suffix == ".jsonl":
+        from tfm.stages.score_lines import read_json  # here, because few scores need it
+
+        return [text for text, _ in read_json(lines, path)]
     return lines
 
 
@@ -263,13 +300,19 @@ def _last_generation(path: Path) -> LastGeneration:
     return read_record(path, LastGeneration, format_=LAST_GENERATION_FORMAT, advice=advice)
 
 
-def _choose_metrics(metrics: Sequence[MetricName] | None, reference: Text) -> Sequence[MetricName]:
+def _choose_metrics(
+    metrics: Sequence[MetricName] | None, reference: Text, lines: "LineOutputs | None"
+) -> Sequence[MetricName]:
     """Return the given metrics or the defaults; UsageError for metrics of text on trees."""
     has_trees = isinstance(reference, Path) and reference.suffix == f".{GOLD}"
     if metrics is None:
-        return ("bracket-f1",) if has_trees else DEFAULT_METRICS
+        metrics = ("bracket-f1",) if has_trees else DEFAULT_METRICS
     if has_trees and "bracket-f1" not in metrics:
         raise UsageError(f"{reference} holds trees, not text: score with --metric bracket-f1")
+    if "bracket-f1" in metrics and lines is not None:
+        raise UsageError(
+            "--worst, --per-line and --page are for text, not for trees: leave them out"
+        )
     return metrics
 
 

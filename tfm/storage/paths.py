@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from tfm.errors import UsageError, explain_os_error
-from tfm.storage.files import existing_parent, intact_directory, output_target
+from tfm.storage.files import existing_parent, intact_directory, is_same_file, output_target
 
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
@@ -115,13 +115,19 @@ def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, for
         )
 
 
-def new_file(path: Path | None, *, flag: str) -> Path | None:
+def new_file(path: Path | None, *, flag: str, read: Iterable[object] = ()) -> Path | None:
     """Return the path; raise UsageError unless a file can be created or replaced there.
 
-    Files of datasets, models and runs are not replaced. The errors name the flag of the path.
+    Files of datasets, models and runs are not replaced, nor the paths among what is `read`. The
+    errors name the flag of the path.
     """
     if path is None:
         return None
+    paths = [Path(each) for each in read if isinstance(each, str | os.PathLike)]
+    if path in paths or any(is_same_file(path, each) for each in paths):
+        raise UsageError(
+            f"{path} would be both read and overwritten: choose another name with {flag}"
+        )
     if path == STANDARD_STREAM:
         raise UsageError(f"{path} is standard output: leave {flag} out, or give the name of a file")
     target = output_target(path, flag=flag)

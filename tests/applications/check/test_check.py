@@ -2,6 +2,7 @@
 
 import json
 import re
+from xml.etree import ElementTree as ET
 
 import pytest
 from helpers import write_lines
@@ -60,6 +61,15 @@ def test_dropped_digits_are_found_where_there_are_digits():
     found = failed(lambda text: re.sub(r"\d", "", text))
     assert set(found) == {*NUMBERED, "placeholders"}
     assert all("numbers" in found[name] for name in ("numbers", "dates", "units", "list"))
+
+
+def test_units_are_counted_where_they_must_be_copied():
+    found = check_rows(
+        model(lambda text: text.replace("%", "")), PAIRS, "en", read_thresholds(None)
+    )
+    [units] = [row for row in found if row.name == "units"]
+    assert units.measures["copied"] == 50
+    assert all(each.endswith("(85 )") for each in [w.output for w in units.worst if w.faults])
 
 
 def test_numbers_may_be_written_as_in_the_language_of_the_translation():
@@ -216,3 +226,23 @@ def test_lines_of_files_are_checked(run, trained_run, elsewhere):
         *(1, "a.en has no lines with references: .*", "check", trained_run),
         *("--source", "a.en", "--reference", "a.de"),
     )
+
+
+def test_the_page_and_the_junit_file_have_all_rows(run, trained_run, elsewhere):
+    code, _, _ = run(
+        *("check", trained_run, "--lines", "4", "--beam", "1", "--baseline", trained_run),
+        *("--page", "p.html", "--junit", "j.xml"),
+    )
+    page, suite = (
+        (elsewhere / "p.html").read_text(),
+        ET.parse(elsewhere / "j.xml").getroot(),
+    )
+    assert code == 1
+    assert [case.get("name") for case in suite] == [row.name for row in ROWS]
+    assert int(suite.get("failures")) == len(suite.findall("testcase/failure")) > 0
+    [skipped] = suite.findall("testcase[@name='long']/skipped")
+    assert skipped.get("message") == "too few lines"
+    assert re.findall('<th scope="row">([a-z]+)', page) == [r.name for r in ROWS]
+    assert "{{city}}" in page
+    taken = trained_run / "config.toml"
+    run.fails(2, ".* belongs to a run: .*", "check", trained_run, "--page", taken)

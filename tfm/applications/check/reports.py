@@ -1,0 +1,54 @@
+"""The result of a check as a table, as a page, and as a JUnit file for build servers."""
+
+from pathlib import Path
+from xml.etree import ElementTree as ET  # to write only
+
+from tfm.applications.check.suite import CheckResult
+from tfm.metrics.page import PageLine, PageText, write_page
+from tfm.reporting import printable
+from tfm.storage.files import write_text
+
+
+def table(result: CheckResult) -> list[list[str]]:
+    """Return a row of cells for each row of a check, below the names of the columns."""
+    by_number = sorted(result.rows, key=lambda row: -len(row.measures))
+    names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
+    cells = [["row", "cases", *names, "result"]]
+    for row in result.rows:
+        values = (f"{row.measures[n]:.1f}" if n in row.measures else "" for n in names)
+        verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
+        cells.append([row.name, f"{row.num_cases:,}", *values, verdict])
+    return cells
+
+
+def write_check_page(path: Path, result: CheckResult, language: str) -> None:
+    """Write the rows and their worst translations, in a language, as one HTML file."""
+    lines = []
+    for row in result.rows:
+        for each in row.worst:
+            scores = {"chrF": each.chrf, "confidence": each.confidence}
+            texts = [PageText(result.model, each.output, scores)]
+            if result.baseline is not None and each.baseline is not None:
+                texts.append(PageText(result.baseline, each.baseline, {}))
+            label = ": ".join(
+                [f"{row.name} ({row.about})", *filter(None, [", ".join(each.faults)])]
+            )
+            lines.append(PageLine(label, each.source, each.reference, texts))
+    note = f"The worst translations of each row, of {result.num_lines:,} lines."
+    write_page(
+        path, f"Check of {result.model}", note, lines, table=table(result), language=language
+    )
+
+
+def write_junit(path: Path, result: CheckResult) -> None:
+    """Write rows as the test cases of a JUnit file."""
+    suite = ET.Element("testsuite", name=printable(f"tfm check {result.model}"))
+    suite.set("tests", str(len(result.rows)))
+    suite.set("failures", str(sum(bool(row.failures) for row in result.rows)))
+    suite.set("skipped", str(sum(row.skipped is not None for row in result.rows)))
+    for row in result.rows:
+        case = ET.SubElement(suite, "testcase", classname="tfm.check", name=row.name)
+        for kind, text in (("failure", ", ".join(row.failures)), ("skipped", row.skipped)):
+            if text:
+                ET.SubElement(case, kind, message=text)
+    write_text(path, f"{ET.tostring(suite, encoding='unicode', xml_declaration=True)}\n")

@@ -1,0 +1,116 @@
+"""The scores of single lines, for tfm score: in a file, on a page, and the worst of them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm.config import ScoreConfig
+from tfm.data.text import read_text
+from tfm.errors import DataError
+from tfm.metrics.page import MAX_LINES, PageLine, PageText, write_page
+from tfm.metrics.sacre import sentence_scores
+from tfm.storage.files import write_text
+
+_COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineOutputs:
+    """What is asked about single lines; `others` are files of further translations."""
+
+    per_line: Path | None = None
+    page: Path | None = None
+    worst: int = 0
+    others: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineScore:
+    """The scores of a translated line, as sacreBLEU scores sentences."""
+
+    line: int  # from 1
+    system: str  # the file of the translation
+    chrf: float
+    bleu: float
+    ter: float
+    confidence: float | None  # if the file has it
+    source: str | None
+    reference: str
+    text: str
+
+
+def read_json(lines: Sequence[str], path: Path) -> Iterator[tuple[str, float | None]]:
+    """Yield the best translation of each line of tfm generate --json, and its confidence."""
+    for number, line in enumerate(lines, 1):
+        try:
+            best = json.loads(line)["translations"][0]
+            text, confidence = best["text"], best.get("confidence")
+            if not isinstance(text, str) or not 0 <= (confidence or 0) <= 1:
+                raise ValueError(line)
+            yield text, confidence
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(
+                f"{path}, line {number:,} is not of tfm generate --json: give plain text a name "
+                "with another suffix"
+            ) from error
+
+
+def report_lines(
+    asked: LineOutputs,
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    source: Sequence[str] | None,
+    config: ScoreConfig,
+    language: str,
+) -> list[LineScore]:
+    """Write what is asked about lines, and return the worst of the first system by chrF.
+
+    `systems` has the translations by the names of their files; those of .jsonl have a confidence.
+    """
+    rows: list[list[LineScore]] = [[] for _ in references[0]]
+    for name, texts in systems.items():
+        confidences = _confidences(Path(name)) if name.endswith(".jsonl") else [None] * len(texts)
+        for index, scores in enumerate(sentence_scores(texts, references, config, language)):
+            line = LineScore(
+                line=index + 1,
+                system=name,
+                confidence=confidences[index],
+                source=None if source is None else source[index],
+                reference=references[0][index],
+                text=texts[index],
+                **scores,
+            )
+            rows[index].append(line)
+    if asked.per_line is not None:
+        every = [vars(line) for row in rows for line in row]
+        if asked.per_line.suffix == ".jsonl":
+            lines = [json.dumps(each, ensure_ascii=False) for each in every]
+        else:
+            table = [_COLUMNS, *([each[name] for name in _COLUMNS] for each in every)]
+            lines = ["\t".join(map(_shown, row)) for row in table]
+        write_text(asked.per_line, "".join(f"{line}\n" for line in lines))
+    rows.sort(key=lambda row: row[0].chrf)
+    if asked.page is not None:
+        shown = [_page_line(row) for row in rows[:MAX_LINES]]
+        note = f"{len(shown):,} of {len(rows):,} lines, those with the lowest chrF."
+        write_page(asked.page, "Scored lines", note, shown, language=language)
+    return [row[0] for row in rows[: asked.worst]]
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str("" if value is None else value)
+
+
+def _confidences(path: Path) -> list[float | None]:
+    with path.open("rb") as file:
+        return [confidence for _, confidence in read_json(read_text(file, path), path)]
+
+
+def _page_line(row: Sequence[LineScore]) -> PageLine:
+    first = row[0]
+    scores = [
+        {"chrF": x.chrf, "BLEU": x.bleu, "TER": x.ter, "confidence": x.confidence} for x in row
+    ]
+    outputs = [PageText(x.system, x.text, s) for x, s in zip(row, scores, strict=True)]
+    return PageLine(f"Line {first.line:,}", first.source, first.reference, outputs)
