@@ -852,10 +852,10 @@ def check(
         source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
-        thresholds: TOML file of thresholds: [all] for all rows, [ROW] for one.
+        thresholds: TOML file with tables [all] and [ROW] of limits.
         baseline: Model that may not be significantly better in a row.
-        page: Write the rows and their worst translations as a web page.
-        junit: Write the rows as test cases of a JUnit file, for build servers.
+        page: Write a web page with the worst translations.
+        junit: Write a JUnit file for build servers.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.

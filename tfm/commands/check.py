@@ -44,10 +44,10 @@ def check(
         source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
-        thresholds: TOML file of thresholds: [all] for all rows, [ROW] for one.
+        thresholds: TOML file with tables [all] and [ROW] of limits.
         baseline: Model that may not be significantly better in a row.
-        page: Write the rows and their worst translations as a web page.
-        junit: Write the rows as test cases of a JUnit file, for build servers.
+        page: Write a web page with the worst translations.
+        junit: Write a JUnit file for build servers.
         **settings: Settings of [steps], [search] and [inference].
 
     Raises:
