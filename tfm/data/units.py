@@ -1,8 +1,12 @@
 """The units of a text: words, and characters of the scripts that have no spaces between words."""
 
+from collections.abc import Sequence
+
 import regex
 
 Span = tuple[int, int]  # start and end, in characters
+
+_INVISIBLE = "\u200b"
 
 # Scripts whose words no space separates.
 _UNSPACED = (
@@ -30,3 +34,11 @@ def edges(text: str) -> set[int]:
 def units(text: str) -> list[Span]:
     """Return the spans of the units of a text, without the white space between them."""
     return [unit.span() for unit in _UNIT.finditer(text)]
+
+
+def blanked(text: str, spans: Sequence[Span]) -> str:
+    """Return a text with an invisible character for each character of spans, but white space."""
+    for start, end in spans:
+        blank = "".join(each if each.isspace() else _INVISIBLE for each in text[start:end])
+        text = text[:start] + blank + text[end:]
+    return text

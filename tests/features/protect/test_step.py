@@ -182,6 +182,26 @@ def test_markup_never_divides_a_span():
     assert best.text == text.replace("See", "SEE").replace("and", "AND").replace("now", "NOW")
 
 
+class Distracted(Diagonal):
+    """Links all of a translation to the first placeholder that it sees in the source, if any."""
+
+    def align_units(self, sources, targets):
+        links = super().align_units(sources, targets)
+        for source, target, found in zip(sources, targets, links, strict=True):
+            if "{" in source:
+                at = source.index("{")
+                found[:] = [((at, at + 1), span) for span in units(target)]
+        return links
+
+
+def test_an_element_around_a_span_is_placed_around_its_copy():
+    steps = [Formats("html", Distracted()), Sentences("en", "de"), Protect((), tuple, Diagonal)]
+    text = "<p>red hats <b>{w}</b> in snow</p>"
+    part = Part.of([Segment(1, text)], steps)
+    [[best]] = part.finish([[Output("rote Hüte im Schnee", -1.0, -1.0, ("x",))]])
+    assert best.text == "<p>rote Hüte <b>{w}</b> im Schnee</p>"
+
+
 @pytest.fixture(scope="module")
 def translator(trained_run):
     return Translator.load(trained_run, device="cpu")

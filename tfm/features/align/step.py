@@ -11,14 +11,12 @@ from typing_extensions import override
 
 from tfm.config import InferenceDevice
 from tfm.data.languages import are_same
-from tfm.data.units import Span, units
+from tfm.data.units import Span, blanked, units
 from tfm.errors import UsageError
 from tfm.features.align.alignment import Aligner, Alignment
 from tfm.features.align.heads import load_aligner
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
-
-_INVISIBLE = "\u200b"  # in a word for each character, so that words keep their numbers
 
 
 class Align(Step):
@@ -121,16 +119,9 @@ def _without_kept(pairs: Sequence[tuple[str, Output]]) -> tuple[list[str], list[
     """Return sources and translations whose copied words are invisible for the aligner."""
     sources, targets = [], []
     for source, output in pairs:
-        sources.append(_blanked(source, [span for span, _ in output.kept]))
-        targets.append(_blanked(output.text, [span for _, span in output.kept]))
+        sources.append(blanked(source, [span for span, _ in output.kept]))
+        targets.append(blanked(output.text, [span for _, span in output.kept]))
     return sources, targets
-
-
-def _blanked(text: str, spans: Sequence[Span]) -> str:
-    for start, end in spans:
-        blank = "".join(each if each.isspace() else _INVISIBLE for each in text[start:end])
-        text = text[:start] + blank + text[end:]
-    return text
 
 
 def _with_kept(alignment: Alignment, pair: tuple[str, Output]) -> Alignment:

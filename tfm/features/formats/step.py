@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from tfm.data.units import Span
+from tfm.data.units import Span, blanked
 from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.placing import Placement, tree_of
@@ -114,9 +114,9 @@ class Formats(Step):
             say(f"warning: {num_copied:,} sentences with more than {_MAX_MARKS} tags are copied")
         if not marked:
             return
-        sources = [each.block.text[each.start : each.end] for each, _ in marked]
-        linked = self._aligner.align_units(sources, [each.translation for each, _ in marked])
-        for source, links, (sentence, marks) in zip(sources, linked, marked, strict=True):
+        texts = [_texts(each) for each, _ in marked]
+        linked = self._aligner.align_units(*zip(*texts, strict=True))
+        for (source, _), links, (sentence, marks) in zip(texts, linked, marked, strict=True):
             block, start, end, translation, kept = sentence
             tree = tree_of(marks, start, end, text, partial(_copy, text, attributes))
             written = Placement(source, translation, links, block.escape, kept).write(tree)
@@ -134,6 +134,15 @@ def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
         start, at = at, at + len(source)
         if part.pieces:
             yield _Sentence(block, start, at, part.text, part.kept)
+
+
+def _texts(sentence: _Sentence) -> tuple[str, str]:
+    """Return a sentence and its translation, with invisible characters for what is copied."""
+    source = sentence.block.text[sentence.start : sentence.end]
+    return (
+        blanked(source, [span for span, _ in sentence.kept]),
+        blanked(sentence.translation, [span for _, span in sentence.kept]),
+    )
 
 
 def _changed_spaces(block: Block, output: Output, text: str) -> Iterator[_Edit]:
