@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -303,3 +304,12 @@ def test_a_baseline_with_the_same_score_is_not_tested(run, files):
     ter, chrf = (each["comparison"] for each in json.loads(out)["scores"])
     assert ter["p_value"] is None
     assert 0 < chrf["p_value"] <= 1
+
+
+def test_a_small_difference_between_numbers_of_a_program_is_visible(run, files):
+    command = "awk '{print 0.85 + length($0) / 100000}'"
+    names = ("--hypotheses", "hypotheses", "--reference", "reference")
+    out, _ = run.ok(*names, "--baseline", "baseline", "--metric-command", command)
+    *_, score, comparison = out.splitlines()
+    assert re.match(r"awk = 0\.850\d  nrefs:1\|bs:1000\|", score)
+    assert re.search(r"baseline 0\.850\d, difference \+0\.000[1-9], p = 0\.0", comparison)

@@ -108,7 +108,8 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
     say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
     console, columns = Console(highlight=False), _columns()
     for score in result.scores:
-        value = f"{score.label} = {score.value:.2f}"
+        decimals = 4 if score.name == "command" else 2  # many programs print 0 to 1
+        value = f"{score.label} = {score.value:.{decimals}f}"
         fits = columns is None or len(value) + 2 + len(score.signature) <= columns
         console.print(value, style="bold", end="  " if fits else "\n  ", markup=False)
         console.print(score.signature, style="dim", markup=False, soft_wrap=True)
@@ -118,7 +119,7 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         )
         texts = [", ".join(details), score.note]
         if score.comparison is not None:
-            texts.insert(1, _format_comparison(score.value, score.comparison))
+            texts.insert(1, _format_comparison(score.value, score.comparison, decimals))
         for text in filter(None, texts):
             print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
     for line in result.worst:
@@ -128,12 +129,14 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         print_rows({label: printable(text) for label, text in lines.items() if text is not None})
 
 
-def _format_comparison(value: float, comparison: "Comparison") -> str:
-    text = f"baseline {comparison.baseline:.2f}, difference {value - comparison.baseline:+.2f}"
+def _format_comparison(value: float, comparison: "Comparison", decimals: int) -> str:
+    difference = f"{value - comparison.baseline:+.{decimals}f}"
+    text = f"baseline {comparison.baseline:.{decimals}f}, difference {difference}"
     if comparison.p_value is not None:
         text += f", p = {comparison.p_value:.4f} (paired bootstrap)"
     elif value == comparison.baseline:
         text += ", no difference to test"
     if comparison.mean is not None and comparison.interval is not None:
-        text += f", 95 % of samples in {comparison.mean:.2f} ± {comparison.interval:.2f}"
+        interval = f"{comparison.mean:.{decimals}f} ± {comparison.interval:.{decimals}f}"
+        text += f", 95 % of samples in {interval}"
     return text
