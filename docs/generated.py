@@ -25,6 +25,7 @@ from tfm import config, errors
 from tfm.applications.check.measures import Translated
 from tfm.applications.check.suite import CheckResult, RowResult
 from tfm.applications.doctor.checks import Finding
+from tfm.applications.evaluate.tables import Evaluation, SetResult
 from tfm.applications.serve.settings import ServeConfig
 from tfm.cli.app import help_row
 from tfm.cli.main import app
@@ -89,6 +90,8 @@ _RESULTS = (
     MetricScore,
     Comparison,
     LineScore,
+    Evaluation,
+    SetResult,
     CheckResult,
     RowResult,
     Translated,

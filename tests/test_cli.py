@@ -46,12 +46,13 @@ COMMANDS = [
     "quickstart",
     "doctor",
     "check",
+    "evaluate",
 ]
 TFM = [sys.executable, "-m", "tfm"]
 RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
 RUN_SETTINGS = [(group, item) for group in RUN_GROUPS for item in dataclasses.fields(group)]
 
-LONG_COMMANDS = ["prepare", "train", "generate", "check", "serve"]
+LONG_COMMANDS = ["prepare", "train", "generate", "evaluate", "check", "serve"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 _COMMANDS = (
     *("prepare", "learn_bpe", "binarize", "train", "average", "export", "import_model"),
-    *("runs", "models", "generate", "score", "check", "attend", "serve"),
+    *("runs", "models", "generate", "score", "evaluate", "check", "attend", "serve"),
     *("quickstart", "doctor"),
 )
 __all__ = ["Translator", "__version__", *_COMMANDS]

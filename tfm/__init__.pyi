@@ -10,6 +10,7 @@ from typing import Literal
 
 from tfm.applications.check.suite import CheckResult as CheckResult
 from tfm.applications.doctor.checks import Finding as Finding
+from tfm.applications.evaluate.tables import Evaluation as Evaluation
 from tfm.commands.attend import AttendResult as AttendResult
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
@@ -792,6 +793,116 @@ def score(
     Note:
         In Python, a list of lines may take the place of each file, and a list of lists that of
         several references. If the translations are a file, a list of strings names references.
+    """
+
+
+def evaluate(
+    models: StrPath | Sequence[StrPath] | None = ...,
+    *,
+    on: StrPath | Sequence[StrPath] | None = ...,
+    metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command']] | None = ...,
+    out: StrPath | None = ...,
+    page: StrPath | None = ...,
+    mirror: StrPath | None = ...,
+    gpus: StrPath | None = ...,
+    glossary: StrPath | None = ...,
+    protect: Iterable[StrPath] | None = ...,
+    no_protect: bool | None = ...,
+    search: Literal['beam', 'sample', 'exact'] | None = ...,
+    beam_size: int | None = ...,
+    beam: int | None = ...,
+    length_penalty: float | None = ...,
+    max_extra_length: int | None = ...,
+    min_length: int | None = ...,
+    no_repeat_ngram: int | None = ...,
+    ban: StrPath | None = ...,
+    n_best: int | None = ...,
+    mbr: Literal['chrf', 'bleu', 'command'] | None = ...,
+    metric_command: StrPath | None = ...,
+    mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
+    num_groups: int | None = ...,
+    diversity_strength: float | None = ...,
+    diversity_steps: int | None = ...,
+    temperature: float | None = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    epsilon: float | None = ...,
+    seed: int | None = ...,
+    node_limit: int | None = ...,
+    shortlist: bool | None = ...,
+    tag: StrPath | None = ...,
+    max_source_length: int | None = ...,
+    max_tokens: int | None = ...,
+    device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    kernels: Literal['auto', 'plain'] | None = ...,
+    threads: int | None = ...,
+    lowercase: bool | None = ...,
+    tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
+    chrf_word_order: int | None = ...,
+    normalize_punctuation: bool | None = ...,
+    split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
+    bootstrap_samples: int | None = ...,
+    bootstrap_seed: int | None = ...,
+) -> Evaluation:
+    """Score models on test sets, and test whether they differ from the first.
+
+    Examples::
+
+        tfm evaluate runs/base runs/big --on wmt14 --on wmt24 --beam 4
+        tfm evaluate runs/mine --on test --on news.en:news.de --page scores.html
+
+    Args:
+        models: Model or run folders (default: the newest run); the first is the baseline.
+        on: Split of the dataset, test set of sacreBLEU, or SOURCE:REFERENCE; repeatable.
+        metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
+        out: Folder that keeps the translations.
+        page: HTML page to write.
+        mirror: Folder or URL that has the files of test sets by their names.
+        gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
+        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
+        search: Beam search, random sampling, or exact search, provably the best.
+        beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
+        length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.
+        max_extra_length: Maximum length of a translation: N more tokens than the source.
+        min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
+        no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        ban: File of words and phrases, one per line, that no translation contains.
+        n_best: Number of translations per sentence, best first.
+        mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.
+        metric_command: With --mbr command: a program, which reads source and two candidates (TSV) and prints a number.
+        mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
+        num_groups: Diverse beam search: number of groups that the beam is divided into.
+        diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
+        diversity_steps: Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.
+        temperature: Sampling: divide logits by this; below 1 is less random.
+        top_k: Sampling: draw from the N most probable tokens; from all if unset.
+        top_p: Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.
+        epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
+        seed: Random seed of sampling.
+        node_limit: Exact search: give up a sentence after extending N prefixes.
+        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
+        tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
+        max_source_length: Truncate longer sources to N tokens, with a warning.
+        max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
+        device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.
+        precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
+        kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
+        threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+        lowercase: Ignore case; TER always ignores it.
+        tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
+        chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
+        normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
+        split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
+        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
+        bootstrap_seed: Random seed of the paired bootstrap test.
+
+    Raises:
+        UsageError: Arguments are wrong or without effect, or there is no such test set.
+        CheckpointError: There is no such model, or it is damaged.
+        DataError: A text is missing or damaged, or differs from its reference in length.
     """
 
 

@@ -19,6 +19,7 @@ from tfm.commands.binarize import binarize
 from tfm.commands.check import check
 from tfm.commands.declaration import Flag
 from tfm.commands.doctor import doctor
+from tfm.commands.evaluate import evaluate
 from tfm.commands.export import export
 from tfm.commands.generate import generate
 from tfm.commands.import_model import import_model
@@ -175,6 +176,31 @@ def _print_result(call: Call, /, *, json: bool = False) -> None:
         print_scores(result, as_json=json)
 
 
+def _evaluate(
+    call: Call, /, *, json: bool = False, markdown: bool = False, latex: bool = False
+) -> None:
+    """Print the scores of models on test sets.
+
+    Args:
+        call: Evaluates the models.
+        json: Print the result as one JSON object.
+        markdown: Print the tables in Markdown.
+        latex: Print the tables in LaTeX, with booktabs.
+    """
+    if json + markdown + latex > 1:
+        raise UsageError("--json, --markdown and --latex exclude each other: give one")
+    result = call()
+    from tfm.applications.evaluate import tables
+    from tfm.cli.output import print_evaluation
+
+    if json:
+        typer.echo(json_format.dumps(asdict(result), ensure_ascii=False))
+    elif markdown or latex:
+        typer.echo(tables.latex(result) if latex else tables.markdown(result))
+    else:
+        print_evaluation(result)
+
+
 def _runs(call: Call, /, *, json: bool = False) -> None:
     """Print runs, and draw the runs that are named.
 
@@ -264,6 +290,7 @@ add_command(runs, _runs, panel="Models")
 add_command(models, _print_result, panel="Models")
 add_command(generate, _generate, panel="Translations")
 add_command(score, _print_result, panel="Translations", cls=_ScoreCommand)
+add_command(evaluate, _evaluate, panel="Translations")
 add_command(check, _check, panel="Translations")
 add_command(attend, _attend, panel="Translations")
 add_command(quickstart)

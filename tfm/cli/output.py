@@ -15,6 +15,7 @@ from tfm.reporting import format_duration, format_table, printable, say
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
+    from tfm.applications.evaluate.tables import Evaluation
     from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
     from tfm.stages.model_summaries import ModelSummary
@@ -108,8 +109,7 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
     say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
     console, columns = Console(highlight=False), _columns()
     for score in result.scores:
-        decimals = 4 if score.name == "command" else 2  # many programs print 0 to 1
-        value = f"{score.label} = {score.value:.{decimals}f}"
+        value = f"{score.label} = {score.value:.{score.decimals}f}"
         fits = columns is None or len(value) + 2 + len(score.signature) <= columns
         console.print(value, style="bold", end="  " if fits else "\n  ", markup=False)
         console.print(score.signature, style="dim", markup=False, soft_wrap=True)
@@ -119,7 +119,7 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         )
         texts = [", ".join(details), score.note]
         if score.comparison is not None:
-            texts.insert(1, _format_comparison(score.value, score.comparison, decimals))
+            texts.insert(1, _format_comparison(score.value, score.comparison, score.decimals))
         for text in filter(None, texts):
             print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
     for line in result.worst:
@@ -127,6 +127,18 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         lines = {f"line {line.line:,}": numbers, "  source": line.source}
         lines |= {"  reference": line.reference, "  output": line.text}
         print_rows({label: printable(text) for label, text in lines.items() if text is not None})
+
+
+def print_evaluation(result: "Evaluation") -> None:
+    """Print a table for each metric, then their signatures."""
+    console = Console(highlight=False, soft_wrap=True)
+    for label, [titles, *rows] in result.tables().items():
+        lines = format_table([[label, *titles[1:]], *rows], _columns())
+        num_titles = len(lines) // (len(rows) + 1)
+        console.print(*lines[:num_titles], sep="\n", style="bold", markup=False)
+        print(*lines[num_titles:], "", sep="\n")  # noqa: T201
+    for note in result.notes():
+        console.print(note, style="dim", markup=False)
 
 
 def _format_comparison(value: float, comparison: "Comparison", decimals: int) -> str:

@@ -95,7 +95,7 @@ def score(
         several references. If the translations are a file, a list of strings names references.
     """
     given = settings["score"]
-    metrics = _requested_metrics(
+    metrics = requested_metrics(
         argument("metric", one_or_several(metric), tuple[str, ...]),
         [*given, *(["language"] if language else [])],
         paper=paper,
@@ -143,7 +143,7 @@ def score(
     )
 
 
-def _requested_metrics(
+def requested_metrics(
     names: Sequence[MetricName], settings: Collection[str], *, paper: bool, has_baseline: bool
 ) -> list[MetricName] | None:
     """Return the metrics that a user asks for; None selects metrics that suit the reference.

@@ -31,3 +31,8 @@ class MetricScore:
     comparison: Comparison | None = None
     details: Mapping[str, float] = field(default_factory=dict)  # such as precision and recall
     note: str | None = None  # a warning about comparing the score with others
+
+    @property
+    def decimals(self) -> int:
+        """The number of decimals to print; the scores of many programs are from 0 to 1."""
+        return 4 if self.name == "command" else 2

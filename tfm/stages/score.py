@@ -94,9 +94,7 @@ def score(
     recorded with the first reference. A test set of sacreBLEU brings references, source and
     language. A baseline is tested for a significant difference. Raises the errors of the command.
     """
-    check_metrics(metrics or ())
-    if config.tokenize != "auto":
-        load_tokenizer(config.tokenize)
+    check_settings(metrics, config)
     named = None if test_set is None else _parse_set(test_set)
     if references:
         _choose_metrics(metrics, references[0], lines)
@@ -178,6 +176,13 @@ def _report_lines(
         config,
         language,
     )
+
+
+def check_settings(metrics: Sequence[MetricName] | None, config: ScoreConfig) -> None:
+    """Raise an error unless the metrics exist, and what they need is installed."""
+    check_metrics(metrics or ())
+    if config.tokenize != "auto":
+        load_tokenizer(config.tokenize)
 
 
 def _parse_set(name: str) -> "NamedSet":

@@ -1,0 +1,177 @@
+"""tfm evaluate: models by test sets."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import edit_model
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
+
+import tfm
+from tfm.commands import evaluate as command
+from tfm.data.test_sets import NamedSet
+from tfm.errors import DataError, UsageError
+from tfm.folders.run_folder import checkpoints
+
+FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
+
+
+@pytest.fixture
+def models(trained_run, data_dir, tmp_path, monkeypatch):
+    """Return copies of two checkpoints, in a folder with the dataset's test text as files."""
+    monkeypatch.chdir(tmp_path)
+    for side in ("en", "de"):
+        shutil.copy(data_dir / f"test.{side}", f"news.{side}")
+    first, *_, last = checkpoints(trained_run)
+    return [shutil.copytree(path, tmp_path / name) for name, path in (("b", last), ("a", first))]
+
+
+@pytest.fixture
+def translated(monkeypatch):
+    """Return the texts that are translated, as they come."""
+    texts = []
+
+    def generate(models, **others):
+        texts.append((models[0].name, others["input"].name))
+        return tfm.generate(models, **others)
+
+    monkeypatch.setattr(command, "generate", generate)
+    return texts
+
+
+def lines_of(path):
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def test_significance_and_intervals_equal_those_of_sacrebleu(models, data_dir, monkeypatch):
+    def without_some_words(models, *, output, **others):
+        kept = 4 if models[0].name == "b" else 3
+        lines = [line.split() for line in lines_of(others["input"].with_suffix(".de"))]
+        words = [[w for n, w in enumerate(line, 2) if n % kept] for line in lines]
+        output.write_text("".join(" ".join(line) + "\n" for line in words), encoding="utf-8")
+
+    monkeypatch.setattr(command, "generate", without_some_words)
+    (models[0].parent / "evaluation").mkdir()
+    result = tfm.evaluate(models, on=["valid", "test", "news.en:news.de"], **FAST)
+    assert result.models == [str(path) for path in models]
+    assert [each.name for each in result.sets] == ["valid", "test", "news.en:news.de"]
+    references = lines_of(data_dir / "test.de")
+    for each in result.sets[1:]:
+        systems = [(name, lines_of(path)) for name, path in each.outputs.items()]
+        metrics = {"BLEU": BLEU(references=[references]), "chrF2": CHRF(references=[references])}
+        _, theirs = PairedTest(systems, metrics, None, test_type="bs", n_samples=50)()
+        for label, scored in theirs.items():
+            if label == "System":
+                continue
+            ours = [
+                next(score for score in each.scores[name] if score.label == label)
+                for name in result.models
+            ]
+            assert [score.value for score in ours] == [their.score for their in scored]
+            compared = [score.comparison for score in ours]
+            assert [c.interval for c in compared] == [their.ci for their in scored]
+            assert [c.p_value for c in compared] == [None, scored[1].p_value]
+
+
+def test_translations_and_scores_are_those_of_generate_and_score(models):
+    search = {key: FAST[key] for key in ("beam", "max_extra_length", "device")}
+    result = tfm.evaluate(models[0], on="test", metric=["chrf", "ter"], **FAST)
+    [test] = result.sets
+    tfm.generate(models[0], split="test", output="out.de", **search)
+    [output] = test.outputs.values()
+    assert lines_of(output) == lines_of("out.de")
+    scores = tfm.score("out.de", "news.de", metric=["chrf", "ter"]).scores
+    found = test.scores[str(models[0])]
+    assert [(s.label, s.value) for s in found] == [(s.label, s.value) for s in scores]
+
+
+def test_only_what_has_changed_is_translated_again(models, translated):
+    given = {"on": ["test", "news.en:news.de"], **FAST}
+    first = tfm.evaluate(models, **given)
+    assert len(translated) == 4
+    assert tfm.evaluate(models, **given) == first
+    assert tfm.evaluate(models, **given, lowercase=True) != first  # only the scores
+    assert len(translated) == 4
+    tfm.evaluate(models, on="test", **{**FAST, "beam": 2})
+    assert translated[4:] == [("b", "test.en"), ("a", "test.en")]
+    shutil.rmtree(models[1])
+    shutil.copytree(models[0], models[1])  # other weights in the same folder
+    tfm.evaluate(models, **given)
+    assert translated[6:] == [("a", "test.en"), ("a", "news.en")]
+
+
+def test_a_stopped_evaluation_continues(models, monkeypatch):
+    started = []
+
+    def fail(models, **others):
+        started.append(others["output"].name)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        return tfm.generate(models, **others)
+
+    monkeypatch.setattr(command, "generate", fail)
+    with pytest.raises(KeyboardInterrupt):
+        tfm.evaluate(models, on="test", **FAST)
+    tfm.evaluate(models, on="test", **FAST)
+    assert started == [started[0], started[1], started[1]]
+
+
+def test_a_test_set_is_named(models, monkeypatch, tmp_path):
+    texts = ["two\nthree\n", "zwei\ndrei\n", "Zwei\nDrei\n"]
+    monkeypatch.setattr(NamedSet, "fetch", lambda named, downloads: {str(named): downloads.mirror})
+    monkeypatch.setattr(NamedSet, "read", lambda named, files: texts * (files != {}))
+    [each] = tfm.evaluate(models[0], on="wmt20/tworefs", **FAST).sets
+    names = ["wmt20_tworefs.en-de.2.de", "wmt20_tworefs.en-de.de", "wmt20_tworefs.en-de.en"]
+    assert sorted(path.name for path in (tmp_path / "evaluation" / "sets").iterdir()) == names
+    assert "nrefs:2" in next(iter(each.scores.values()))[0].signature
+    assert each.num_lines == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"on": "wmt41"}, UsageError, "no test set 'wmt41': did you mean"),
+        ({"on": "news.en:gone.de"}, UsageError, r"gone\.de does not exist"),
+        ({"on": "wmt14:en-fr"}, UsageError, "wmt14:en-fr is not from en to de"),
+        ({"n_best": 2, "beam": 2}, UsageError, "one translation of each line"),
+        ({"metric": "ter", "tokenize": "zh"}, UsageError, "only affects bleu"),
+        ({"metric": "blue"}, UsageError, "no metric"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_translated(
+    models, translated, given, error, message
+):
+    with pytest.raises(error, match=message):
+        tfm.evaluate(models, **{"on": "test", "device": "cpu", **given})
+    assert translated == []
+
+
+def test_a_model_without_its_dataset_needs_another_text(models):
+    edit_model(models[0], data_dir="gone")
+    with pytest.raises(DataError, match="name a test set, or SOURCE:REFERENCE"):
+        tfm.evaluate(models[0], on="test", **FAST)
+
+
+def test_results_are_printed_in_every_form(models, run):
+    flags = ["--beam", "1", "--max-extra-length", "5", "--device", "cpu", "--bootstrap-samples"]
+    given = ["evaluate", "b", "a", "--on", "news.en:news.de", *flags, "50", "--page", "s.html"]
+
+    def printed(*form):
+        return run.ok(*given, *form)[0]
+
+    record = json.loads(printed("--json"))
+    [each] = record["sets"]
+    value = f"{each['scores']['b'][1]['value']:.2f}"
+    assert each["extra"] == {}
+    table, markdown, latex = printed(), printed("--markdown"), printed("--latex")
+    assert table.splitlines()[0].split() == ["BLEU", "news.en:news.de", "(12)"]
+    assert markdown.startswith("**BLEU**\n\n|  | news.en:news.de (12) |\n| --- | ---: |\n| b | ")
+    assert r"\begin{tabular}{lr}" in latex
+    page = Path("s.html").read_text(encoding="utf-8")
+    assert all(f"{value} " in text for text in (table, markdown, latex, page))
+    assert "<script" not in page
+    assert "http" not in page
+    run.fails(2, ".*exclude each other: give one", *given, "--json", "--latex")

@@ -1,0 +1,52 @@
+"""Scores as tables."""
+
+from tfm.applications.evaluate.tables import Evaluation, SetResult, latex, markdown
+from tfm.metrics.metric import Comparison, MetricScore
+
+
+def of_set(name, *p_values, extra=None):
+    scores = {
+        f"m_{number}": [
+            MetricScore(
+                name="bleu",
+                label="BLEU",
+                value=30 + number,
+                signature=f"tok:{name}",
+                comparison=Comparison(baseline=30, p_value=p_value, mean=30, interval=1.5),
+            )
+        ]
+        for number, p_value in enumerate(p_values)
+    }
+    return SetResult(name=name, num_lines=3003, scores=scores, outputs={}, extra=extra or {})
+
+
+RESULT = Evaluation(
+    models=["m_0", "m_1"],
+    sets=[of_set("a", None, 0.0123), of_set("b&c", None, 0.5, extra={"pairs seen": 12})],
+)
+
+
+def test_a_table_has_a_row_for_each_model_and_a_column_for_each_set():
+    tables = RESULT.tables()
+    titles = ["", "a (3,003)", "b&c (3,003)"]
+    assert tables["BLEU"] == [
+        titles,
+        ["m_0", "30.00 ± 1.50", "30.00 ± 1.50"],
+        ["m_1", "31.00 ± 1.50, p = 0.0123*", "31.00 ± 1.50, p = 0.5000"],
+    ]
+    assert tables["test sets"] == [titles, ["pairs seen", "", "12"]]
+    assert RESULT.notes()[:2] == ["BLEU, a: tok:a", "BLEU, b&c: tok:b&c"]
+
+
+def test_characters_with_a_meaning_in_markup_are_escaped():
+    assert r"m\_1 & 31.00 $\pm$ 1.50, p = 0.0123$^{*}$ & 31.00" in latex(RESULT)
+    assert r"b\&c" in latex(RESULT)
+    piped = Evaluation(
+        models=["a|b"],
+        sets=[
+            SetResult(
+                name="x", num_lines=1, outputs={}, scores={"a|b": of_set("x", None).scores["m_0"]}
+            )
+        ],
+    )
+    assert r"| a\|b | 30.00 ± 1.50 |" in markdown(piped)

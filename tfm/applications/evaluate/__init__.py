@@ -1,0 +1,1 @@
+"""`tfm evaluate`: models by test sets, with confidence intervals and significance."""
