@@ -83,6 +83,8 @@ def check(
 
     def translate_with(folder: ModelFolder) -> suite.Translate:
         translator = Translator.load(folder.path, **settings["inference"])
+        if positions := getattr(folder.info.run.model, "learned_positions", None):
+            search.setdefault("max_source_length", positions - 1)  # truncates joined lines
         return lambda sources: [best for best, *_ in translator.search(sources, **search)]
 
     rows = suite.check_rows(

@@ -2,6 +2,8 @@
 
 import json
 import re
+from types import SimpleNamespace
+from unicodedata import normalize
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -9,9 +11,10 @@ from helpers import write_lines
 
 from tfm.applications.check.measures import Thresholds, read_thresholds
 from tfm.applications.check.rows import ROWS, cases
-from tfm.applications.check.suite import check_rows
+from tfm.applications.check.suite import check_rows, read_test_set
 from tfm.errors import UsageError
 from tfm.inference.steps import Output
+from tfm.stages.train import train
 
 WORDS = [
     *("the", "small", "brown", "dog", "runs", "over", "wide", "green", "fields", "near", "some"),
@@ -23,6 +26,7 @@ LINES = [
 ]
 PAIRS = [(line, line) for line in LINES]
 MORE = "is an animal with four legs and a tail"
+QUICK = ("--lines", "4", "--beam", "1", "--max-extra-length", "3")
 CASES = ("upper", "title", "lower")
 NUMBERED = ("numbers", "dates", "units", "addresses", "list")
 
@@ -127,10 +131,10 @@ def test_words_of_no_training_text_are_found(tmp_path):
 
 
 def test_a_baseline_fails_rows_that_are_significantly_worse():
-    assert failed(baseline=model()) == {}
-    found = failed(lambda text: text.replace("dog", ""), baseline=model())
+    few = PAIRS[:9]
+    found = failed(lambda text: text.replace("o", ""), few, baseline=model())
     assert "loss" in found["plain"]
-    assert failed(baseline=model(lambda text: text.replace("dog", ""))) == {}
+    assert failed(pairs=few, baseline=model(lambda text: text.replace("o", ""))) == {}
 
 
 def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
@@ -196,21 +200,45 @@ def test_wrong_thresholds_are_one_line(tmp_path, content, message):
 
 
 def test_the_command_prints_rows_and_fails(run, trained_run, elsewhere):
-    code, out, err = run("check", trained_run, "--lines", "8", "--beam", "1", "--json")
+    code, out, err = run("check", trained_run, *QUICK, "--json")
     found = json.loads(out)
     assert code == 1
     assert [row["name"] for row in found["rows"]] == [row.name for row in ROWS]
-    assert (found["num_lines"], found["protects"], found["passed"]) == (8, True, False)
+    assert (found["num_lines"], found["protects"], found["passed"]) == (4, True, False)
     assert found["rows"][0]["measures"]["chrf"] > 0
     lenient = [f"{bound} = {100 * bound.startswith('max')}" for bound in vars(Thresholds())]
     write_lines(elsewhere / "t.toml", ["[all]", *lenient])
     code, out, err = run(
-        *("check", trained_run, "--lines", "8", "--beam", "1", "--thresholds", "t.toml"),
+        *("check", trained_run, *QUICK, "--thresholds", "t.toml"),
         *("--baseline", trained_run, "--no-protect"),
     )
     assert code == 0
     assert out.splitlines()[0].split()[:3] == ["row", "cases", "chrf"]
     assert "0 of 19 rows failed, without protected text" in err
+
+
+def test_joined_lines_are_truncated_to_the_positions_of_a_model(run, data_dir, tiny_run, elsewhere):
+    model = {"learned_positions": 70}
+    train(data_dir, elsewhere / "run", tiny_run(model=model, training={"max_steps": 1}))
+    code, out, _ = run("check", elsewhere / "run", "--lines", "8", *QUICK[2:], "--json")
+    [long] = [row for row in json.loads(out)["rows"] if row["name"] == "long"]
+    assert (code, long["num_cases"], long["skipped"]) == (1, 1, None)
+
+
+def test_lines_come_with_the_tag_that_all_of_them_have(tmp_path):
+    folder = SimpleNamespace(info=SimpleNamespace(tags=("<2de>", "<2fr>")))
+    sources = ["\ufeff<2fr> A dog.\r", "<2de> A man.", "<2fr> Two.", "", "<2fr> Three."]
+    files = [
+        write_lines(tmp_path / "a.en", sources),
+        write_lines(tmp_path / "a.xx", ["Un chien.", "Ein Mann.", "Deux.", "x", "Trois."]),
+    ]
+    found = read_test_set(folder, files, 2)
+    assert found == ("<2fr>", [("A dog.", "Un chien."), ("Two.", "Deux.")])
+
+
+def test_decomposed_text_is_equal_to_composed_text():
+    pairs = [(normalize("NFD", f"{line} é ü"), f"{line} é ü") for line in LINES]
+    assert failed(lambda text: normalize("NFC", text), pairs) == {}
 
 
 def test_lines_of_files_are_checked(run, trained_run, elsewhere):
@@ -230,7 +258,7 @@ def test_lines_of_files_are_checked(run, trained_run, elsewhere):
 
 def test_the_page_and_the_junit_file_have_all_rows(run, trained_run, elsewhere):
     code, _, _ = run(
-        *("check", trained_run, "--lines", "4", "--beam", "1", "--baseline", trained_run),
+        *("check", trained_run, *QUICK, "--baseline", trained_run),
         *("--page", "p.html", "--junit", "j.xml"),
     )
     page, suite = (

@@ -1,11 +1,11 @@
 """The measures of a check, of each translation and of a row, and their thresholds."""
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from unicodedata import normalize
 
 import regex
 
@@ -169,12 +169,13 @@ def _chrf(
 
 def _plain(texts: Iterable[str]) -> list[str]:
     """Return texts without case and final marks, which some rows remove from sources."""
-    return [text.casefold().translate(_TURKISH).rstrip(f"{SENTENCE_MARKS} ") for text in texts]
+    folded = (normalize("NFC", text).casefold().translate(_TURKISH) for text in texts)
+    return [text.rstrip(f"{SENTENCE_MARKS} ") for text in folded]
 
 
 def _folded(text: str) -> str:
     """Return a text in one form: with °C for ℃, and without marks of thousands."""
-    return _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).strip())
+    return _THOUSANDS.sub("", normalize("NFKC", text).strip())
 
 
 def _numbers(text: str) -> Counter[int]:
@@ -187,5 +188,5 @@ def _repeats(text: str) -> bool:
 
 def words(texts: Iterable[str]) -> set[str]:
     """Return the words of texts in lower case."""
-    lines = (unicodedata.normalize("NFC", text).lower() for text in texts)
+    lines = (normalize("NFC", text).lower() for text in texts)
     return {word for line in lines for word in _WORD.findall(line)}

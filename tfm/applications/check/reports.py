@@ -15,10 +15,14 @@ def table(result: CheckResult) -> list[list[str]]:
     names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
     cells = [["row", "cases", *names, "result"]]
     for row in result.rows:
-        values = (f"{row.measures[n]:.1f}" if n in row.measures else "" for n in names)
+        values = (_shown(n, row.measures.get(n)) for n in names)
         verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
         cells.append([row.name, f"{row.num_cases:,}", *values, verdict])
     return cells
+
+
+def _shown(name: str, value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if name == "p_value" else f"{value:.1f}"
 
 
 def write_check_page(path: Path, result: CheckResult, language: str) -> None:

@@ -116,4 +116,4 @@ def cases(row: Row, lines: Sequence[str], language: str) -> list[Case]:
 
 
 def _script(letter: str) -> str:
-    return unicodedata.name(letter).partition(" ")[0] if letter else ""
+    return unicodedata.name(letter, "").partition(" ")[0] if letter else ""
