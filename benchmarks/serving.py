@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import random
 import re
 import signal
@@ -77,6 +78,12 @@ class Server:
         """Return the memory of the process in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         return int(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) / 1024
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds that the process has used."""
+        status = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
+        user, system = status.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def tfm(model: str, *flags: str) -> list[str]:
@@ -249,31 +256,29 @@ def compare(arguments: argparse.Namespace) -> None:
         texts = [[text for _, _, text in results] for results in first.values()]
         num_equal = sum(map(str.__eq__, *texts))
         print(f"{num_equal} of {len(texts[0])} translations are equal.\n")
-        print("| clients | server | requests/s | median, ms | 95th percentile, ms | failed |")
-        print("|---|---|---|---|---|---|")
+        columns = ("requests/s", "median, ms", "95th percentile, ms", "CPU ms a request", "failed")
+        print(f"| clients | server | {' | '.join(columns)} |\n|{'---|' * (2 + len(columns))}")
         for num_clients in arguments.clients_of_rounds:
             rounds: dict[str, list[tuple[float, ...]]] = {name: [] for name in servers}
             for _ in range(arguments.rounds):
                 for name, server in servers.items():
                     rounds[name].append(_timed(server, lines, num_clients))
             for name, each in rounds.items():
-                rate, median, last, failed = map(statistics.median, zip(*each, strict=True))
-                print(
-                    f"| {num_clients} | {name} | {rate:.1f} | {median:.0f} | {last:.0f} | "
-                    f"{failed:.0f} |",
-                    flush=True,
-                )
+                numbers = map(statistics.median, zip(*each, strict=True))
+                shown = " | ".join(f"{number:.3g}" for number in numbers)
+                print(f"| {num_clients} | {name} | {shown} |", flush=True)
 
 
 def _timed(server: Server, lines: Sequence[str], num_clients: int) -> tuple[float, ...]:
-    """Return requests per second, the median and the 95th percentile in ms, and the failures."""
-    started = time.monotonic()
+    """Return the columns of a row."""
+    started, before = time.monotonic(), server.cpu_seconds()
     results = _results(server, lines, num_clients)
     duration = time.monotonic() - started
+    cpu = 1000 * (server.cpu_seconds() - before) / len(results)
     seconds = sorted(1000 * each for _, each, _ in results)
     failed = sum(status != 200 for status, _, _ in results)
     last = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
-    return len(results) / duration, statistics.median(seconds), last, failed
+    return len(results) / duration, statistics.median(seconds), last, cpu, failed
 
 
 def _results(

@@ -784,6 +784,23 @@ def test_a_long_text_does_not_delay_short_ones():
     assert finished[3] == ("x", 14)  # 5 lines of the first batch, 8 of each other but n-best
 
 
+def test_lines_with_terms_form_smaller_batches():
+    """Their search takes longer, and other requests wait for it."""
+    sizes = []
+
+    def translate(lines, config):
+        sizes.append((len(lines), len(config.terms)))
+        return upper(lines, config)
+
+    async def ask():
+        queue = queue_of(translate, batch_characters=16)
+        for terms in ((), (("a", "b"),)):
+            await queue.translate(["a"] * 16, LineConfig(SearchConfig(), terms))
+
+    asyncio.run(ask())
+    assert sizes == [(16, 0), *[(2, 1)] * 8]
+
+
 def test_no_request_starves():
     """Long lines are translated although short ones keep coming."""
 

@@ -42,6 +42,9 @@ class LineConfig:
 Translate = Callable[[Sequence[str], LineConfig], list[list[Output]]]
 
 
+_COST_OF_TERMS = 8  # how much longer a search may take with a glossary, which others wait for
+
+
 @dataclass(eq=False)
 class _Job:
     """The lines of a request; the first `num_taken` are translated or in the current batch."""
@@ -140,7 +143,10 @@ class TranslationQueue:
         """Take lines for a batch, of the job that waited longest and others with its settings."""
         waiting = [job for job in self._jobs if job.has_more]
         chosen: list[_Job] = []
-        num_free = self._batch_characters
+        limit = self._batch_characters
+        if waiting and waiting[0].config.terms:
+            limit //= _COST_OF_TERMS
+        num_free = limit
         for job in waiting:
             if job.config == waiting[0].config:
                 num_free -= len(job.lines[job.num_taken])
@@ -148,7 +154,7 @@ class TranslationQueue:
                     break
                 chosen.append(job)
         parts = []
-        num_free = self._batch_characters
+        num_free = limit
         for position, job in enumerate(sorted(chosen, key=_Job.num_characters)):
             lines = job.take(num_free // (len(chosen) - position))
             num_free -= sum(map(len, lines))

@@ -239,7 +239,7 @@ def file_of(fields: Fields, config: ServeConfig) -> tuple[str, TextFormat, str]:
         text = file.content.decode()
     except UnicodeDecodeError:
         raise HTTPException(400, "the file is not UTF-8: convert it") from None
-    _check_size("the file", [text], config.max_characters)
+    _check("the file", [text], config.max_characters)
     return path.name, FILE_FORMATS[path.suffix.lower()], text
 
 
@@ -312,22 +312,18 @@ def terms_of(fields: Fields, config: ServeConfig) -> Terms:
 def _check(name: str, texts: Iterable[str], max_characters: int) -> None:
     """Raise HTTPException if texts are too long, or cannot be written in UTF-8."""
     texts = list(texts)
-    _check_size(name, texts, max_characters)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        raise HTTPException(
-            400, f"{name} has half of a surrogate pair, which is not a character"
-        ) from None
-
-
-def _check_size(name: str, texts: Iterable[str], max_characters: int) -> None:
     num_characters = sum(max(1, len(text)) for text in texts)
     if num_characters > max_characters:
         raise HTTPException(
             413,
             f"{name} has {num_characters:,} characters, more than the {max_characters:,} allowed",
         )
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise HTTPException(
+            400, f"{name} has half of a surrogate pair, which is not a character"
+        ) from None
 
 
 def _as_list(text: str) -> Any:
