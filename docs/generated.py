@@ -32,7 +32,7 @@ from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
-from tfm.data import dataset, manifest
+from tfm.data import dataset, manifest, seen_text
 from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import (
@@ -45,6 +45,7 @@ from tfm.data.corpus.texts import (
     TreeFile,
 )
 from tfm.features.align import heads
+from tfm.features.seen.report import SeenReport
 from tfm.folders import model_folder, run_folder
 from tfm.inference.steps import Output
 from tfm.metrics.metric import Comparison, MetricScore
@@ -72,6 +73,7 @@ _FORMATS = {
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`alignment.json` of a model folder": heads.FORMAT,
     "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
+    "`seen.safetensors` of a dataset": seen_text.FORMAT,
     "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
@@ -87,6 +89,7 @@ _RESULTS = (
     RunSummary,
     ModelSummary,
     ScoreResult,
+    SeenReport,
     MetricScore,
     Comparison,
     LineScore,

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 
 import pytest
-from helpers import edit_model
+from helpers import edit_model, write_pairs
 from sacrebleu import dataset as sacre
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 from sacrebleu.dataset.plain_text import PlainTextDataset
@@ -191,6 +191,17 @@ def test_files_of_the_sacrebleu_command_are_used_in_place(mirror, tmp_path):
     (mirror / "tsv19.M.zip").rename(raw / "tsv19.M.zip")
     named = NamedSet.parse("tsv19:en-de")
     assert named.fetch(Downloads()) == {"tsv19.M.zip": raw / "tsv19.M.zip"}
+
+
+@pytest.mark.parametrize("name", ["sgm14", "sgm14:cs-en"])
+def test_copies_of_a_set_are_dropped_from_training_text(mirror, tmp_path, name):
+    pairs = [(f"Line {number} is new.", f"Neue Zeile {number}.") for number in range(9)]
+    copies = [(SOURCE[1], "Etwas anderes."), ("Something else.", TARGET[1].upper())]
+    train = write_pairs(tmp_path, "raw", [*pairs, *copies])
+    options = {"protect": [name], "mirror": str(mirror), "text_only": True}
+    tfm.prepare(train=train, out=tmp_path / "data", **options)
+    left = (tmp_path / "data" / "train.en").read_text(encoding="utf-8").splitlines()
+    assert left == [source for source, _ in pairs]
 
 
 def test_translations_are_scored_against_a_set_by_its_name(mirror, tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def prepare(
     min_identified_characters: int | None = ...,
     max_length_deviations: float | None = ...,
     max_punctuation_deviations: float | None = ...,
+    protect: Iterable[StrPath] | None = ...,
     part_pairs: int | None = ...,
     score_model: StrPath | None = ...,
     min_score: float | None = ...,
@@ -80,6 +81,8 @@ def prepare(
     unpunctuated_copies: float | None = ...,
     typo_copies: float | None = ...,
     seed: int | None = ...,
+    seen_megabytes: int | None = ...,
+    written_by: Iterable[StrPath] | None = ...,
     shortlist: bool | None = ...,
     shortlist_size: int | None = ...,
     shortlist_frequent: int | None = ...,
@@ -131,6 +134,7 @@ def prepare(
         min_identified_characters: Do not identify the language of sides of fewer than N characters, which is unreliable.
         max_length_deviations: Drop pairs whose length ratio is over X deviations from the text's mean; 0 keeps all.
         max_punctuation_deviations: Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.
+        protect: Drop pairs with a side that is in this test set or file, exactly or nearly; repeatable.
         part_pairs: Write the training text in parts of at most N pairs, which later steps read in turn.
         score_model: Model or run folder that scores pairs for min_score; relative to the current folder.
         min_score: Drop pairs with a mean log probability per target token below X, such as -5, in nats.
@@ -152,6 +156,8 @@ def prepare(
         unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
         typo_copies: Share of the training pairs to add a copy of with typos in the source.
         seed: Random seed of BPE-dropout and of copies.
+        seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
+        written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
         shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
         shortlist_size: Shortlist: number of target pieces for each source piece.
         shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.
@@ -225,6 +231,8 @@ def binarize(
     typo_copies: float | None = ...,
     seed: int | None = ...,
     threads: int | None = ...,
+    seen_megabytes: int | None = ...,
+    written_by: Iterable[StrPath] | None = ...,
     shortlist: bool | None = ...,
     shortlist_size: int | None = ...,
     shortlist_frequent: int | None = ...,
@@ -247,6 +255,8 @@ def binarize(
         typo_copies: Share of the training pairs to add a copy of with typos in the source.
         seed: Random seed of BPE-dropout and of copies.
         threads: Number of CPU threads; if unset, one per core.
+        seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
+        written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
         shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
         shortlist_size: Shortlist: number of target pieces for each source piece.
         shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.

@@ -96,7 +96,8 @@ def prepare(
         LockedFolderError: Another process writes to the dataset.
     """
     for_downloads = mirror is not None or downloads is not None or not verify or fetch_only
-    if recipe is None and not test_set and for_downloads:
+    has_sets = test_set or settings["cleaning"].get("protect")
+    if recipe is None and not has_sets and for_downloads:
         raise UsageError(
             "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
         )

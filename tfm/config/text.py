@@ -83,6 +83,11 @@ class CleaningConfig(Settings, section="cleaning"):
         "Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.",
         limits=(0, 1000),
     )
+    protect: tuple[str, ...] = setting(
+        (),
+        "Drop pairs with a side that is in this test set or file, exactly or nearly; repeatable.",
+        metavar="NAME|FILE",
+    )
     part_pairs: int = setting(
         10_000_000,
         "Write the training text in parts of at most N pairs, which later steps read in turn.",
@@ -216,6 +221,16 @@ class BinarizeConfig(Settings, section="binarize"):
     seed: int = setting(1, "Random seed of BPE-dropout and of copies.", limits=(0, MAX_SEED))
     threads: int | None = count(
         None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
+    )
+    seen_megabytes: int = setting(
+        64,
+        "Record the training text for tfm score, in a file of at most N MB; 0 makes no record.",
+        limits=(0, 4096),
+    )
+    written_by: tuple[str, ...] = setting(
+        (),
+        "Model or run that wrote some of the text: what it has seen counts as seen; repeatable.",
+        metavar="MODEL",
     )
     shortlist: bool = setting(
         False,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
+from tfm.data.seen_text import SeenText
 from tfm.data.text import BytesPair, in_chunks
 
 RULES = (
@@ -71,7 +72,7 @@ class PairCounts:
 
     def drop(self, rule: str, pair: BytesPair) -> None:
         """Count a pair that a rule drops, and keep a random sample of such pairs as examples."""
-        self.dropped[rule] += 1
+        self.dropped[rule] = 1 + self.dropped.get(rule, 0)
         examples = self.examples.setdefault(rule, [])
         place = len(examples)
         if place == _NUM_EXAMPLES:  # reservoir sampling: all pairs are equally probable
@@ -101,7 +102,7 @@ class PairCounts:
         self.kept += other.kept
         self.in_held_out += other.in_held_out
         for rule, count in other.dropped.items():
-            self.dropped[rule] += count
+            self.dropped[rule] = count + self.dropped.get(rule, 0)
         for rule, examples in other.examples.items():
             known = self.examples.setdefault(rule, [])
             known += examples[: _NUM_EXAMPLES - len(known)]
@@ -121,12 +122,13 @@ class Cleaner:
        characters are added to both, so that short sentences may differ more.
     7. copy: Both sides are the same.
     8. The checks of the text, from `pair_checks` and `deviation_checks`.
-    9. duplicate: The pair occurred before, in any text with the same tag that this object has
+    9. protected: A side is a copy, or nearly, of a line of `protected`.
+    10. duplicate: The pair occurred before, in any text with the same tag that this object has
        cleaned.
-    10. low_score: A model gives the pair less than `min_score`.
+    11. low_score: A model gives the pair less than `min_score`.
 
-    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. The
-    By default, `normalization` is the config's.
+    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. By default,
+    `normalization` is the config's.
     """
 
     def __init__(
@@ -135,8 +137,10 @@ class Cleaner:
         normalization: Normalization | None = None,
         *,
         scratch_dir: Path | None = None,
+        protected: SeenText | None = None,
     ) -> None:
         self._config = config
+        self._protected = protected
         self._normalization = normalization or config.normalization
         self._seen: defaultdict[str | None, SeenHashes]  # by tag
         self._seen = defaultdict(partial(SeenHashes, scratch_dir))
@@ -175,8 +179,11 @@ class Cleaner:
         tag: str | None,
         score: Score | None = None,
     ) -> Iterator[BytesPair]:
-        """Yield the pairs that are neither duplicates nor below `min_score`."""
+        """Yield the pairs that are neither protected, nor duplicates, nor below `min_score`."""
         for chunk in in_chunks(pairs):
+            if self._protected is not None:
+                seen = [self._protected.look_up(side)[1] for side in zip(*chunk, strict=True)]
+                chunk = _keep(chunk, ~(seen[0] | seen[1]), "protected", counts)
             hashes = _pair_hashes(chunk)
             counts.in_held_out += self.held_out.find(hashes)
             if config.drop_duplicates:
@@ -198,10 +205,11 @@ def clean_lines(
     config: CleaningConfig,
     normalization: Normalization,
     checks: Sequence[Check],
+    protected: SeenText | None = None,
 ) -> Iterator[bytes]:
     """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
     # A line and itself are a pair that breaks no rule about two sides, except that of copies.
-    cleaner = Cleaner(replace(config, drop_copies=False), normalization)
+    cleaner = Cleaner(replace(config, drop_copies=False), normalization, protected=protected)
     for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
         yield line
 

@@ -20,6 +20,7 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
 SETS = "sets"  # the folder of the test sets that have names
+SEEN = "seen"  # the step that records the training text, to find other text in it
 
 # Languages are suffixes of file names.
 # Several languages on one side are joined by +, as in de+fr.

@@ -20,11 +20,14 @@ from tfm.data.corpus.texts import Archive
 from tfm.data.download import fetch
 from tfm.data.languages import closest
 from tfm.data.manifest import Manifest, set_split
+from tfm.data.seen_text import SeenText
 from tfm.data.sources import Downloads
+from tfm.data.text import read_lines
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
+from tfm.storage.paths import existing_file
 
 if TYPE_CHECKING:
     from sacrebleu.dataset.base import Dataset
@@ -207,6 +210,29 @@ def write_sets(
         say(f"test set {name} ({named.pair}): {result['pairs']:,} pairs")
         is_new = True
     return is_new
+
+
+def read_protected(
+    names: Sequence[str], languages: tuple[str, str], downloads: Downloads
+) -> SeenText | None:
+    """Return the record of files and of test sets by name, both sides; None without any.
+
+    Raises:
+        UsageError: There is no such file or set.
+        DataError: A file is damaged.
+    """
+    lines: list[bytes] = []
+    for path in map(Path, names):
+        if path.exists():
+            lines += read_lines(existing_file(path), strict=True)
+            continue
+        try:
+            named = NamedSet.parse(str(path))
+        except UsageError as error:
+            raise UsageError(f"--protect: {path} is no file, and {error}") from error
+        named = named if named.pair else named.between(*languages)
+        lines += "".join(named.read(named.fetch(downloads))).encode().split(b"\n")
+    return SeenText.of_lines(b"\t".join(lines).split(b"\t")) if names else None
 
 
 def _datasets() -> "Mapping[str, Dataset]":

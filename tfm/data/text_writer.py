@@ -1,5 +1,6 @@
 """The text of a dataset: extracted, cleaned and written in parts, for `tfm prepare`."""
 
+import hashlib
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
+from tfm.data.seen_text import SeenText
 from tfm.data.sources import TextSources
 from tfm.data.text import BytesPair, in_chunks, read_lines, read_pairs
 from tfm.data.text_parts import (
@@ -73,6 +75,7 @@ class TextWriter:
     manifest: Manifest
     force: bool = False
     step_prefix: str = ""  # of the steps that fetch the text
+    protected: SeenText | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -124,7 +127,7 @@ class TextWriter:
         if ShareRecord.find(folder, clean_inputs):
             say(f"clean: {folder} unchanged")
             return
-        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=folder)
+        cleaner = self._cleaner(folder)
         for split in _SPLITS_TRAINING_LAST[:-1]:
             for text in self.recipe.texts(split):
                 for block in in_chunks(self._held_out_pairs(text, split)):
@@ -157,6 +160,10 @@ class TextWriter:
         examples = {rule: tuple(pairs) for rule, pairs in counts.examples.items()}
         return ShareOfText(counts=counts.record(), examples=examples, stripes=tuple(stripes))
 
+    def _cleaner(self, folder: Path) -> Cleaner:
+        rules = self.cleaning, self.normalization
+        return Cleaner(*rules, scratch_dir=folder, protected=self.protected)
+
     def _clean_inputs(self) -> dict[str, Any]:
         """Return JSON values of all that determines the clean text."""
         texts = (text.options() for split in SPLITS for text in self.recipe.texts(split))
@@ -170,6 +177,11 @@ class TextWriter:
             clean_inputs["options"] = options
         if self.score_models:
             clean_inputs["score_models"] = dict(self.score_models)
+        clean_inputs["cleaning"]["protect"] = [*self.cleaning.protect]
+        if self.protected is None:
+            del clean_inputs["cleaning"]["protect"]
+        else:
+            clean_inputs["protected"] = hashlib.sha256(self.protected.bits.tobytes()).hexdigest()
         return clean_inputs
 
     def _unpacked(self, name: str, done: Sequence[str]) -> dict[str, Any] | None:
@@ -237,7 +249,7 @@ class TextWriter:
 
         Older text is replaced when all of the new text is complete.
         """
-        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=self.manifest.data_dir)
+        cleaner = self._cleaner(self.manifest.data_dir)
         result: dict[str, Any] = {split: {} for split in SPLITS if self.recipe.texts(split)}
         outputs: list[Path] = []
         data_dir = self.manifest.data_dir
@@ -289,7 +301,7 @@ class TextWriter:
     def _append_text(self, step: str, inputs: Table) -> None:
         """Write training text to further parts, without pairs that the dataset has."""
         manifest = self.manifest
-        cleaner = Cleaner(self.cleaning, self.normalization, scratch_dir=manifest.data_dir)
+        cleaner = self._cleaner(manifest.data_dir)
         self._see_text(cleaner)
         with ExitStack() as stack:
             writer = PartWriter(
@@ -387,7 +399,8 @@ class TextWriter:
             counts = PairCounts()
             checks = pair_checks(self.cleaning, language, language)
             lines = self.sources.lines(language)
-            lines = clean_lines(lines, counts, self.cleaning, self.normalization, checks)
+            rules = self.cleaning, self.normalization, checks, self.protected
+            lines = clean_lines(lines, counts, *rules)
             paths.append(self.manifest.text_path("mono", language))
             file = stack.enter_context(atomic_write(paths[-1]))
             file.writelines(line + b"\n" for line in lines)
@@ -501,6 +514,7 @@ def _of_training_text(inputs: Table) -> list[Any]:
         inputs.get("cleaning"),
         inputs.get("normalization"),
         inputs.get("score_models"),
+        inputs.get("protected"),
     ]
 
 

@@ -319,7 +319,12 @@ class ModelFolder:
             step=self.info.step,
             sha256=self.weights_digest,
             license=self.info.run.training.license,
+            seen=self.info.seen,
         )
+
+    def lineage(self) -> tuple[Ancestor, ...]:
+        """Describe the model and its ancestors, oldest first, for those that learn from it."""
+        return (*self.info.ancestors, self.as_ancestor())
 
 
 def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:

@@ -56,6 +56,7 @@ class Ancestor:
         sha256: Checksum of its weights.
         license: The license that its card names, of a model of another program; None if unknown.
         origin: Address or name that the model was made from or fetched by; None if unknown.
+        seen: Checksum of the record of its training text; None if there is none.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Ancestor:
     sha256: str
     license: str | None = None
     origin: str | None = None
+    seen: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ class ModelInfo:
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
         bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
+        seen: Checksum of the record of its training text; None if there is none.
     """
 
     run: RunConfig
@@ -105,6 +108,7 @@ class ModelInfo:
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
     bleu_tokenizer: BleuTokenizer = "13a"
+    seen: str | None = None
 
     @property
     def purpose(self) -> str:

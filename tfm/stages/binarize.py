@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tfm.config import BinarizeConfig, Task
+from tfm.config import BinarizeConfig, Table, Task
 from tfm.config.normalization import is_combining
 from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.data.manifest import BINARIZE, Manifest, TrainingText
+from tfm.data.manifest import BINARIZE, SEEN, Manifest, TrainingText
+from tfm.data.seen_text import FILE as SEEN_TEXT
+from tfm.data.seen_text import FORMAT as SEEN_FORMAT
+from tfm.data.seen_text import SeenText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
@@ -24,6 +27,7 @@ from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.dataset_runs import check_runs
 from tfm.stages.learn_bpe import STEP as LEARNING
+from tfm.storage.files import sha256_of
 
 _UNKNOWN_WARNING_RATE = 0.001
 # The names of token ids, and of the records of parts.
@@ -75,12 +79,49 @@ def update_token_ids(manifest: Manifest, config: BinarizeConfig, *, force: bool)
     is_new = _update_splits(manifest, vocabulary, config, force=force)
     manifest.keep_settings(config)
     manifest.save()
+    _update_record(manifest, config, force=force)
     if config.shortlist:
         return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
     if is_new and (shortlist := data_dir / SHORTLIST).exists():
         shortlist.unlink()
         say(f"binarize: removed {shortlist}, which is for older data: --shortlist learns it again")
     return is_new
+
+
+def find_origins(config: BinarizeConfig) -> list[Table]:
+    """Describe the models that wrote some of the text, and their ancestors; raise as opening."""
+    if not config.written_by:
+        return []
+    from tfm.folders.model_folder import ModelFolder
+
+    folders = (ModelFolder.open(Path(model)) for model in config.written_by)
+    return [asdict(each) for folder in folders for each in folder.lineage()]
+
+
+def _update_record(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> None:
+    """Record the training text, unless that is done or not wanted, or its targets are trees."""
+    path, origins = manifest.data_dir / SEEN_TEXT, find_origins(config)
+    texts = [manifest.text_paths(name) for name in manifest.text_parts("train")]
+    inputs = {
+        "text": manifest.text_fingerprints(["train"] if texts else []),
+        "megabytes": config.seen_megabytes,
+        "format": SEEN_FORMAT,
+        "origins": origins,
+    }
+    if not force and manifest.is_current(SEEN, inputs):
+        return
+    path.unlink(missing_ok=True)
+    record = None
+    if config.seen_megabytes and texts and manifest.task == "translation":
+        record = SeenText.of_pairs(texts, max_bytes=config.seen_megabytes << 20, origins=origins)
+    if record is not None:
+        record.save(path)
+        rate = record.false_hits()
+        say(f"binarize: {path} records the training text; {rate:.2%} of other text looks seen")
+    outputs = [path] if record else []
+    result = {"sha256": sha256_of(path) if record else None}
+    manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
+    manifest.save()
 
 
 def _update_splits(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
 from tfm.data.cleaning import Score
@@ -15,13 +16,13 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest
 from tfm.data.pair_checks import pair_checks
 from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword import Vocabulary, model_paths
-from tfm.data.test_sets import NamedSet, write_sets
+from tfm.data.test_sets import NamedSet, read_protected, write_sets
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.text_writer import TextWriter, cleaning_of
 from tfm.data.token_parts import encoding_changes
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.reporting import say
-from tfm.stages.binarize import check_models, check_task, update_token_ids
+from tfm.stages.binarize import check_models, check_task, find_origins, update_token_ids
 from tfm.stages.dataset_runs import check_runs, runs_on
 from tfm.stages.learn_bpe import merged_table, update_subword_models
 
@@ -97,7 +98,9 @@ def prepare(
         # Before the long work, because they may be unavailable.
         for_sets = replace(downloads, folder=sources.downloads_dir)
         files = {name: named.fetch(for_sets) for name, named in sets.items()}
-        writer = TextWriter(sources, cleaning, cleaning.normalization, *scorers, manifest, force)
+        protected = read_protected(cleaning.protect, manifest.languages, for_sets)
+        rules = cleaning, cleaning.normalization
+        writer = TextWriter(sources, *rules, *scorers, manifest, force, protected=protected)
         if force or (writer.changes_training_text() and not fetch_only):
             check_runs(out_dir, ["its training text would be other text"], force=force)
         if share is not None:
@@ -138,7 +141,7 @@ def append_text(
     with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
         # What an older record lacks.
-        before = {"normalize_unicode": manifest.normalization.unicode}
+        before: dict[str, Any] = {"normalize_unicode": manifest.normalization.unicode}
         before |= (manifest.inputs("clean") or {}).get("cleaning", {})
         table = {**before, **recipe.settings("cleaning"), **overrides.get("cleaning", {})}
         cleaning = settings_from(CleaningConfig, table)
@@ -157,7 +160,9 @@ def append_text(
         )
         scorers = _scorers(recipe, cleaning)
         rules = manifest.normalization
-        writer = TextWriter(sources, cleaning, rules, *scorers, manifest, step_prefix=f"{step}.")
+        protected = read_protected(cleaning.protect, manifest.languages, downloads)
+        options: Table = {"step_prefix": f"{step}.", "protected": protected}
+        writer = TextWriter(sources, cleaning, rules, *scorers, manifest, **options)
         runs = runs_on(out_dir)
         is_new = writer.append()
         manifest.save()
@@ -268,6 +273,7 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
 def _check_encoding(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
     """Raise an error if the steps after cleaning would refuse the settings."""
     check_task(binarization, recipe.task)
+    find_origins(binarization)
     if subword.subwords:
         models = load_subword_models([Path(each) for each in subword.subwords])
         check_models(

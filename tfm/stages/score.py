@@ -1,9 +1,11 @@
 """tfm score: translations and references → scores with their signatures."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from tfm.data.languages import bleu_tokenizer, name_of
 from tfm.data.manifest import GOLD
 from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
 from tfm.data.text_files import unpacked_name
-from tfm.errors import DataError, UsageError, explain_os_error
+from tfm.errors import DataError, TfmError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.metrics.tokenizers import load_tokenizer
@@ -21,6 +23,7 @@ from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet
+    from tfm.features.seen.report import SeenReport
     from tfm.stages.score_lines import LineOutputs, LineScore
 
 Text = Path | Sequence[str]  # a file, or its lines
@@ -58,13 +61,17 @@ class LastGeneration:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """The scores of one set of translations, in the requested order, and the names of the files."""
+    """The scores of one set of translations, in the requested order, and the names of the files.
+
+    `seen` says what of the text the models that translated it have seen in training, if known.
+    """
 
     scores: list[MetricScore]
     num_lines: int
     hypotheses: str
     references: list[str]
     baseline: str | None = None
+    seen: "SeenReport | None" = None
     worst: "list[LineScore]" = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,8 +150,11 @@ def score(
         language=language,
         sources=None if source is None else texts.get(_name_of(source, "source")),
     )
+    of_clean = [each for each in chosen_metrics if each != "command"]  # which may take hours
+    score_lines = partial(corpus_scores, metrics=of_clean, config=config, language=language)
     return ScoreResult(
         scores=scores,
+        seen=_seen([texts[each] for each in (name, *read)], source, score_lines, runs_dir),
         num_lines=len(hypothesis_lines),
         hypotheses=name,
         references=list(read),
@@ -207,6 +217,39 @@ def _last_languages(named: "NamedSet", runs_dir: Path) -> tuple[str, str]:
             f"the languages are unknown: name them, as in --test-set {named.name}:en-de"
         )
     return record.source_language, record.language
+
+
+def _seen(
+    texts: Sequence[Sequence[str]],
+    source: Text | None,
+    score_lines: Callable[..., list[MetricScore]],
+    runs_dir: Path,
+) -> "SeenReport | None":
+    """Return what of translations and references the models of the last generation have seen.
+
+    Without a source, its source is taken if it had no reference. Returns None if the source is not
+    of these lines, or nothing was recorded of its models.
+    """
+    from tfm.features.seen.report import find_seen
+    from tfm.folders.model_folder import ModelFolder
+
+    try:
+        record = _last_generation(runs_dir / LAST_GENERATION)
+        sources = read_lines(source or Path(record.source), "source")
+    except (DataError, OSError):
+        return None
+    is_other = len(sources) != len(texts[0]) or (source is None and record.reference is not None)
+    if is_other or not all(Path(each).is_dir() for each in record.model):
+        return None
+    try:
+        found = find_seen([ModelFolder(Path(each)) for each in record.model], sources, texts[1:])
+    except TfmError as error:
+        say(f"warning: it is unknown what of the text was seen in training: {error}")
+        return None
+    if found is None or not found[0].num_clean:
+        return found and found[0]
+    of_clean = [list(compress(lines, found[1])) for lines in texts]
+    return replace(found[0], clean_scores=score_lines(of_clean[0], of_clean[1:]))
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:

@@ -167,7 +167,7 @@ def _with_history(
         return replace(info, ancestors=before.ancestors, bleu_tokenizer=before.bleu_tokenizer)
     if start is None:
         return info
-    return replace(info, ancestors=(*start.info.ancestors, start.as_ancestor()))
+    return replace(info, ancestors=start.lineage())
 
 
 def _record_datasets(run_dir: Path, data: TrainingData) -> None:

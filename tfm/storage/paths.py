@@ -24,7 +24,7 @@ _OWN_FILES = {
     "manifest.json": (
         "dataset",
         (
-            r"(manifest|runs)\.json|dropped\.txt|shortlist\.safetensors|bpe\..+|(bin|raw|downloads|sets)/.+"
+            r"(manifest|runs)\.json|dropped\.txt|(shortlist|seen)\.safetensors|bpe\..+|(bin|raw|downloads|sets)/.+"
             r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
         ),
     ),

@@ -17,7 +17,7 @@ from tfm.config import (
 )
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.languages import bleu_tokenizer
-from tfm.data.manifest import BINARIZE, SPLITS, Manifest
+from tfm.data.manifest import BINARIZE, SEEN, SPLITS, Manifest
 from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary, shown_tags
@@ -140,6 +140,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             normalization=manifest.normalization,
             tags=manifest.tags(),
             bleu_tokenizer=bleu_tokenizer(manifest.target, run.training.validation_tokenize),
+            seen=manifest.result(SEEN).get("sha256"),
         ),
         checksum=index.checksum("train"),
     )

@@ -1,0 +1,197 @@
+"""What of a test set models have seen: in their dataset, and in those that they learned from."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from helpers import write_lines
+
+from tfm.config import BinarizeConfig, ScoreConfig
+from tfm.data.manifest import Manifest
+from tfm.data.seen_text import FILE, SeenText
+from tfm.data.synthetic.corpus import generate_pairs
+from tfm.errors import UsageError
+from tfm.features.seen.report import find_seen
+from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
+from tfm.stages.binarize import binarize
+from tfm.stages.score import score
+from tfm.storage.files import sha256_of
+from tfm.storage.paths import new_file
+
+NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def training_pairs():
+    return list(generate_pairs("train", num_pairs=200, seed=1))
+
+
+@pytest.fixture
+def model(trained_run, tmp_path):
+    """A model folder that tests may change."""
+    path = ModelFolder.open(trained_run).path
+    return ModelFolder(shutil.copytree(path, tmp_path / "model"))
+
+
+def with_info(folder, **changes):
+    """Change the description of a model."""
+    digests = json.loads((folder.path / CONFIG).read_text(encoding="utf-8"))["sha256"]
+    write_description(folder.path, replace(folder.info, **changes), digests)
+    return ModelFolder(folder.path)
+
+
+def counts(report):
+    return {
+        side: (of["exactly"], of["nearly"]) for side, of in report.seen.items() if any(of.values())
+    }
+
+
+def look_up(models, pairs):
+    sources, targets = zip(*pairs, strict=True)
+    return find_seen(models, sources, [targets])
+
+
+def test_a_model_names_the_record_of_its_dataset(trained_run, data_dir):
+    assert ModelFolder.open(trained_run).info.seen == sha256_of(data_dir / FILE)
+
+
+def test_pairs_and_single_sides_are_counted_exactly_and_nearly(model, training_pairs, data_dir):
+    longest = max(training_pairs, key=lambda pair: len(pair[0].split()))
+    assert len(longest[0].split()) >= 9
+    pairs = [
+        *NEW,
+        training_pairs[0],
+        tuple(side.upper() + " !!" for side in training_pairs[1]),
+        (training_pairs[2][0], "Die Quelle ist bekannt."),
+        ("The target is known.", training_pairs[3][1]),
+        (longest[0] + " indeed", "Die Quelle ist fast bekannt."),
+        (training_pairs[4][0], training_pairs[5][1]),  # of other pairs
+    ]
+    report, is_clean = look_up([model], pairs)
+    assert counts(report) == {"sources": (4, 1), "targets": (4, 0), "pairs": (3, 0)}
+    assert report.num_clean == is_clean.sum() == 6
+    assert is_clean.tolist() == [True] * 6 + [False] * 6
+    [(name, rate)] = report.datasets.items()
+    assert name == str(data_dir)
+    assert 0 < rate < 0.001
+
+
+def test_any_reference_counts(model, training_pairs):
+    sources, targets = zip(*NEW, strict=True)
+    other = [training_pairs[0][1], *targets[1:]]
+    report, _ = find_seen([model], sources, [targets, other])
+    assert counts(report) == {"targets": (1, 0)}
+
+
+def test_a_side_counts_on_either_side_of_the_training_text(model, training_pairs):
+    source, target = training_pairs[0]
+    report, _ = look_up([model], [(target, source)])
+    assert counts(report)["pairs"] == (1, 0)
+
+
+def test_nothing_is_claimed_without_the_record_of_this_text(model, training_pairs, tmp_path):
+    for changes in ({"data_dir": str(tmp_path)}, {"data_dir": ""}, {"seen": None}):
+        assert look_up([with_info(model, **changes)], training_pairs) is None
+    other = with_info(model, seen="0" * 64)
+    assert look_up([other], training_pairs) is None
+
+
+def test_a_copy_of_the_record_in_the_model_folder_is_enough(model, training_pairs, data_dir):
+    shutil.copy(data_dir / FILE, model.path)
+    moved = with_info(model, data_dir="gone")
+    report, _ = look_up([moved], training_pairs)
+    assert counts(report)["pairs"] == (200, 0)
+
+
+def test_text_of_ancestors_counts_and_those_without_a_record_are_named(
+    model, training_pairs, make_dataset, tmp_path
+):
+    parent = with_info(model).as_ancestor()
+    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
+    ancestors = (replace(parent, path="imported", data_dir="", seen=None), parent)
+    checksum = sha256_of(own / FILE)
+    child = with_info(model, data_dir=str(own), seen=checksum, ancestors=ancestors)
+    report, _ = look_up([child], [NEW[0], training_pairs[0], ("Other.", "Anders.")])
+    assert counts(report)["pairs"] == (2, 0)
+    assert list(report.datasets) == [str(own), parent.data_dir, "imported"]
+    assert report.datasets["imported"] is None
+    assert "imported (not recorded)" in report.summary
+
+
+def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
+    model, training_pairs, make_dataset, data_dir, tmp_path
+):
+    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
+    checksum = sha256_of(own / FILE)
+    assert binarize(own, BinarizeConfig(threads=1, written_by=(str(model),))) is False
+    assert sha256_of(own / FILE) != checksum
+    [origin] = SeenText.load(own / FILE).origins
+    assert (origin["path"], origin["data_dir"]) == (str(model), str(data_dir))
+    student = with_info(model, data_dir=str(own), seen=sha256_of(own / FILE))
+    report, _ = look_up([student], [training_pairs[0]])
+    assert counts(report)["pairs"] == (1, 0)
+    assert list(report.datasets) == [str(own), str(data_dir)]
+    assert Manifest.load(own).settings("binarize") == {"written_by": [str(model)]}
+
+
+@pytest.fixture
+def scored(tmp_path, model, data_dir, training_pairs):
+    """Score text of which half has been seen, by the record of a generation."""
+
+    def run(hypotheses, **changes):
+        pairs = [*NEW, *training_pairs[:6]]
+        source, reference = (
+            write_lines(tmp_path / name, [pair[side] for pair in pairs])
+            for side, name in enumerate(("test.en", "test.de"))
+        )
+        record = {"format": 1, "model": [str(model)], "data": str(data_dir), "split": "test"}
+        record |= {"source": str(source), "reference": str(reference), "language": "de"} | changes
+        runs_dir = tmp_path / "runs"
+        runs_dir.mkdir(exist_ok=True)
+        (runs_dir / "last-generation.json").write_text(json.dumps(record))
+        hypothesis_path = write_lines(tmp_path / "out.de", hypotheses or [t for _, t in pairs])
+        return score(hypothesis_path, [reference], config=ScoreConfig(), runs_dir=runs_dir)
+
+    return run
+
+
+def test_the_clean_part_is_scored_beside_the_whole(scored):
+    hypotheses = ["ganz falsch"] * 3 + [target for _, target in NEW[3:]] + ["falsch"] * 6
+    result = scored(hypotheses)
+    assert result.seen.num_clean == 6
+    [bleu, _] = result.scores
+    [clean, chrf] = result.seen.clean_scores
+    assert (clean.name, clean.signature, chrf.name) == ("bleu", bleu.signature, "chrf")
+    assert clean.value > bleu.value > 0
+    assert result.to_json()["seen"]["seen"]["pairs"] == {"exactly": 6, "nearly": 0}
+
+
+def test_text_that_is_not_a_split_is_looked_up_if_it_has_as_many_lines(scored, tmp_path):
+    assert scored(None, reference=None).seen.num_clean == 6
+    other = write_lines(tmp_path / "other.en", ["One."])
+    assert scored(None, reference=None, source=str(other)).seen is None
+    assert scored(None, source="standard input").seen is None
+
+
+def test_nothing_is_claimed_of_another_text_or_model(scored, tmp_path):
+    other = write_lines(tmp_path / "other.de", ["Eins."] * 12)
+    assert scored(None, reference=str(other)).seen is None
+    assert scored(None, model=[str(tmp_path / "gone")]).seen is None
+
+
+def test_a_record_that_cannot_be_used_is_warned_of(scored, model, capsys):
+    (model.path / CONFIG).write_text("{}")
+    assert scored(None).seen is None
+    assert "warning: it is unknown what of the text was seen in training" in capsys.readouterr().err
+
+
+def test_a_text_of_which_all_was_seen_has_no_clean_score(scored, monkeypatch):
+    monkeypatch.setitem(globals(), "NEW", [])
+    result = scored(None)
+    assert (result.seen.num_clean, list(result.seen.clean_scores)) == (0, [])
+
+
+def test_the_path_of_a_record_is_not_an_output(data_dir):
+    with pytest.raises(UsageError, match="dataset"):
+        new_file(data_dir / FILE, flag="--output")

@@ -1,0 +1,1 @@
+"""Test text that the training text of models has."""
