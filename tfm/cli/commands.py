@@ -190,15 +190,12 @@ def _evaluate(
     if json + markdown + latex > 1:
         raise UsageError("--json, --markdown and --latex exclude each other: give one")
     result = call()
-    from tfm.applications.evaluate import tables
-    from tfm.cli.output import print_evaluation
-
     if json:
         typer.echo(json_format.dumps(asdict(result), ensure_ascii=False))
-    elif markdown or latex:
-        typer.echo(tables.latex(result) if latex else tables.markdown(result))
-    else:
-        print_evaluation(result)
+        return
+    typer.echo(result.text("latex_booktabs" if latex else "pipe" if markdown else "simple"))
+    for note in result.notes():
+        say(note)
 
 
 def _runs(call: Call, /, *, json: bool = False) -> None:

@@ -15,7 +15,6 @@ from tfm.reporting import format_duration, format_table, printable, say
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
-    from tfm.applications.evaluate.tables import Evaluation
     from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
     from tfm.stages.model_summaries import ModelSummary
@@ -133,18 +132,6 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         lines = {f"line {line.line:,}": numbers, "  source": line.source}
         lines |= {"  reference": line.reference, "  output": line.text}
         print_rows({label: printable(text) for label, text in lines.items() if text is not None})
-
-
-def print_evaluation(result: "Evaluation") -> None:
-    """Print a table for each metric, then their signatures."""
-    console = Console(highlight=False, soft_wrap=True)
-    for label, [titles, *rows] in result.tables().items():
-        lines = format_table([[label, *titles[1:]], *rows], _columns())
-        num_titles = len(lines) // (len(rows) + 1)
-        console.print(*lines[:num_titles], sep="\n", style="bold", markup=False)
-        print(*lines[num_titles:], "", sep="\n")  # noqa: T201
-    for note in result.notes():
-        console.print(note, style="dim", markup=False)
 
 
 def _format_comparison(value: float, comparison: "Comparison", decimals: int) -> str:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm import __version__
 from tfm.commands.declaration import Flag, NewFolder, argument, command, one_or_several
@@ -13,6 +13,7 @@ from tfm.commands.generate import Models, generate
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
 from tfm.data.languages import target_language
+from tfm.data.manifest import set_split
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
@@ -20,31 +21,10 @@ from tfm.storage.files import sha256_of
 from tfm.storage.paths import RUNS_ROOT, existing_file, new_file
 
 if TYPE_CHECKING:
-    from tfm.applications.evaluate.tables import Evaluation, SetResult
+    from tfm.applications.evaluate.tables import Evaluation
     from tfm.folders.model_folder import ModelFolder
 
-_SECTIONS = ("steps", "search", "inference")  # the settings of translations
 _DIGITS = 12  # of a checksum in a file name
-
-
-class _TestText(NamedTuple):
-    name: str
-    source: Path
-    references: Sequence[Path]
-
-
-class _System(NamedTuple):
-    name: str
-    model: "ModelFolder"
-    search: dict[str, Any]  # all settings of its search
-
-    @classmethod
-    def of(cls, path: Path, model: "ModelFolder", given: Mapping[str, Any]) -> "_System":
-        """Return a model as the user named it; UsageError if it has several outputs of a line."""
-        search = SearchConfig.for_model(model.info.search, given)
-        if search.num_outputs > 1:
-            raise UsageError("evaluate scores one translation of each line: add --mbr to n_best")
-        return cls(str(path), model, settings_to(search))
 
 
 @command(
@@ -90,10 +70,10 @@ def evaluate(
         CheckpointError: There is no such model, or it is damaged.
         DataError: A text is missing or damaged, or differs from its reference in length.
     """
-    from tfm.applications.evaluate.tables import Evaluation, write_page
+    from tfm.applications.evaluate.tables import Evaluation, SetResult
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.stages.score import check_settings
+    from tfm.stages.score import check_settings, score
 
     folder = out or Path("evaluation")
     metrics = requested_metrics(
@@ -104,94 +84,89 @@ def evaluate(
     )
     config = settings_from(ScoreConfig, settings["score"])
     check_settings(metrics, config)
-    paths = dict.fromkeys(models or [newest_run(RUNS_ROOT)])
-    systems = [_System.of(path, ModelFolder.open(path), settings["search"]) for path in paths]
-    texts = [_test_text(name, systems[0].model, folder, mirror) for name in on]
+    paths = models or (newest_run(RUNS_ROOT),)
+    opened = {str(path): ModelFolder.open(path) for path in paths}
+    searches = {name: _search(model, settings["search"]) for name, model in opened.items()}
+    first = next(iter(opened))
+    texts = {name: _files(name, opened[first], folder, mirror) for name in on}
     results = []
-    for text in texts:
-        outputs = [_translated(each, text, folder, settings, gpus) for each in systems]
-        results.append(_scored(text, systems, outputs, metrics, config))
-    evaluation = Evaluation(models=[each.name for each in systems], sets=results)
+    for set_name, (source, *references) in texts.items():
+        outputs = {
+            name: _translated(model, source, searches[name], settings, folder, gpus)
+            for name, model in opened.items()
+        }
+        scored = {
+            name: score(
+                outputs[name],
+                references,
+                metrics=metrics,
+                config=config,
+                baseline=outputs[first],  # that of the first also has intervals so
+                language=target_language(model.info.target, searches[name].get("tag")),
+                source=source,
+                runs_dir=RUNS_ROOT,
+            )
+            for name, model in opened.items()
+        }
+        result = SetResult(
+            name=set_name,
+            num_lines=scored[first].num_lines,
+            scores={name: each.scores for name, each in scored.items()},
+            outputs={name: str(output) for name, output in outputs.items()},
+        )
+        results.append(result)
+    evaluation = Evaluation(models=[*opened], sets=results)
     if page is not None:
-        write_page(page, evaluation)
+        evaluation.write_page(page)
     return evaluation
 
 
-def _test_text(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> _TestText:
-    """Return the files of a pair of files, a split of the model's dataset or a named test set."""
+def _search(model: "ModelFolder", given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the search of a model; UsageError if it has several outputs."""
+    search = SearchConfig.for_model(model.info.search, given)
+    if search.num_outputs > 1:
+        raise UsageError("evaluate scores one translation of each line: add --mbr to n_best")
+    return settings_to(search)
+
+
+def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Sequence[Path]:
+    """Return source and references: given files, a split of the model's dataset, or a named set."""
     from tfm.data.sources import Downloads
     from tfm.data.test_sets import NamedSet, write_set
     from tfm.folders.model_folder import NoSplitError
 
     paths = [Path(part) for part in name.split(":")]
     if len(paths) > 1 and any(path.exists() for path in paths):
-        source, *references = existing_file(paths)
-        return _TestText(name, source, references)
+        return existing_file(paths)
     try:
-        source, *references = model.split(name, advice="name a test set, or SOURCE:REFERENCE")
+        return model.split(name, advice="name a test set, or SOURCE:REFERENCE")
     except NoSplitError:
         if name in ("test", "valid"):
             raise
-        named = NamedSet.parse(name).between(model.info.source, model.info.target)
-        texts = named.read(named.fetch(Downloads(mirror=mirror)))
-        stem = out / "sets" / str(named).replace("/", "_").replace(":", ".")
-        source, *references = write_set(texts, stem, named.languages)
-    return _TestText(name, source, references)
+    named = NamedSet.parse(name).between(model.info.source, model.info.target)
+    texts = named.read(named.fetch(Downloads(mirror=mirror)))
+    return write_set(texts, out / f"{set_split(named.name)}.{named.pair}", named.languages)
 
 
 def _translated(
-    system: _System,
-    text: _TestText,
+    model: "ModelFolder",
+    source: Path,
+    search: Mapping[str, Any],
+    settings: Mapping[str, dict[str, Any]],
     out: Path,
-    settings: Mapping[str, Mapping[str, Any]],
     gpus: str | None,
 ) -> Path:
     """Translate a text, unless that was done, to a file whose name depends on all that decides it.
 
     The name has a checksum of the model, the text, settings and the files that these name.
     """
-    named = (settings["steps"].get("glossary"), settings["search"].get("ban"))
-    contents = [
-        sha256_of(existing_file(Path(path))) for path in (text.source, *filter(None, named))
-    ]
-    model = system.model
-    decisive = [system.search, settings["steps"], settings["inference"]]
-    inputs = json.dumps([__version__, model.fingerprint, contents, *decisive], sort_keys=True)
+    files = [source, settings["steps"].get("glossary"), settings["search"].get("ban")]
+    contents = [sha256_of(existing_file(Path(path))) for path in files if path is not None]
+    others = [contents, search, settings["steps"], settings["inference"]]
+    inputs = json.dumps([__version__, model.fingerprint, *others], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:_DIGITS]
-    path = out / f"{text.source.stem}.{model.path.resolve().name}.{digest}.txt"
+    path = out / f"{source.stem}.{model.path.resolve().name}.{digest}.txt"
     if not path.exists():
-        merged = {key: value for section in _SECTIONS for key, value in settings[section].items()}
-        generate((model.path,), input=text.source, output=path, gpus=gpus, **merged)
+        given = settings["steps"] | settings["search"] | settings["inference"]
+        generate((model.path,), input=source, output=path, gpus=gpus, **given)
     return path
-
-
-def _scored(
-    text: _TestText,
-    systems: Sequence[_System],
-    outputs: Sequence[Path],
-    metrics: Sequence[MetricName] | None,
-    config: ScoreConfig,
-) -> "SetResult":
-    """Score the outputs of all systems, each compared with the first, which has intervals so."""
-    from tfm.applications.evaluate.tables import SetResult
-    from tfm.stages.score import score
-
-    results = {
-        each.name: score(
-            output,
-            text.references,
-            metrics=metrics,
-            config=config,
-            baseline=outputs[0],
-            language=target_language(each.model.info.target, each.search.get("tag")),
-            source=text.source,
-            runs_dir=RUNS_ROOT,
-        )
-        for each, output in zip(systems, outputs, strict=True)
-    }
-    return SetResult(
-        name=text.name,
-        num_lines=results[systems[0].name].num_lines,
-        scores={name: result.scores for name, result in results.items()},
-        outputs={name: result.hypotheses for name, result in results.items()},
-    )

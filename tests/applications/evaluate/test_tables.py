@@ -1,6 +1,6 @@
 """Scores as tables."""
 
-from tfm.applications.evaluate.tables import Evaluation, SetResult, latex, markdown
+from tfm.applications.evaluate.tables import Evaluation, SetResult
 from tfm.metrics.metric import Comparison, MetricScore
 
 
@@ -27,26 +27,17 @@ RESULT = Evaluation(
 
 
 def test_a_table_has_a_row_for_each_model_and_a_column_for_each_set():
-    tables = RESULT.tables()
-    titles = ["", "a (3,003)", "b&c (3,003)"]
-    assert tables["BLEU"] == [
-        titles,
+    bleu, of_sets = RESULT.tables()
+    assert bleu == [
+        ["BLEU", "a (3,003)", "b&c (3,003)"],
         ["m_0", "30.00 ± 1.50", "30.00 ± 1.50"],
         ["m_1", "31.00 ± 1.50, p = 0.0123*", "31.00 ± 1.50, p = 0.5000"],
     ]
-    assert tables["test sets"] == [titles, ["pairs seen", "", "12"]]
+    assert of_sets == [["test sets", "a (3,003)", "b&c (3,003)"], ["pairs seen", "", "12"]]
     assert RESULT.notes()[:2] == ["BLEU, a: tok:a", "BLEU, b&c: tok:b&c"]
 
 
 def test_characters_with_a_meaning_in_markup_are_escaped():
-    assert r"m\_1 & 31.00 $\pm$ 1.50, p = 0.0123$^{*}$ & 31.00" in latex(RESULT)
-    assert r"b\&c" in latex(RESULT)
-    piped = Evaluation(
-        models=["a|b"],
-        sets=[
-            SetResult(
-                name="x", num_lines=1, outputs={}, scores={"a|b": of_set("x", None).scores["m_0"]}
-            )
-        ],
-    )
-    assert r"| a\|b | 30.00 ± 1.50 |" in markdown(piped)
+    assert r"m\_1" in RESULT.text("latex_booktabs")
+    assert r"b\&c (3,003)" in RESULT.text("latex_booktabs")
+    assert "b&amp;c (3,003)" in RESULT.text("html")

@@ -2,23 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Literal
 
 from tfm.metrics.metric import MetricScore
 from tfm.storage.files import write_text
 
-SIGNIFICANT = 0.05  # p-values below it are marked
-NOTE = (
-    "± is half the 95 % confidence interval; p is of the difference to the first model, by the "
-    f"paired bootstrap; * is below {SIGNIFICANT}"
-)
+Form = Literal["simple", "pipe", "latex_booktabs", "html"]  # names of tabulate: pipe is Markdown's
 
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "*": r"$^{*}$"}
+_SIGNIFICANT = 0.05  # p-values below it are marked
+_NOTE = (
+    "± is half the 95 % confidence interval; p is of the difference to the first model, by the "
+    f"paired bootstrap; * is below {_SIGNIFICANT}"
 )
 
 
@@ -48,23 +46,23 @@ class Evaluation:
     models: Sequence[str]
     sets: Sequence[SetResult]
 
-    def tables(self) -> dict[str, list[list[str]]]:
-        """Return rows of text for each metric: a row for each model, a column for each set."""
-        labels = {score.label: None for each in self.sets for score in each.scores[self.models[0]]}
-        titles = ["", *(f"{each.name} ({each.num_lines:,})" for each in self.sets)]
-        tables = {
-            label: [titles, *([model, *self._cells(model, label)] for model in self.models)]
-            for label in labels
-        }
-        if any(each.extra for each in self.sets):
-            names = dict.fromkeys(name for each in self.sets for name in each.extra)
-            tables["test sets"] = [
-                titles,
-                *(
-                    [n, *(f"{s.extra[n]:g}" if n in s.extra else "" for s in self.sets)]
-                    for n in names
-                ),
+    def tables(self) -> list[list[list[str]]]:
+        """Return a table for each metric: a row for each model, a column for each set.
+
+        Further figures about the sets are in a last table, if there are any.
+        """
+        names = [f"{each.name} ({each.num_lines:,})" for each in self.sets]
+        tables = []
+        scores = [each.scores[self.models[0]] for each in self.sets]
+        for label in dict.fromkeys(score.label for of_set in scores for score in of_set):
+            rows = [
+                [model, *(_cell(each.scores[model], label) for each in self.sets)]
+                for model in self.models
             ]
+            tables.append([[label, *names], *rows])
+        if extra := dict.fromkeys(name for each in self.sets for name in each.extra):
+            rows = [[name, *(f"{s.extra.get(name, '')}" for s in self.sets)] for name in extra]
+            tables.append([["test sets", *names], *rows])
         return tables
 
     def notes(self) -> list[str]:
@@ -74,60 +72,33 @@ class Evaluation:
             for score in each.scores[self.models[0]]:
                 names.setdefault((score.label, score.signature), []).append(each.name)
         signatures = [f"{label}, {', '.join(of)}: {text}" for (label, text), of in names.items()]
-        return [*signatures, NOTE]
+        return [*signatures, _NOTE]
 
-    def _cells(self, model: str, label: str) -> list[str]:
-        scores = [{s.label: s for s in each.scores[model]}.get(label) for each in self.sets]
-        return ["" if score is None else _cell(score) for score in scores]
+    def text(self, form: Form) -> str:
+        """Return the tables in a form, without the notes."""
+        from tabulate import tabulate  # here, because only some commands need it
+
+        columns = ["left", *["right"] * len(self.sets)]
+        options = {"tablefmt": form, "colalign": columns, "disable_numparse": True}
+        return "\n\n".join(tabulate(each, "firstrow", **options) for each in self.tables())
+
+    def write_page(self, path: Path) -> None:
+        """Write the tables and notes as an HTML page, without scripts, in the style of reports."""
+        notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes())
+        page = (resources.files("tfm.training") / "report_page.html").read_text(encoding="utf-8")
+        empty = dict.fromkeys(("charts", "texts", "samples", "others", "newest"), "")
+        filled = {"title": "Evaluation", "state": self.text("html"), "settings": notes, **empty}
+        write_text(path, Template(page).substitute(filled))
 
 
-def _cell(score: MetricScore) -> str:
-    decimals, compared = score.decimals, score.comparison
-    text = f"{score.value:.{decimals}f}"
+def _cell(scores: Sequence[MetricScore], label: str) -> str:
+    """Return the score of a metric with its interval and p-value, as far as it has them."""
+    by_label = {score.label: score for score in scores}
+    if (score := by_label.get(label)) is None:
+        return ""
+    text, compared = f"{score.value:.{score.decimals}f}", score.comparison
     if compared is not None and compared.interval is not None:
-        text += f" ± {compared.interval:.{decimals}f}"
+        text += f" ± {compared.interval:.{score.decimals}f}"
     if compared is not None and compared.p_value is not None:
-        text += f", p = {compared.p_value:.4f}{'*' * (compared.p_value < SIGNIFICANT)}"
+        text += f", p = {compared.p_value:.4f}{'*' * (compared.p_value < _SIGNIFICANT)}"
     return text
-
-
-def markdown(evaluation: Evaluation) -> str:
-    """Return the tables in Markdown."""
-    parts = []
-    for label, rows in evaluation.tables().items():
-        lines = [" | ".join(cell.replace("|", r"\|") for cell in row) for row in rows]
-        lines.insert(1, " | ".join(["---", *["---:"] * (len(rows[0]) - 1)]))
-        parts.append("\n".join([f"**{label}**", "", *(f"| {line} |" for line in lines)]))
-    return "\n\n".join([*parts, _notes(evaluation, "- {}")])
-
-
-def latex(evaluation: Evaluation) -> str:
-    """Return the tables in LaTeX, for the package booktabs."""
-    parts = []
-    for label, rows in evaluation.tables().items():
-        titles, *lines = [
-            " & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in rows
-        ]
-        head = [rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule"]
-        body = [titles, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
-        parts.append("\n".join([f"% {label}", *head, *body]))
-    return "\n\n".join([*parts, _notes(evaluation, "% {}")])
-
-
-def write_page(path: Path, evaluation: Evaluation) -> None:
-    """Write the tables as an HTML page, without scripts, with the style of reports."""
-    from tfm.training.report import render_table  # here, because it loads matplotlib
-
-    tables = (
-        render_table([[label, *rows[0][1:]], *rows[1:]])
-        for label, rows in evaluation.tables().items()
-    )
-    notes = render_table([["signatures and notes"], *([n] for n in evaluation.notes())])
-    page = (resources.files("tfm.training") / "report_page.html").read_text(encoding="utf-8")
-    empty = dict.fromkeys(("charts", "texts", "samples", "others", "newest"), "")
-    filled = {"title": "Evaluation", "state": "".join(tables), "settings": notes, **empty}
-    write_text(path, Template(page).substitute(filled))
-
-
-def _notes(evaluation: Evaluation, form: str) -> str:
-    return "\n".join(form.format(note) for note in evaluation.notes())
