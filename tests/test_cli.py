@@ -187,7 +187,7 @@ def different_value(group, item):
     if hint is bool:
         return not item.default
     texts = {"best_metric": "loss", "freeze": "encoder", "also_valid": "general=data/general"}
-    texts["license"] = "CC-BY-4.0"
+    texts |= {"license": "CC-BY-4.0", "metric_command": "comet"}
     if item.name in texts:
         return texts[item.name]
     return 0.5 if hint in (float, float | None) else 64
