@@ -16,21 +16,16 @@ from tfm.storage.files import write_text
 MAX_LINES = 1000  # of a page; more would be slow to open
 
 
-class PageText(NamedTuple):
-    """A translation by a system, with its scores by name; None if unknown."""
-
-    system: str
-    text: str
-    scores: Mapping[str, float | None]
-
-
 class PageLine(NamedTuple):
-    """A line of a page; of the texts, the first has the scores to sort by."""
+    """A line of a page, with system, translation and scores by name (None if unknown) of each text.
+
+    Readers sort lines by the scores of the first text.
+    """
 
     label: str
     source: str | None
     reference: str | None
-    texts: Sequence[PageText]
+    texts: Sequence[tuple[str, str, Mapping[str, float | None]]]
 
 
 def write_page(
@@ -46,16 +41,13 @@ def write_page(
 
     What differs from the reference is marked. The language is that of the translations.
     """
-    keys = [{**line.texts[0].scores, "length": _length(line)} for line in lines]
+    keys = [{**line.texts[0][2], "length": len(line.source or line.texts[0][1])} for line in lines]
     names = [name for name in keys[0] if any(each[name] is not None for each in keys)]
     options = "".join(f"<option>{escape(name)}" for name in names)
     items = []
     for line, of_line in zip(lines, keys, strict=True):
         cells = [_cell("Source", line.source), _cell("Reference", line.reference, language)]
-        cells += [
-            _cell(each.system, each.text, language, each.scores, line.reference)
-            for each in line.texts
-        ]
+        cells += [_cell(n, text, language, its, line.reference) for n, text, its in line.texts]
         data = escape(json.dumps(of_line))
         items.append(
             f'<li data-keys="{data}"><h2>{escape(line.label)}</h2><div>{"".join(cells)}</div>'
@@ -74,10 +66,6 @@ def write_page(
             lines="\n".join(items),
         ),
     )
-
-
-def _length(line: PageLine) -> int:
-    return len(line.source or line.reference or line.texts[0].text)
 
 
 def _cell(

@@ -19,12 +19,12 @@ from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
 from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
+from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet
     from tfm.features.seen.report import SeenReport
-    from tfm.stages.score_lines import LineOutputs, LineScore
 
 Text = Path | Sequence[str]  # a file, or its lines
 
@@ -72,7 +72,7 @@ class ScoreResult:
     references: list[str]
     baseline: str | None = None
     seen: "SeenReport | None" = None
-    worst: "list[LineScore]" = field(default_factory=list)
+    worst: list[LineScore] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -90,7 +90,7 @@ def score(
     source: Text | None = None,
     test_set: str | None = None,
     mirror: str | None = None,
-    lines: "LineOutputs | None" = None,
+    lines: LineOutputs | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
     """Score a file or a list of translations, or standard input, against one or more references.
@@ -131,8 +131,8 @@ def score(
     others = [] if lines is None else lines.others
     texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
-    if source is not None and (lines is not None or (metrics and "command" in metrics)):
-        source_name = _name_of(source, "source")
+    source_name = None if source is None else _name_of(source, "source")
+    if source and source_name and (lines is not None or (metrics and "command" in metrics)):
         texts[source_name] = read_lines(source, source_name)
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
@@ -148,7 +148,7 @@ def score(
         config,
         baseline=None if baseline is None else texts[compared],
         language=language,
-        sources=None if source is None else texts.get(_name_of(source, "source")),
+        sources=texts.get(source_name or ""),
     )
     of_clean = [each for each in chosen_metrics if each != "command"]  # which may take hours
     score_lines = partial(corpus_scores, metrics=of_clean, config=config, language=language)
@@ -159,32 +159,7 @@ def score(
         hypotheses=name,
         references=list(read),
         baseline=None if baseline is None else compared,
-        worst=_report_lines(lines, texts, name, [*read], source, config, language),
-    )
-
-
-def _report_lines(
-    asked: "LineOutputs | None",
-    texts: Mapping[str, list[str]],
-    name: str,
-    references: Sequence[str],
-    source: Text | None,
-    config: ScoreConfig,
-    language: str,
-) -> "list[LineScore]":
-    if asked is None:
-        return []
-    from tfm.stages.score_lines import report_lines  # here, because few scores need it
-
-    source_name = None if source is None else _name_of(source, "source")
-    others = {*references, source_name}
-    return report_lines(
-        asked,
-        {each: lines for each, lines in texts.items() if each == name or each not in others},
-        [texts[each] for each in references],
-        None if source_name is None else texts[source_name],
-        config,
-        language,
+        worst=report_lines(lines, texts, name, [*read], source_name, config, language),
     )
 
 
@@ -315,8 +290,6 @@ def read_lines(path: Text, name: str = "") -> list[str]:
     if not lines:
         raise DataError(f"{path} is empty: it has no lines to score")
     if path.suffix == ".jsonl":
-        from tfm.stages.score_lines import read_json  # here, because few scores need it
-
         return [text for text, _ in read_json(lines, path)]
     return lines
 
@@ -349,7 +322,7 @@ def _last_generation(path: Path) -> LastGeneration:
 
 
 def _choose_metrics(
-    metrics: Sequence[MetricName] | None, reference: Text, lines: "LineOutputs | None"
+    metrics: Sequence[MetricName] | None, reference: Text, lines: LineOutputs | None
 ) -> Sequence[MetricName]:
     """Return the given metrics or the defaults; UsageError for metrics of text on trees."""
     has_trees = isinstance(reference, Path) and reference.suffix == f".{GOLD}"

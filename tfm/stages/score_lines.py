@@ -8,8 +8,6 @@ from pathlib import Path
 from tfm.config import ScoreConfig
 from tfm.data.text import read_text
 from tfm.errors import DataError
-from tfm.metrics.page import MAX_LINES, PageLine, PageText, write_page
-from tfm.metrics.sacre import sentence_scores
 from tfm.storage.files import write_text
 
 _COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
@@ -57,28 +55,36 @@ def read_json(lines: Sequence[str], path: Path) -> Iterator[tuple[str, float | N
 
 
 def report_lines(
-    asked: LineOutputs,
-    systems: Mapping[str, Sequence[str]],
-    references: Sequence[Sequence[str]],
-    source: Sequence[str] | None,
+    asked: LineOutputs | None,
+    texts: Mapping[str, Sequence[str]],
+    first: str,
+    references: Sequence[str],
+    source: str | None,
     config: ScoreConfig,
     language: str,
 ) -> list[LineScore]:
     """Write what is asked about lines, and return the worst of the first system by chrF.
 
-    `systems` has the translations by the names of their files; those of .jsonl have a confidence.
+    `texts` has references, perhaps the source, and translations, all by the names of their files.
     """
-    rows: list[list[LineScore]] = [[] for _ in references[0]]
-    for name, texts in systems.items():
-        confidences = _confidences(Path(name)) if name.endswith(".jsonl") else [None] * len(texts)
-        for index, scores in enumerate(sentence_scores(texts, references, config, language)):
+    if asked is None:
+        return []
+    from tfm.metrics.sacre import sentence_scores  # here, because few commands need it
+
+    of_references = [texts[name] for name in references]
+    sources = texts.get(source or "")
+    rows: list[list[LineScore]] = [[] for _ in texts[first]]
+    for name in (each for each in texts if each == first or each not in (*references, source)):
+        confidences = _confidences(Path(name)) if name.endswith(".jsonl") else [None] * len(rows)
+        all_scores = sentence_scores(texts[name], of_references, config, language)
+        for index, scores in enumerate(all_scores):
             line = LineScore(
                 line=index + 1,
                 system=name,
                 confidence=confidences[index],
-                source=None if source is None else source[index],
-                reference=references[0][index],
-                text=texts[index],
+                source=None if sources is None else sources[index],
+                reference=texts[references[0]][index],
+                text=texts[name][index],
                 **scores,
             )
             rows[index].append(line)
@@ -92,9 +98,7 @@ def report_lines(
         write_text(asked.per_line, "".join(f"{line}\n" for line in lines))
     rows.sort(key=lambda row: row[0].chrf)
     if asked.page is not None:
-        shown = [_page_line(row) for row in rows[:MAX_LINES]]
-        note = f"{len(shown):,} of {len(rows):,} lines, those with the lowest chrF."
-        write_page(asked.page, "Scored lines", note, shown, language=language)
+        _write_page(asked.page, rows, language)
     return [row[0] for row in rows[: asked.worst]]
 
 
@@ -107,10 +111,15 @@ def _confidences(path: Path) -> list[float | None]:
         return [confidence for _, confidence in read_json(read_text(file, path), path)]
 
 
-def _page_line(row: Sequence[LineScore]) -> PageLine:
-    first = row[0]
-    scores = [
-        {"chrF": x.chrf, "BLEU": x.bleu, "TER": x.ter, "confidence": x.confidence} for x in row
-    ]
-    outputs = [PageText(x.system, x.text, s) for x, s in zip(row, scores, strict=True)]
-    return PageLine(f"Line {first.line:,}", first.source, first.reference, outputs)
+def _write_page(path: Path, rows: Sequence[Sequence[LineScore]], language: str) -> None:
+    from tfm.metrics.page import MAX_LINES, PageLine, write_page  # here, because few scores need it
+
+    lines = []
+    for row in rows[:MAX_LINES]:
+        scores = [
+            {"chrF": x.chrf, "BLEU": x.bleu, "TER": x.ter, "confidence": x.confidence} for x in row
+        ]
+        texts = [(each.system, each.text, its) for each, its in zip(row, scores, strict=True)]
+        lines.append(PageLine(f"Line {row[0].line:,}", row[0].source, row[0].reference, texts))
+    note = f"{len(lines):,} of {len(rows):,} lines, those with the lowest chrF."
+    write_page(path, "Scored lines", note, lines, language=language)

@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET  # to write only
 
 from tfm.applications.check.suite import CheckResult
-from tfm.metrics.page import PageLine, PageText, write_page
+from tfm.metrics.page import PageLine, write_page
 from tfm.reporting import printable
 from tfm.storage.files import write_text
 
@@ -30,18 +30,15 @@ def write_check_page(path: Path, result: CheckResult, language: str) -> None:
     lines = []
     for row in result.rows:
         for each in row.worst:
-            scores = {"chrF": each.chrf, "confidence": each.confidence}
-            texts = [PageText(result.model, each.output, scores)]
-            if result.baseline is not None and each.baseline is not None:
-                texts.append(PageText(result.baseline, each.baseline, {}))
-            label = ": ".join(
-                [f"{row.name} ({row.about})", *filter(None, [", ".join(each.faults)])]
-            )
+            texts = [
+                (result.model, each.output, {"chrF": each.chrf, "confidence": each.confidence})
+            ]
+            if each.baseline is not None:
+                texts.append((result.baseline or "", each.baseline, {}))
+            label = f"{row.name} ({row.about}){''.join(f', {fault}' for fault in each.faults)}"
             lines.append(PageLine(label, each.source, each.reference, texts))
-    note = f"The worst translations of each row, of {result.num_lines:,} lines."
-    write_page(
-        path, f"Check of {result.model}", note, lines, table=table(result), language=language
-    )
+    note, title = f"The worst of {result.num_lines:,} lines.", f"Check of {result.model}"
+    write_page(path, title, note, lines, table=table(result), language=language)
 
 
 def write_junit(path: Path, result: CheckResult) -> None:
