@@ -17,6 +17,7 @@ from tfm.applications.serve.served_models import Route
 from tfm.applications.serve.server import new_server
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import SearchConfig
+from tfm.errors import DataError
 from tfm.inference.steps import Output
 
 DEFAULT = ServeConfig()
@@ -92,7 +93,13 @@ def stand_in(translate, config=DEFAULT, cache=None):
     )
     info = SimpleNamespace(source="en", target="de", license="MIT")
     aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
+
+    def attention(source, target):
+        raise DataError("a stand-in has no attention")
+
     model = SimpleNamespace(
+        attention=attention,
+        has_glossary=False,
         protected_spans=None,
         name="stand-in",
         queue=queue,

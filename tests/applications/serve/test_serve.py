@@ -642,7 +642,7 @@ def test_random_requests_never_break_the_server(start):
     assert 'status="500"' not in address.send("/metrics")[1]
 
 
-def test_hostile_requests_are_refused_and_never_break_the_server(start):
+def test_hostile_requests_are_refused_and_never_break_the_server(start, capfd):
     config = ServeConfig(receive_seconds=1, max_body_bytes=300_000)
     address = start(stand_in(upper, config, SentenceCache()), config)
     statuses = set()
@@ -657,6 +657,8 @@ def test_hostile_requests_are_refused_and_never_break_the_server(start):
     assert statuses <= {b"", *(str(n).encode() for n in (200, 400, 403, 404, 405, 408, 413, 415))}
     assert address.post("/translate", {"q": "a", **PAIR}) == (200, {"translatedText": "A"})
     assert 'status="500"' not in address.send("/metrics")[1]
+    log = capfd.readouterr().err.splitlines()
+    assert [line for line in log if not line.startswith("warning: a tag in line")] == []
 
 
 # --- the page

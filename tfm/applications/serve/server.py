@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ def serve(
 
 def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
     """Return a server for an application, with the limits of a config."""
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs malformed forms
     return uvicorn.Server(
         uvicorn.Config(
             service,
