@@ -107,7 +107,7 @@ def measured(
     max_length = _MAX_TIMES * times_longer * len(source) + _MAX_MORE * bool(source)
     counts = {
         "numbers": ((numbers & _numbers(text)).total(), numbers.total()),
-        "copied": (int("" != _folded(case.copied) in text), int(case.copied != "")),
+        "copied": (int(case.copied != "" and _folded(case.copied) in text), int(case.copied != "")),
         "long": (int(len(text) > max_length), 1),
         "repeating": (int(_repeats(text) and not _repeats(source)), 1),
     }
