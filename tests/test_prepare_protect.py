@@ -9,7 +9,7 @@ from tfm.config import BinarizeConfig
 from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.corpus.texts import MonoText
 from tfm.data.manifest import Manifest
-from tfm.data.seen_text import FILE
+from tfm.data.seen_text import FILE, SeenText
 from tfm.data.text_parts import Share
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize
@@ -158,6 +158,23 @@ def test_models_that_wrote_text_are_opened_before_it_is_cleaned(files, tmp_path)
     with pytest.raises(UsageError, match="runs/none does not exist"):
         prepare(recipe, tmp_path / "data", {"binarize": {"written_by": ["runs/none"]}})
     assert not (tmp_path / "data" / "train.en").exists()
+
+
+def test_appended_text_may_be_written_by_further_models(trained_run, make_dataset, tmp_path):
+    folder = make_dataset(tmp_path / "x", {"train": KEPT * 5, "valid": KEPT}, vocab_size=290)
+    train = write_pairs(tmp_path, "raw", [*KEPT] * 5)
+    valid = write_pairs(tmp_path, "dev", KEPT)
+    subwords = {"subword": {"subwords": [str(folder)]}}
+    whole = recipe_from_files(name="y", train=[train], valid=[valid])
+    prepare(whole, tmp_path / "y", subwords)
+    more = recipe_from_files(name="z", train=[write_pairs(tmp_path, "more", OTHERS)])
+    overrides = {"binarize": {"written_by": [str(trained_run)]}}
+    append_text(more, tmp_path / "y", overrides)
+    assert Manifest.load(tmp_path / "y").settings("binarize")["written_by"] == [str(trained_run)]
+    [origin] = SeenText.load(tmp_path / "y" / FILE).origins
+    assert origin["seen"]
+    with pytest.raises(UsageError, match="leave out bpe_dropout"):
+        append_text(more, tmp_path / "y", {"binarize": {"bpe_dropout": 0.1}})
 
 
 def test_the_record_follows_text_and_settings(make_dataset, tmp_path):

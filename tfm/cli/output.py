@@ -121,12 +121,8 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
             texts.insert(1, _format_comparison(score.value, score.comparison, score.decimals))
         for text in filter(None, texts):
             print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
-    if (seen := result.seen) is not None:
-        scores = ", ".join(f"{each.label} = {each.value:.2f}" for each in seen.clean_scores)
-        clean = f"the {seen.num_clean:,} lines of which nothing was seen"
-        for text in (seen.summary, f"{clean}: {scores}" if scores else ""):
-            if text:
-                print(*format_table([[text]], columns, folds=True), sep="\n")  # noqa: T201
+    if result.seen is not None:
+        print(*format_table([[result.seen.summary]], columns, folds=True), sep="\n")  # noqa: T201
     for line in result.worst:
         numbers = f"chrF {line.chrf:.1f}, BLEU {line.bleu:.1f}, TER {line.ter:.1f}"
         lines = {f"line {line.line:,}": numbers, "  source": line.source}

@@ -104,6 +104,7 @@ def evaluate(
                 baseline=outputs[first],  # that of the first also has intervals so
                 language=target_language(model.info.target, searches[name].get("tag")),
                 source=source,
+                models=[model],
                 runs_dir=RUNS_ROOT,
             )
             for name, model in opened.items()
@@ -113,6 +114,12 @@ def evaluate(
             num_lines=scored[first].num_lines,
             scores={name: each.scores for name, each in scored.items()},
             outputs={name: str(output) for name, output in outputs.items()},
+            extra={
+                f"{name}: {figure}": value
+                for name, each in scored.items()
+                if each.seen is not None
+                for figure, value in each.seen.figures.items()
+            },
         )
         results.append(result)
     evaluation = Evaluation(models=[*opened], sets=results)

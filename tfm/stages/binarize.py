@@ -88,24 +88,29 @@ def update_token_ids(manifest: Manifest, config: BinarizeConfig, *, force: bool)
     return is_new
 
 
-def find_origins(config: BinarizeConfig) -> list[Table]:
-    """Describe the models that wrote some of the text, and their ancestors; raise as opening."""
-    if not config.written_by:
-        return []
-    from tfm.folders.model_folder import ModelFolder
+def find_origins(manifest: Manifest, config: BinarizeConfig) -> list[Table]:
+    """Describe the models that wrote some of the text, and their ancestors.
 
-    folders = (ModelFolder.open(Path(model)) for model in config.written_by)
+    Models that are gone are described as before. Raises the errors of opening a model.
+    """
+    from tfm.folders.model_folder import ModelFolder  # here, because few texts need it
+
+    known, paths = manifest.inputs(SEEN) or {}, [*map(Path, config.written_by)]
+    if known.get("written_by") == [*config.written_by] and not all(map(Path.exists, paths)):
+        return list(known["origins"])
+    folders = map(ModelFolder.open, paths)
     return [asdict(each) for folder in folders for each in folder.lineage()]
 
 
 def _update_record(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> None:
     """Record the training text, unless that is done or not wanted, or its targets are trees."""
-    path, origins = manifest.data_dir / SEEN_TEXT, find_origins(config)
+    path, origins = manifest.data_dir / SEEN_TEXT, find_origins(manifest, config)
     texts = [manifest.text_paths(name) for name in manifest.text_parts("train")]
     inputs = {
         "text": manifest.text_fingerprints(["train"] if texts else []),
         "megabytes": config.seen_megabytes,
         "format": SEEN_FORMAT,
+        "written_by": [*config.written_by],
         "origins": origins,
     }
     if not force and manifest.is_current(SEEN, inputs):

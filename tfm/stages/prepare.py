@@ -95,6 +95,7 @@ def prepare(
             },
             keep_steps=not force,
         )
+        find_origins(manifest, binarization)
         # Before the long work, because they may be unavailable.
         for_sets = replace(downloads, folder=sources.downloads_dir)
         files = {name: named.fetch(for_sets) for name, named in sets.items()}
@@ -146,7 +147,12 @@ def append_text(
         table = {**before, **recipe.settings("cleaning"), **overrides.get("cleaning", {})}
         cleaning = settings_from(CleaningConfig, table)
         _check_appended(recipe, manifest, cleaning, overrides)
-        binarization = settings_from(BinarizeConfig, manifest.settings("binarize"))
+        table = {
+            **manifest.settings("binarize"),
+            "written_by": _writers(manifest, recipe, overrides),
+        }
+        binarization = settings_from(BinarizeConfig, table)
+        find_origins(manifest, binarization)  # before the long work
         if not text_only:
             _check_encoded(manifest, binarization)
         # An identical call finds the text that it has unpacked.
@@ -176,6 +182,13 @@ def append_text(
     return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
+def _writers(manifest: Manifest, recipe: Recipe, overrides: Mapping[str, Table]) -> list[str]:
+    """Return the models that wrote some text of a dataset, or of what is appended to it."""
+    table = {**recipe.settings("binarize"), **overrides.get("binarize", {})}
+    added = settings_from(BinarizeConfig, {"written_by": table.get("written_by", ())}).written_by
+    return [*dict.fromkeys((*manifest.settings("binarize").get("written_by", ()), *added))]
+
+
 def _check_appended(
     recipe: Recipe, manifest: Manifest, cleaning: CleaningConfig, overrides: Mapping[str, Table]
 ) -> None:
@@ -192,6 +205,7 @@ def _check_appended(
         name
         for section in ("subword", "binarize")
         for name in {**getattr(recipe, section), **overrides.get(section, {})}
+        if name != "written_by"
     ]
     new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
     normalization = manifest.normalization
@@ -273,7 +287,6 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
 def _check_encoding(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
     """Raise an error if the steps after cleaning would refuse the settings."""
     check_task(binarization, recipe.task)
-    find_origins(binarization)
     if subword.subwords:
         models = load_subword_models([Path(each) for each in subword.subwords])
         check_models(

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet
     from tfm.features.seen.report import SeenReport
+    from tfm.folders.model_folder import ModelFolder
 
 Text = Path | Sequence[str]  # a file, or its lines
 
@@ -90,6 +90,7 @@ def score(
     source: Text | None = None,
     test_set: str | None = None,
     mirror: str | None = None,
+    models: "Sequence[ModelFolder] | None" = None,
     lines: LineOutputs | None = None,
     runs_dir: Path,
 ) -> ScoreResult:
@@ -99,7 +100,8 @@ def score(
     `runs_dir`; DEFAULT_METRICS for text and bracket F1 for trees; the language that is recorded
     there with the first reference, or else its suffix; for a metric command, the source that is
     recorded with the first reference. A test set of sacreBLEU brings references, source and
-    language. A baseline is tested for a significant difference. Raises the errors of the command.
+    language. A baseline is tested for a significant difference. What `models` have seen, or those
+    of the last generation, is looked up. Raises the errors of the command.
     """
     check_settings(metrics, config)
     named = None if test_set is None else _parse_set(test_set)
@@ -151,10 +153,10 @@ def score(
         sources=texts.get(source_name or ""),
     )
     of_clean = [each for each in chosen_metrics if each != "command"]  # which may take hours
-    score_lines = partial(corpus_scores, metrics=of_clean, config=config, language=language)
+    score_clean = partial(corpus_scores, metrics=of_clean, config=config, language=language)
     return ScoreResult(
         scores=scores,
-        seen=_seen([texts[each] for each in (name, *read)], source, score_lines, runs_dir),
+        seen=_seen(models, [texts[each] for each in (name, *read)], source, score_clean, runs_dir),
         num_lines=len(hypothesis_lines),
         hypotheses=name,
         references=list(read),
@@ -195,36 +197,32 @@ def _last_languages(named: "NamedSet", runs_dir: Path) -> tuple[str, str]:
 
 
 def _seen(
+    models: "Sequence[ModelFolder] | None",
     texts: Sequence[Sequence[str]],
     source: Text | None,
-    score_lines: Callable[..., list[MetricScore]],
+    score_clean: Callable[..., list[MetricScore]],
     runs_dir: Path,
 ) -> "SeenReport | None":
-    """Return what of translations and references the models of the last generation have seen.
+    """Return what of translations and references models have seen, by default the last ones.
 
-    Without a source, its source is taken if it had no reference. Returns None if the source is not
-    of these lines, or nothing was recorded of its models.
+    Without a source, theirs is taken if it had no reference. Returns None if the source is not of
+    these lines, or nothing was recorded of the models.
     """
     from tfm.features.seen.report import find_seen
     from tfm.folders.model_folder import ModelFolder
 
-    try:
-        record = _last_generation(runs_dir / LAST_GENERATION)
-        sources = read_lines(source or Path(record.source), "source")
-    except (DataError, OSError):
-        return None
-    is_other = len(sources) != len(texts[0]) or (source is None and record.reference is not None)
-    if is_other or not all(Path(each).is_dir() for each in record.model):
-        return None
-    try:
-        found = find_seen([ModelFolder(Path(each)) for each in record.model], sources, texts[1:])
-    except TfmError as error:
-        say(f"warning: it is unknown what of the text was seen in training: {error}")
-        return None
-    if found is None or not found[0].num_clean:
-        return found and found[0]
-    of_clean = [list(compress(lines, found[1])) for lines in texts]
-    return replace(found[0], clean_scores=score_lines(of_clean[0], of_clean[1:]))
+    with suppress(DataError, OSError):
+        record = None if models else _last_generation(runs_dir / LAST_GENERATION)
+        if record is not None and source is None and record.reference is None:
+            source = Path(record.source)
+        sources = [] if source is None else read_lines(source, "source")
+        paths = [Path(each) for each in record.model] if record else []
+        if len(sources) == len(texts[0]) and all(map(Path.is_dir, paths)):
+            try:
+                return find_seen(models or [*map(ModelFolder, paths)], sources, texts, score_clean)
+            except TfmError as error:
+                say(f"warning: it is unknown what of the text was seen in training: {error}")
+    return None
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:

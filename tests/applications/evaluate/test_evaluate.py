@@ -76,6 +76,18 @@ def test_significance_and_intervals_equal_those_of_sacrebleu(models, data_dir, m
             assert [c.p_value for c in compared] == [None, scored[1].p_value]
 
 
+def test_what_each_model_has_seen_is_shown_beside_the_sets(models, data_dir, tmp_path):
+    for side in ("en", "de"):
+        lines = lines_of(data_dir / f"train.{side}")[:3] + lines_of(data_dir / f"test.{side}")[:1]
+        (tmp_path / f"mixed.{side}").write_text("\n".join(lines), encoding="utf-8")
+    tfm.evaluate(models[:1], on=["test"], **FAST)  # another text is the last
+    edit_model(models[1], seen=None)
+    result = tfm.evaluate(models, on=["mixed.en:mixed.de"], **FAST)
+    [extra] = [each.extra for each in result.sets]
+    assert extra[f"{models[0]}: lines not seen in training"] == 1
+    assert not any(str(models[1]) in name for name in extra)
+
+
 def test_translations_and_scores_are_those_of_generate_and_score(models):
     search = {key: FAST[key] for key in ("beam", "max_extra_length", "device")}
     result = tfm.evaluate(models[0], on="test", metric=["chrf", "ter"], **FAST)
@@ -165,7 +177,7 @@ def test_results_are_printed_in_every_form(models, run):
     record = json.loads(printed("--json"))
     [each] = record["sets"]
     value = f"{each['scores']['b'][1]['value']:.2f}"
-    assert each["extra"] == {}
+    assert each["extra"] == {f"{name}: lines not seen in training": 12 for name in "ba"}
     table, markdown, latex = printed(), printed("--markdown"), printed("--latex")
     assert table.splitlines()[0].split() == ["BLEU", "news.en:news.de", "(12)"]
     assert markdown.splitlines()[0].split("|")[1].strip() == "BLEU"

@@ -49,7 +49,13 @@ def counts(report):
 
 def look_up(models, pairs):
     sources, targets = zip(*pairs, strict=True)
-    return find_seen(models, sources, [targets])
+    return find(models, sources, targets)
+
+
+def find(models, sources, *references):
+    """Return the report of lines whose translations are their numbers, which are the scores."""
+    numbers = [str(number) for number, _ in enumerate(sources)]
+    return find_seen(models, sources, [numbers, *references], lambda found, _: found)
 
 
 def test_a_model_names_the_record_of_its_dataset(trained_run, data_dir):
@@ -68,10 +74,10 @@ def test_pairs_and_single_sides_are_counted_exactly_and_nearly(model, training_p
         (longest[0] + " indeed", "Die Quelle ist fast bekannt."),
         (training_pairs[4][0], training_pairs[5][1]),  # of other pairs
     ]
-    report, is_clean = look_up([model], pairs)
+    report = look_up([model], pairs)
     assert counts(report) == {"sources": (4, 1), "targets": (4, 0), "pairs": (3, 0)}
-    assert report.num_clean == is_clean.sum() == 6
-    assert is_clean.tolist() == [True] * 6 + [False] * 6
+    assert report.num_clean == 6
+    assert report.clean_scores == ["0", "1", "2", "3", "4", "5"]
     [(name, rate)] = report.datasets.items()
     assert name == str(data_dir)
     assert 0 < rate < 0.001
@@ -80,13 +86,13 @@ def test_pairs_and_single_sides_are_counted_exactly_and_nearly(model, training_p
 def test_any_reference_counts(model, training_pairs):
     sources, targets = zip(*NEW, strict=True)
     other = [training_pairs[0][1], *targets[1:]]
-    report, _ = find_seen([model], sources, [targets, other])
+    report = find([model], sources, targets, other)
     assert counts(report) == {"targets": (1, 0)}
 
 
 def test_a_side_counts_on_either_side_of_the_training_text(model, training_pairs):
     source, target = training_pairs[0]
-    report, _ = look_up([model], [(target, source)])
+    report = look_up([model], [(target, source)])
     assert counts(report)["pairs"] == (1, 0)
 
 
@@ -100,7 +106,7 @@ def test_nothing_is_claimed_without_the_record_of_this_text(model, training_pair
 def test_a_copy_of_the_record_in_the_model_folder_is_enough(model, training_pairs, data_dir):
     shutil.copy(data_dir / FILE, model.path)
     moved = with_info(model, data_dir="gone")
-    report, _ = look_up([moved], training_pairs)
+    report = look_up([moved], training_pairs)
     assert counts(report)["pairs"] == (200, 0)
 
 
@@ -112,11 +118,11 @@ def test_text_of_ancestors_counts_and_those_without_a_record_are_named(
     ancestors = (replace(parent, path="imported", data_dir="", seen=None), parent)
     checksum = sha256_of(own / FILE)
     child = with_info(model, data_dir=str(own), seen=checksum, ancestors=ancestors)
-    report, _ = look_up([child], [NEW[0], training_pairs[0], ("Other.", "Anders.")])
+    report = look_up([child], [NEW[0], training_pairs[0], ("Other.", "Anders.")])
     assert counts(report)["pairs"] == (2, 0)
     assert list(report.datasets) == [str(own), parent.data_dir, "imported"]
     assert report.datasets["imported"] is None
-    assert "imported (not recorded)" in report.summary
+    assert "imported (not recorded)" in replace(report, clean_scores=[]).summary
 
 
 def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
@@ -129,10 +135,23 @@ def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
     [origin] = SeenText.load(own / FILE).origins
     assert (origin["path"], origin["data_dir"]) == (str(model), str(data_dir))
     student = with_info(model, data_dir=str(own), seen=sha256_of(own / FILE))
-    report, _ = look_up([student], [training_pairs[0]])
+    report = look_up([student], [training_pairs[0]])
     assert counts(report)["pairs"] == (1, 0)
     assert list(report.datasets) == [str(own), str(data_dir)]
     assert Manifest.load(own).settings("binarize") == {"written_by": [str(model)]}
+    shutil.rmtree(model.path)
+    record = (own / FILE).read_bytes()
+    binarize(own, BinarizeConfig(threads=1, written_by=(str(model),)), force=True)
+    assert (own / FILE).read_bytes() == record
+    with pytest.raises(UsageError, match="does not exist"):
+        binarize(own, BinarizeConfig(threads=1, written_by=(str(model), "runs/none")))
+
+
+def test_another_text_in_the_same_folder_is_named(model, training_pairs, data_dir):
+    parent = replace(model.as_ancestor(), seen="0" * 64)
+    report = look_up([with_info(model, ancestors=(parent,))], training_pairs)
+    assert report.datasets.pop(str(data_dir)) is not None
+    assert report.datasets == {f"{data_dir}, other text": None}
 
 
 @pytest.fixture
@@ -184,6 +203,20 @@ def test_a_record_that_cannot_be_used_is_warned_of(scored, model, capsys):
     (model.path / CONFIG).write_text("{}")
     assert scored(None).seen is None
     assert "warning: it is unknown what of the text was seen in training" in capsys.readouterr().err
+
+
+def test_a_text_of_which_nothing_was_seen_is_not_scored_again(model):
+    report = look_up([model], NEW)
+    assert (counts(report), report.num_clean, list(report.clean_scores)) == ({}, 6, [])
+
+
+def test_a_summary_has_counts_and_the_scores_of_the_rest(scored):
+    report = scored(["ganz falsch"] * 3 + [target for _, target in NEW[3:]] + ["falsch"] * 6).seen
+    assert "sources 6 exactly, 0 nearly; targets 6 exactly, 0 nearly; pairs 6" in report.summary
+    bleu = report.clean_scores[0].value
+    assert f"; the 6 other lines: BLEU = {bleu:.2f}, chrF2 = " in report.summary
+    assert report.figures["lines not seen in training"] == 6
+    assert report.figures["BLEU of these"] == round(bleu, 2)
 
 
 def test_a_text_of_which_all_was_seen_has_no_clean_score(scored, monkeypatch):

@@ -1,7 +1,8 @@
 """What of a test set models have seen in training."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -24,56 +25,79 @@ class SeenReport:
         seen: {"sources", "targets" or "pairs": {"exactly" or "nearly": number of lines}}. A line is
             counted once. Any reference counts as target, and a pair needs both sides.
         num_clean: Number of lines of which neither side was seen.
-        clean_scores: The scores of these lines.
+        clean_scores: The scores of these lines, unless they are none or all.
     """
 
     datasets: Mapping[str, float | None]
     seen: Mapping[str, Mapping[str, int]]
     num_clean: int
-    clean_scores: Sequence[MetricScore] = ()
+    clean_scores: Sequence[MetricScore]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The number of clean lines and their scores, by name."""
+        scores = {f"{each.label} of these": round(each.value, 2) for each in self.clean_scores}
+        return {"lines not seen in training": self.num_clean, **scores}
 
     @property
     def summary(self) -> str:
-        """The counts in words, without the scores."""
+        """The counts, and the scores of the clean lines, in words."""
         names = (f"{k} (not recorded)" if v is None else k for k, v in self.datasets.items())
-        counts = (
-            f"{k} {v['exactly']:,} exactly and {v['nearly']:,} nearly" for k, v in self.seen.items()
-        )
-        return f"seen in {', '.join(names)}: {', '.join(counts)}"
+        counts = [
+            f"{k} {v['exactly']:,} exactly, {v['nearly']:,} nearly" for k, v in self.seen.items()
+        ]
+        scores = [f"{each.label} = {each.value:.{each.decimals}f}" for each in self.clean_scores]
+        rest = f"; the {self.num_clean:,} other lines: {', '.join(scores)}" if scores else ""
+        return f"seen in {', '.join(names)}: {'; '.join(counts)}{rest}"
 
 
 def find_seen(
-    models: Sequence[ModelFolder], sources: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[SeenReport, Flags] | None:
-    """Look for [N] source lines and references in the text that models and their origins learned.
+    models: Sequence[ModelFolder],
+    sources: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    score: Callable[[list[str], list[list[str]]], list[MetricScore]],
+) -> SeenReport | None:
+    """Look for [N] lines in the text that models and their origins learned from, if recorded.
 
-    Returns:
-        A report without scores, and [N] which lines are clean; None if nothing was recorded.
+    Args:
+        models: The models.
+        sources: The source of each line.
+        texts: Its translations, then one or several lists of references.
+        score: Returns the scores of translations and references.
 
     Raises:
         DataError: A record is of another format.
     """
-    datasets: dict[str, float | None] = {}
-    records: dict[str, SeenText] = {}
+    found: dict[tuple[str, str | None], SeenText | None] = {}
     pending = [each for model in models for each in reversed(model.lineage())]
     for model in pending:  # which grows by those that wrote some of the text
-        name, record = model.data_dir or model.path, _find_record(model)
-        datasets.setdefault(name, None)
-        if record is not None and str(model.seen) not in records:
-            records[str(model.seen)], datasets[name] = record, record.false_hits()
-            pending += [from_table(Ancestor, origin) for origin in record.origins]
+        key = model.data_dir or model.path, model.seen
+        if key not in found:
+            found[key] = record = _find_record(model)
+            origins = () if record is None else record.origins
+            pending += [from_table(Ancestor, each) for each in origins]
+    records = [record for record in found.values() if record is not None]
     if not records:
         return None
-    exact_source, source = _look_up(records.values(), [sources])
-    exact_target, target = _look_up(records.values(), references)
+    datasets: dict[str, float | None] = {}
+    for (name, _), record in found.items():
+        label = f"{name}, other text" if name in datasets else name
+        datasets[label] = None if record is None else record.false_hits()
+    exact_source, source = _look_up(records, [sources])
+    exact_target, target = _look_up(records, texts[1:])
     sides = {"sources": (exact_source, source), "targets": (exact_target, target)}
     sides["pairs"] = (exact_source & exact_target, source & target)
     seen = {
         side: {"exactly": int(exact.sum()), "nearly": int((found & ~exact).sum())}
         for side, (exact, found) in sides.items()
     }
-    is_clean = ~(source | target)
-    return SeenReport(datasets=datasets, seen=seen, num_clean=int(is_clean.sum())), is_clean
+    hypotheses, *references = [[*compress(lines, ~(source | target))] for lines in texts]
+    return SeenReport(
+        datasets=datasets,
+        seen=seen,
+        num_clean=len(hypotheses),
+        clean_scores=score(hypotheses, references) if 0 < len(hypotheses) < len(sources) else [],
+    )
 
 
 def _find_record(model: Ancestor) -> SeenText | None:
@@ -83,7 +107,7 @@ def _find_record(model: Ancestor) -> SeenText | None:
     return next(map(SeenText.load, found), None)
 
 
-def _look_up(records: Iterable[SeenText], texts: Sequence[Sequence[str]]) -> list[Flags]:
+def _look_up(records: Sequence[SeenText], texts: Sequence[Sequence[str]]) -> list[Flags]:
     """Return [N] which lines of any text are in any record exactly, and which exactly or nearly."""
     lines = [[line.encode() for line in text] for text in texts]
     found = [record.look_up(text) for record in records for text in lines]
