@@ -1111,7 +1111,7 @@ def serve(
         max_requests: Maximum number of requests that wait or are translated; further requests are refused.
         max_connections: Maximum number of open connections; requests on further connections are refused.
         answer_seconds: Maximum time in seconds to answer a request, waiting included.
-        receive_seconds: Maximum time in seconds for a header or a body to arrive, and between two requests of a connection.
+        receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.

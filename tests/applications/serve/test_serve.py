@@ -567,25 +567,6 @@ def test_a_request_that_arrives_slowly_is_ended_and_blocks_nobody(start):
     assert time.monotonic() - started < 10
 
 
-def test_connections_whose_request_does_not_arrive_are_closed(start):
-    address = start(stand_in(upper), ServeConfig(receive_seconds=1))
-    asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with contextlib.ExitStack() as stack:
-        silent, slow, again = (stack.enter_context(address.connect()) for _ in range(3))
-        again.sendall(asked)
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += again.recv(1000)
-        started = time.monotonic()
-        again.sendall(asked[:9])
-        for byte in asked[:6]:
-            slow.sendall(bytes([byte]))
-            time.sleep(0.1)
-        assert [each.recv(1000) for each in (silent, slow, again)] == [b""] * 3
-        assert 0.5 < time.monotonic() - started < 5
-        assert address.send("/health")[0] == 200
-
-
 def test_requests_on_too_many_connections_are_refused(start):
     address = start(stand_in(upper), ServeConfig(max_connections=2))
     with address.connect(), address.connect(), address.connect() as third:

@@ -1,6 +1,5 @@
 """tfm serve: models → an HTTP server, until it is stopped."""
 
-import asyncio
 import ipaddress
 import logging
 import signal
@@ -9,11 +8,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import h11
 import python_multipart  # noqa: F401 - starlette reads forms with it, and fails late without
 import uvicorn
-from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfm.applications.serve.app import Service
 from tfm.applications.serve.requests import digest_of
@@ -85,7 +81,7 @@ def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             service,
-            http=_LimitedProtocol,
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -99,32 +95,6 @@ def new_server(service: Service, config: ServeConfig) -> uvicorn.Server:
             timeout_graceful_shutdown=config.receive_seconds + config.answer_seconds,
         )
     )
-
-
-class _LimitedProtocol(H11Protocol):
-    """HTTP that closes a connection if the header of a request does not arrive in time."""
-
-    _closing: asyncio.TimerHandle | None = None
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._limit_header()
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._limit_header()
-
-    def _limit_header(self) -> None:
-        """Set a timer if a header is missing or incomplete; stop it if one has arrived."""
-        if self.conn.their_state is h11.IDLE:
-            self._closing = self._closing or self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-        elif self._closing is not None:
-            self._closing.cancel()
-            self._closing = None
 
 
 def _bound_socket(config: ServeConfig) -> socket.socket:

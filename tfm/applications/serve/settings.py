@@ -58,8 +58,7 @@ class ServeConfig(Settings, section="serve"):
     )
     receive_seconds: int = count(
         10,
-        "Maximum time in seconds for a header or a body to arrive, and between two requests of a "
-        "connection.",
+        "Maximum time in seconds for a body to arrive, and between two requests of a connection.",
         most=3600,
     )
     batch_characters: int = count(
