@@ -83,9 +83,10 @@ def check(
 
     def translate_with(folder: ModelFolder) -> suite.Translate:
         translator = Translator.load(folder.path, **settings["inference"])
-        if positions := getattr(folder.info.run.model, "learned_positions", None):
-            search.setdefault("max_source_length", positions - 1)  # truncates joined lines
-        return lambda sources: [best for best, *_ in translator.search(sources, **search)]
+        positions = getattr(folder.info.run.model, "learned_positions", None)
+        limit = {"max_source_length": positions - 1} if positions else {}  # for joined lines
+        chosen = {**limit, **search}
+        return lambda sources: [best for best, *_ in translator.search(sources, **chosen)]
 
     rows = suite.check_rows(
         translate_with(folders[0]),

@@ -148,7 +148,7 @@ def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
 @pytest.mark.parametrize(
     ("lines", "language", "skipped"),
     [
-        (["两只狗在雪地里玩。", "一个人在看书。"] * 4, "zh", {*CASES, "typos", "spaces"}),
+        (["两只狗在雪地里玩。", "一个人在看书。"] * 4, "zh", {*CASES, "typos", "spaces", "word"}),
         (["दो कुत्ते बर्फ में खेलते हैं।"] * 8, "hi", {*CASES, "typos"}),
         (["كلبان يلعبان في الثلج."] * 8, "ar", {*CASES}),
         (["iki köpek karda oynuyor"] * 8, "tr", {"lower", "unpunctuated"}),
@@ -226,11 +226,21 @@ def test_joined_lines_are_truncated_to_the_positions_of_a_model(run, data_dir, t
 
 
 def test_lines_come_with_the_tag_that_all_of_them_have(tmp_path):
-    folder = SimpleNamespace(info=SimpleNamespace(tags=("<2de>", "<2fr>")))
-    sources = ["\ufeff<2fr> A dog.\r", "<2de> A man.", "<2fr> Two.", "", "<2fr> Three."]
+    vocabulary = SimpleNamespace(tags=lambda: ("<2de>", "<2fr>"))
+    folder = SimpleNamespace(vocabulary=SimpleNamespace(source=vocabulary))
+    sources = [
+        "\ufeff<2fr> A dog.\r",
+        "<2de> A man.",
+        "<2de> Men.",
+        "<2fr> Two.",
+        "",
+        "<2fr> Three.",
+    ]
     files = [
         write_lines(tmp_path / "a.en", sources),
-        write_lines(tmp_path / "a.xx", ["Un chien.", "Ein Mann.", "Deux.", "x", "Trois."]),
+        write_lines(
+            tmp_path / "a.xx", ["Un chien.", "Ein Mann.", "Männer.", "Deux.", "x", "Trois."]
+        ),
     ]
     found = read_test_set(folder, files, 2)
     assert found == ("<2fr>", [("A dog.", "Un chien."), ("Two.", "Deux.")])

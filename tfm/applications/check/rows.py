@@ -72,7 +72,7 @@ ROWS = (
     Row(name="title", about="in title case", change=COPIES["title"]),
     Row(name="lower", about="in lower case", change=lambda text, *_: text.lower()),
     Row(name="unpunctuated", about="without final stop", change=COPIES["unpunctuated"]),
-    # Where no spaces separate words, other typos are made.
+    # Where no spaces separate words, people make other typos.
     Row(name="typos", about="with typos", change=lambda t, *x: _typos(t, *x) if " " in t else t),
     Row(name="spaces", about="with double spaces", change=lambda t, *_: t.replace(" ", "  ")),
     _with("emoji", _EMOJI, _EMOJI, min_copied=0),
@@ -85,7 +85,7 @@ ROWS = (
     Row(
         name="word",
         about="their longest word",
-        change=lambda text, *_: max(_WORD.findall(text), key=len, default=text),
+        change=lambda t, *_: max(_WORD.findall(t), key=len, default=t) if " " in t else t,
         has_references=False,
     ),
     Row(name="list", about="three as a list", templates=["1. {} 2. {} 3. {}"], group=3),

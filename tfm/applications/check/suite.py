@@ -62,18 +62,20 @@ def read_test_set(
         with suppress(NoSplitError):
             files = folder.split("test", advice=advice)
         files = files or folder.split("valid", advice=advice)
-    pairs: dict[str, Pairs] = {}  # by their tags
+    pairs: Pairs = []
+    first = None
+    tags = folder.vocabulary.source.tags()
     source_path, reference_path = files
     for source, reference in read_pairs(source_path, reference_path, strict=True):
-        tag, line = split_tag(source.decode(), folder.info.tags)
-        if line.strip() and reference.strip():
-            pairs.setdefault(tag, []).append((line, reference.decode()))
-        if any(len(each) == num_lines for each in pairs.values()):
+        tag, line = split_tag(source.decode(), tags)
+        if line.strip() and reference.strip() and first in (None, tag):
+            first = tag
+            pairs.append((line, reference.decode()))
+        if len(pairs) == num_lines:
             break
     if not pairs:
         raise DataError(f"{source_path} has no lines with references: {advice}")
-    tag = next(iter(pairs))
-    return tag or None, pairs[tag]
+    return first or None, pairs
 
 
 def training_target(folder: ModelFolder) -> Path | None:
