@@ -153,7 +153,8 @@ def not_http(draw: random.Random) -> Hostile:
         b"POST /translate HTTP/1.1\nHost: x\nContent-Length: 2\n\n{}",
         b"\r\n" * 2_000,
     )
-    return Hostile(draw.choice(kinds))
+    data = draw.choice(kinds)
+    return Hostile(data, is_left=b"\r\n\r\n" not in data)  # the server waits for its end
 
 
 def paths_and_methods(draw: random.Random) -> Hostile:
@@ -215,9 +216,9 @@ def left(_: random.Random) -> Hostile:
     return Hostile(translate(q="A man plays a guitar.\n" * 5), is_left=True)
 
 
-def slow(draw: random.Random) -> Hostile:
-    """Return a request that arrives byte by byte."""
-    return Hostile(translate(), is_slow=True, is_left=bool(draw.randrange(2)))
+def slow(_: random.Random) -> Hostile:
+    """Return a request that arrives byte by byte, until the client leaves."""
+    return Hostile(translate(), is_slow=True, is_left=True)
 
 
 def costly(draw: random.Random) -> Hostile:

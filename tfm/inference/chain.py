@@ -128,18 +128,10 @@ class Chain:
             yield part.units, part.finish(outputs)
 
     def search_lines(
-        self,
-        lines: Iterable[str],
-        config: SearchConfig,
-        steps: Sequence[Step] = (),
-        *,
-        prefix: str = "",
+        self, lines: Iterable[str], config: SearchConfig, steps: Sequence[Step] = ()
     ) -> list[list[Output]]:
-        """Return the translations of each line, which is numbered from 1 on, best first.
-
-        All of them begin with the prefix.
-        """
-        segments = [Segment(number, line, prefix) for number, line in enumerate(lines, start=1)]
+        """Return the translations of each line, which is numbered from 1 on, best first."""
+        segments = [Segment(number, line) for number, line in enumerate(lines, start=1)]
         return [n_best for _, outputs in self.run([segments], config, steps) for n_best in outputs]
 
     def _parts(

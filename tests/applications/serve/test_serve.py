@@ -319,7 +319,12 @@ def test_known_sentences_are_those_of_the_same_glossary_and_prefix(start):
     address = start(stand_in(translate, cache=SentenceCache()))
     for changes in ({}, {"glossary": {"a": "b"}}, {"glossary": {"a": "c"}}, {"prefix": "A"}) * 2:
         address.post("/translate", {"q": "a", **PAIR, **changes})
-    assert translated == [((), ""), ((("a", "b"),), ""), ((("a", "c"),), ""), ((), "A")]
+    assert translated == [
+        ((), None),
+        ((("a", "b"),), None),
+        ((("a", "c"),), None),
+        ((), "A"),
+    ]
 
 
 def test_translations_continue_a_prefix(address):

@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
 from tfm.applications.serve.page import Page
-from tfm.applications.serve.queue import TranslationQueue
+from tfm.applications.serve.queue import TranslationQueue, answered
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
     TranslationRequest,
@@ -37,7 +37,6 @@ from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.inference.steps import Output
 
-Answer = TypeVar("Answer")
 # A language with its probability in percent.
 Detected = dict[str, Any]
 
@@ -110,7 +109,7 @@ class Service:
                 raise self._unknown_pair(source, target)
             with route.model.queue.place():
                 work = route.translate([text], route.line_config())
-                [[output]] = await _answered(request, work, self._config.answer_seconds)
+                [[output]] = await answered(request, work, self._config.answer_seconds)
             answer = output.text if self._is_sure(output) else text
         except HTTPException as error:
             status, answer = error.status_code, error.detail
@@ -127,10 +126,9 @@ class Service:
                     400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
                 )
             with route.model.queue.place():
-                prefix = asked.prefix or ""
-                config = route.line_config(asked.terms, prefix=prefix, n_best=n_best)
+                config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
                 work = route.translate(asked.texts, config, asked.format)
-                found = await _answered(request, work, self._config.answer_seconds)
+                found = await answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
         confidences = [_confidence(best) for best, *_ in found]
@@ -170,7 +168,7 @@ class Service:
             config = route.line_config(terms)
             with route.model.queue.place():
                 work = route.translate([text], config, text_format)
-                [[output]] = await _answered(request, work, self._config.answer_seconds)
+                [[output]] = await answered(request, work, self._config.answer_seconds)
             text = output.text if self._is_sure(output) else text
         stem, dot, ending = name.rpartition(".")
         name = f"{stem}_{target}{dot}{ending}"
@@ -197,9 +195,9 @@ class Service:
         sentence = sentences[0]
         with route.model.queue.place():
             work = route.alternatives(sentence, asked.terms, asked.prefix, _EXPLAINED)
-            found = await _answered(request, work, self._config.answer_seconds)
+            found = await answered(request, work, self._config.answer_seconds)
             attention = route.attention(sentence, asked.translation or found[0].text)
-            maps = await _answered(request, attention, self._config.answer_seconds)
+            maps = await answered(request, attention, self._config.answer_seconds)
         return JSONResponse(
             {
                 "translations": [
@@ -355,32 +353,6 @@ def _probabilities(text: str) -> dict[str, float]:
     """Return the probability of each language that the identifier knows, by its common code."""
     ranked = languages.language_identifier('source "auto"').rank(languages.with_ascii_digits(text))
     return {languages.base_language(label): share for label, share in ranked}
-
-
-async def _answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
-    """Return the result of some work, which is dropped if the client leaves or time is up.
-
-    Raises:
-        HTTPException: Time is up.
-        ClientDisconnect: The client has closed the connection.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((task, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise ClientDisconnect
-        raise HTTPException(504, f"not translated within {seconds:g} seconds: send less text")
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -155,27 +155,26 @@ const choose = (word) => explain(word.parentElement, Number(word.dataset.start))
 function hideDetails() {
   underway.explain?.abort();
   byId("details").hidden = byId("others").hidden = true;
-  mark(null, null);
+  mark(null);
 }
 
-// Mark the chosen sentence and the word from which on its other translations are shown.
-function mark(span, start) {
-  for (const each of output.querySelectorAll(".sentence")) each.classList.toggle("chosen", each === span);
-  for (const word of words()) {
-    word.setAttribute("aria-expanded", word.parentElement === span && Number(word.dataset.start) === start);
-  }
+// Mark the word from which on other translations of its sentence are shown.
+function mark(word) {
+  words().forEach((each) => each.setAttribute("aria-expanded", each === word));
 }
+
+const wordAt = (span, start) => [...span.children].find((each) => Number(each.dataset.start) === start);
 
 // Show the translations of a sentence that are the same before a position, and its attention.
 async function explain(span, start) {
   const { source } = span.dataset;
   const translation = span.textContent;
   const prefix = translation.slice(0, start);
-  mark(span, start);
+  const word = wordAt(span, start);
+  mark(word);
   const fields = { q: source, translation, ...(start === null ? {} : { prefix }) };
   explained = await post("explain", "explain", fields);
   chosen = null;
-  const word = [...span.children].find((each) => Number(each.dataset.start) === start);
   byId("others-title").textContent =
     prefix && word ? `Other translations from “${word.textContent}” on` : "Other translations";
   byId("choices").replaceChildren(...explained.translations.map((each) => choice(span, start, each)));
@@ -194,8 +193,7 @@ function choice(span, start, { text, score, confidence }) {
   button.setAttribute("aria-pressed", text === span.textContent);
   button.onclick = () => {
     fill(span, text);
-    const all = [...span.children];
-    focusable(all.find((each) => Number(each.dataset.start) === start) ?? all[0]);
+    focusable(wordAt(span, start) ?? span.querySelector(".word"));
     attempt(async () => {
       await explain(span, start);
       byId("choices").querySelector("[aria-pressed=true]")?.focus();
@@ -284,7 +282,7 @@ function showPair() {
   byId("swap").disabled = !canSwap();
   byId("glossary-pair").textContent = `${nameOf(from.value)} to ${nameOf(to.value)}`;
   byId("glossary").value = stored() ?? "";
-  showTerms();
+  if (byId("glossary").value) byId("glossary-field").open = true;
 }
 
 const storageKey = () => `glossary ${from.value} ${to.value}`;
@@ -308,11 +306,6 @@ function glossary() {
     if (!line.trim()) return [];
     throw new Error(`Line ${index + 1} of the glossary is wrong: write term = translation.`);
   });
-}
-
-function showTerms() {
-  const number = byId("glossary").value.split("\n").filter((line) => line.trim()).length;
-  byId("glossary-title").textContent = number ? `Glossary (${number})` : "Glossary";
 }
 
 const targetsOf = (code) => languages.find((each) => each.code === code)?.targets ?? [];
@@ -361,7 +354,6 @@ from.onchange = () => { fillTargets(); attempt(translate); };
 to.onchange = () => { showPair(); attempt(translate); };
 byId("glossary").onchange = () => {
   stored(byId("glossary").value);
-  showTerms();
   attempt(translate);
 };
 output.onclick = ({ target }) => {

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from tfm.config import SearchConfig
 from tfm.inference.steps import Output
@@ -30,7 +32,7 @@ class LineConfig:
 
     search: SearchConfig
     terms: Terms = ()
-    prefix: str = ""
+    prefix: str | None = None
 
     @cached_property
     def digest(self) -> bytes:
@@ -38,9 +40,9 @@ class LineConfig:
         return sha256(repr(self).encode()).digest()
 
 
+Answer = TypeVar("Answer")
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], LineConfig], list[list[Output]]]
-
 
 _COST_OF_TERMS = 8  # how much longer a search may take with a glossary, which others wait for
 
@@ -184,6 +186,32 @@ class TranslationQueue:
             job.outputs += [next(remaining) for _ in part]
             if len(job.outputs) == len(job.lines) and not job.answer.done():
                 job.answer.set_result(job.outputs)
+
+
+async def answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
+    """Return the result of some work, which is dropped if the client leaves or time is up.
+
+    Raises:
+        HTTPException: Time is up.
+        ClientDisconnect: The client has closed the connection.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((task, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise HTTPException(504, f"not translated within {seconds:g} seconds: send less text")
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 _CACHED_CHARACTERS = 10_000_000  # of sentences and translations

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tfm.reporting import say
 from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
+_MAX_STEPS = 16  # of searches and glossaries, that are kept
 
 
 def _ignore(_: str) -> None:
@@ -69,7 +70,7 @@ class ServedModel:
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device, self._inference = engine.compute.device, inference
         self._steps_config, self.has_glossary = steps, steps.glossary is not None
-        self._steps: dict[SearchConfig, list[Step]] = {}
+        self._steps = lru_cache(_MAX_STEPS)(self._new_steps)
         self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
         self._lock = threading.Lock()
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
@@ -89,22 +90,19 @@ class ServedModel:
 
     def _translate(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
-        steps = self._steps.get(config.search)
-        if steps is None or config.terms:
-            steps = self._new_steps(config)
-        if not config.terms:
-            self._steps[config.search] = steps
-        return self._chain.search_lines(lines, config.search, steps, prefix=config.prefix)
+        segments = [Segment(number, line, config.prefix) for number, line in enumerate(lines, 1)]
+        found = self._chain.run([segments], config.search, self._steps(config.search, config.terms))
+        return [n_best for _, outputs in found for n_best in outputs]
 
-    def _new_steps(self, config: LineConfig) -> list[Step]:
+    def _new_steps(self, search: SearchConfig, terms: Terms) -> list[Step]:
         """Return the steps around a search, with the terms of a request before the server's."""
         return steps_around(
-            config.search,
+            search,
             self.info,
             self._steps_config,
             models=[self.folder],
-            aligner=lambda: self.aligner(config.search),
-            terms=dict(config.terms),
+            aligner=lambda: self.aligner(search),
+            terms=dict(terms),
             notify=_ignore,
         )
 
@@ -211,9 +209,11 @@ class Route:
         loop = asyncio.get_running_loop()  # marks are placed by an alignment, which is computed
         return await loop.run_in_executor(self.model.thread, finished)
 
-    def line_config(self, terms: Terms = (), *, prefix: str = "", n_best: int = 1) -> LineConfig:
+    def line_config(
+        self, terms: Terms = (), *, prefix: str | None = None, n_best: int = 1
+    ) -> LineConfig:
         """Return the settings for `n_best` translations of lines."""
-        return LineConfig(replace(self.search, n_best=n_best), terms, prefix)
+        return LineConfig(replace(self.search, n_best=n_best), terms, prefix or None)
 
     async def alternatives(
         self, line: str, terms: Terms, prefix: str | None, number: int
@@ -224,7 +224,7 @@ class Route:
         glossary needs another search.
         """
         n_best = min(number, self.search.beam_size)
-        config = self.line_config(terms, prefix=prefix or "", n_best=n_best)
+        config = self.line_config(terms, prefix=prefix, n_best=n_best)
         [found] = await self.search_lines([line], config)
         if prefix is not None and not terms and not self.model.has_glossary:
             search = replace(
