@@ -1,4 +1,6 @@
-"""Copies of training pairs in capitals, in title case, unpunctuated and with typos."""
+"""Copies of training pairs in capitals, in title case, unpunctuated, with typos and masks."""
+
+import re
 
 import pytest
 from helpers import contents, decoded
@@ -8,6 +10,8 @@ from tfm.data import text
 from tfm.data.copies import COPIES, Copier
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
+from tfm.data.subword import Vocabulary
+from tfm.data.token_parts import encoding_settings
 from tfm.errors import UsageError
 from tfm.stages.binarize import binarize
 
@@ -189,6 +193,26 @@ def test_copies_count_for_the_text_of_their_pair_unless_they_are_too_long(tmp_pa
         == sum(len(ids) <= limit for ids in target)
         < 80
     )
+
+
+def test_masked_copies_replace_a_word_and_its_translation(tmp_path, make_dataset):
+    folder = make_dataset(tmp_path / "x", {"train": PAIRS}, vocab_size=400)
+    before = encoding_settings(Vocabulary.load(folder), BinarizeConfig(typo_copies=0.5))
+    assert "masked" not in before["copies"]  # which older datasets do not have
+    binarize(folder, BinarizeConfig(masked_copies=0.5))
+    pairs = decoded(folder, "train")
+    copies = [pair for pair in pairs if pair not in PAIRS]
+    assert [pair for pair in pairs if pair in PAIRS] == PAIRS
+    assert len(copies) == pytest.approx(200, abs=40)
+    for source, target in copies:
+        assert sorted(re.findall(r"QX\d", source)) == sorted(re.findall(r"QX\d", target)) != []
+
+
+def test_a_tag_is_never_masked():
+    [(source, target)] = copy_of("masked", "<2fr> Ada", "Ada", tags=["<2fr>"])
+    assert source == f"<2fr> {target}"
+    assert re.fullmatch(r"(Ada )?QX\d( Ada)?", target)
+    assert copy_of("masked", "<2fr> one", "2fr", tags=["<2fr>"]) == []
 
 
 def test_copies_of_trees_are_refused(tmp_path, make_dataset):

@@ -10,6 +10,7 @@ import pytest
 
 from tfm.config import BinarizeConfig
 from tfm.data import manifest
+from tfm.data.masks import MASKS
 from tfm.errors import DataError
 from tfm.stages.binarize import binarize
 from tfm.stages.train import train
@@ -130,3 +131,9 @@ def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, m
     monkeypatch.setattr("tfm.training.loop.Trainer", None)
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
         train(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))
+
+
+def test_models_learn_which_masks_their_text_teaches(copy, tiny_run):
+    assert open_data(copy, tiny_run()).info.masks == ()
+    binarize(copy, BinarizeConfig(masked_copies=0.5))
+    assert open_data(copy, tiny_run()).info.masks == MASKS

@@ -80,6 +80,7 @@ def prepare(
     title_copies: float | None = ...,
     unpunctuated_copies: float | None = ...,
     typo_copies: float | None = ...,
+    masked_copies: float | None = ...,
     seed: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
@@ -155,6 +156,7 @@ def prepare(
         title_copies: Share of the training pairs to add a copy of in title case.
         unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
         typo_copies: Share of the training pairs to add a copy of with typos in the source.
+        masked_copies: Share of the training pairs to add a copy of with masks to copy.
         seed: Random seed of BPE-dropout and of copies.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
@@ -229,6 +231,7 @@ def binarize(
     title_copies: float | None = ...,
     unpunctuated_copies: float | None = ...,
     typo_copies: float | None = ...,
+    masked_copies: float | None = ...,
     seed: int | None = ...,
     threads: int | None = ...,
     seen_megabytes: int | None = ...,
@@ -253,6 +256,7 @@ def binarize(
         title_copies: Share of the training pairs to add a copy of in title case.
         unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
         typo_copies: Share of the training pairs to add a copy of with typos in the source.
+        masked_copies: Share of the training pairs to add a copy of with masks to copy.
         seed: Random seed of BPE-dropout and of copies.
         threads: Number of CPU threads; if unset, one per core.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.

@@ -179,7 +179,7 @@ def _protect(
         return None
     from tfm.features.protect.step import Protect
 
-    return Protect(config.protect, tags, aligner)
+    return Protect(config.protect, tags, aligner, () if info is None else info.masks)
 
 
 def _steps_of_model(

@@ -218,6 +218,9 @@ class BinarizeConfig(Settings, section="binarize"):
     typo_copies: float = setting(
         0.0, "Share of the training pairs to add a copy of with typos in the source.", limits=(0, 1)
     )
+    masked_copies: float = setting(
+        0.0, "Share of the training pairs to add a copy of with masks to copy.", limits=(0, 1)
+    )
     seed: int = setting(1, "Random seed of BPE-dropout and of copies.", limits=(0, MAX_SEED))
     threads: int | None = count(
         None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
@@ -254,6 +257,8 @@ class BinarizeConfig(Settings, section="binarize"):
             "title": self.title_copies,
             "unpunctuated": self.unpunctuated_copies,
             "typo": self.typo_copies,
+            # Without it, datasets have the records of an older tfm.
+            **({"masked": self.masked_copies} if self.masked_copies else {}),
         }
 
     @property

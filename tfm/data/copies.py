@@ -1,4 +1,4 @@
-"""Copies of training pairs as people also write: in capitals, unpunctuated, with typos."""
+"""Copies of training pairs as people also write: in capitals, with typos; and with masks."""
 
 import re
 import unicodedata
@@ -8,6 +8,7 @@ import numpy as np
 
 from tfm.data.dataset import Integers
 from tfm.data.languages import SENTENCE_MARKS, base_language, target_language
+from tfm.data.masks import Masker
 from tfm.data.text import Block, BytesPair
 
 # The first letter of a word, with quotation marks or brackets before it; that of Dutch may be ij.
@@ -26,9 +27,10 @@ class Copier:
 
     Capitals, title case and missing final punctuation change both sides. Typos change the source
     only, so that the model learns to correct them. A copy whose source did not change is left out.
+    Masks replace words and their translations, which are learned from each block.
 
     Args:
-        shares: {kind, one of `COPIES`: probability that a pair gets a copy of this kind}.
+        shares: {kind, one of `COPIES` or "masked": probability that a pair gets such a copy}.
         languages: Source and target, whose rules for capitals apply.
         tags: What may precede the text of a source; it is left as it is.
         seed: Random seed.
@@ -42,7 +44,7 @@ class Copier:
         tags: Sequence[str],
         seed: int,
     ) -> None:
-        self._changes = [COPIES[kind] for kind, share in shares.items() if share]
+        self._kinds = [kind for kind, share in shares.items() if share]
         self._shares = [share for share in shares.values() if share]
         self._tag = re.compile("|".join(f"{re.escape(tag)} " for tag in tags))
         self._languages, self._seed = languages, seed
@@ -63,9 +65,11 @@ class Copier:
         random = np.random.default_rng([self._seed, start])
         is_chosen = random.random((len(sources), len(self._shares))) < self._shares
         copies: dict[int, list[BytesPair]] = {}
+        texts = ([line.decode() for line in side] for side in block)
+        changes = [COPIES[kind] if kind in COPIES else Masker(*texts) for kind in self._kinds]
         for number, kind in np.argwhere(is_chosen).tolist():
             pair = sources[number].decode(), targets[number].decode()
-            changed = self._changed(*pair, self._changes[kind], random)
+            changed = self._changed(*pair, changes[kind], random)
             if changed is not None:
                 copies.setdefault(number, []).append((changed[0].encode(), changed[1].encode()))
         pairs = (
@@ -77,12 +81,15 @@ class Copier:
         return (sources, targets), np.array(all_numbers)
 
     def _changed(
-        self, source: str, target: str, change: "Change", random: np.random.Generator
+        self, source: str, target: str, change: "Change | Masker", random: np.random.Generator
     ) -> tuple[str, str] | None:
         """Return a changed pair; None if the change has no effect on its source, or empties it."""
         match = self._tag.match(source)
         tag = match[0] if match else ""
         text = source.removeprefix(tag)
+        if isinstance(change, Masker):
+            pair = change.masked(text, target, random)
+            return pair and (tag + pair[0], pair[1])
         changed = change(text, self._languages[0], random)
         if changed.strip() in ("", text.strip()):
             return None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from safetensors import SafetensorError, safe_open
 
@@ -73,9 +73,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         record = _read_record(path)
         self.path = path
-        # Those of a model that `model` has returned, as long as they are in memory.
-        self._parameters: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        self._num_parameters = 0
+        self._parameters: dict[str, ref[Tensor]] = {}  # of a model that `model` has returned
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
             if name not in (WEIGHTS, STATE):
@@ -181,8 +179,9 @@ class ModelFolder:
         """
         from tfm.model.build import build_model
 
-        weights: dict[str, Tensor] = dict(self._parameters)
-        is_shared = config is None and 0 < len(weights) == self._num_parameters
+        found = {name: each() for name, each in self._parameters.items()}
+        weights = {name: each for name, each in found.items() if each is not None}
+        is_shared = config is None and 0 < len(weights) == len(found)
         if not is_shared:
             weights = {name: weight.clone() for name, weight in self.weights().items()}
         source_size, target_size = self.info.vocab_sizes
@@ -198,8 +197,7 @@ class ModelFolder:
                 f"{self}: the weights do not fit config.json: copy both files from the same model"
             ) from error
         if config is None and not is_shared:
-            self._parameters = WeakValueDictionary(model.named_parameters())
-            self._num_parameters = len(weights)
+            self._parameters = {name: ref(each) for name, each in model.named_parameters()}
         return model
 
     def weights(self) -> "dict[str, Tensor]":
@@ -328,9 +326,10 @@ class ModelFolder:
 
 
 def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:
-    """Return the description of an ensemble: the first model's, without its confidence."""
+    """Return the description of an ensemble, without confidence, and masks that some lack."""
     info = members[0].info
-    return info if len(members) == 1 else replace(info, calibration=None)
+    masks = info.masks if all(each.info.masks == info.masks for each in members) else ()
+    return info if len(members) == 1 else replace(info, calibration=None, masks=masks)
 
 
 def current_average(run_dir: Path) -> ModelFolder | None:

@@ -28,10 +28,7 @@ _OWN_FILES = {
             r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
         ),
     ),
-    "config.json": (
-        "model",
-        r"(config|alignment)\.json|.+\.safetensors|model\.bin|tfm\.json|bpe\..+",
-    ),
+    "config.json": ("model", r"(config|tfm|alignment)\.json|.+\.safetensors|model\.bin|bpe\..+"),
     "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
 }
 

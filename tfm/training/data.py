@@ -18,6 +18,7 @@ from tfm.config import (
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.languages import bleu_tokenizer
 from tfm.data.manifest import BINARIZE, SEEN, SPLITS, Manifest
+from tfm.data.masks import MASKS
 from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary, shown_tags
@@ -139,6 +140,7 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             search=manifest.settings("search"),
             normalization=manifest.normalization,
             tags=manifest.tags(),
+            masks=MASKS if manifest.settings("binarize").get("masked_copies") else (),
             bleu_tokenizer=bleu_tokenizer(manifest.target, run.training.validation_tokenize),
             seen=manifest.result(SEEN).get("sha256"),
         ),

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.commands.translator import Translator
+from tfm.config import SearchConfig
 from tfm.data.units import units
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
@@ -16,9 +18,10 @@ from tfm.features.documents.step import Sentences
 from tfm.features.formats.step import Formats
 from tfm.features.protect.placing import place, put_back, take_out
 from tfm.features.protect.step import Protect
-from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.inference.chain import Part
 from tfm.inference.steps import Output, Segment
+from tfm.steps import StepsConfig, steps_around
 
 SPANS = ("{name}", "%s", "http://x.org/a?b=1", "<ph id='1'/>", "#tag", "$x y$", "%(n)d")
 WORDS = (
@@ -51,9 +54,11 @@ class Diagonal:
         return [list(zip(units(s), units(t)[:: self._step], strict=False)) for s, t in pairs]
 
 
-def translated(text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=()):
+def translated(
+    text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=(), masks=()
+):
     """The translations of a text with protected text, by a function of what is searched."""
-    protect = Protect(patterns, lambda: tags, lambda: aligner or Diagonal())
+    protect = Protect(patterns, lambda: tags, lambda: aligner or Diagonal(), masks)
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
@@ -162,6 +167,73 @@ def test_a_prefix_has_its_spans_where_it_has_them(prefix, searched, translation,
     assert text == result
 
 
+def test_a_prefix_has_its_spans_in_its_own_order():
+    [text] = translated("a {x} b {y}", lambda _: ["eins zwei"], given="eins {y} {x} zwei")
+    assert text == "eins {y} {x} zwei"
+
+
+class Unneeded:
+    """An aligner that must not be asked."""
+
+    settings = {}  # noqa: RUF012 - it is never changed
+    align_units = pytest.fail
+
+
+@pytest.mark.parametrize(
+    ("source", "searched", "translation", "result"),
+    [
+        ("Hello {a}, bye {b}.", "Hello QX1, bye QX2.", "Tschüs QX2, hallo QX1.", None),
+        ("{a} {b}", "{a} {b}", None, "{a} {b}"),  # nothing is left to translate
+        ("see {a} {b}", "see QX1 QX2", "QX2 QX1 sehen", "{b} {a} sehen"),
+        ("see ({a})'s", "see QX1", "qx1 sehen", "({a})'s sehen"),
+        ("好{a}，再", "好QX1，再", "再QX1好，", "再{a}好，"),
+        ("انظر {a}", "انظر QX1", "QX1انظر", "{a}انظر"),
+        ("<2de> see {a}", "<2de> see QX1", "QX1s sehen", "{a}s sehen"),
+    ],
+)
+def test_masks_that_the_model_copies_are_where_spans_go(source, searched, translation, result):
+    seen = []
+    [text] = translated(
+        source,
+        lambda segment: seen.append(segment.source) or [translation],
+        aligner=Unneeded(),
+        tags=["<2de>"],
+        masks=("QX1", "QX2"),
+    )
+    assert seen == [searched] * (translation is not None)
+    assert text == (result or "Tschüs {b}, hallo {a}.")
+
+
+@pytest.mark.parametrize(
+    ("translation", "result"),
+    [
+        ("eins zwei drei QX2", "eins {a} zwei drei {b}"),  # one is lost
+        ("eins QX1 zwei QX1 QX2 drei", "eins {a} zwei {b} drei"),  # one is repeated
+        ("eins zwei QX3 QX QX12 drei", "eins {a} zwei {b} drei"),  # others are made up
+        ("", "{a} {b}"),
+        ("QX2 QX1", "{b} {a}"),
+    ],
+)
+def test_spans_whose_masks_are_not_copied_once_are_aligned(translation, result):
+    [text] = translated("one {a} two {b} three", lambda _: [translation], masks=("QX1", "QX2"))
+    assert text == result
+
+
+@pytest.mark.parametrize(
+    ("source", "given"),
+    [("a {x} b {y} c {z}", None), ("a {x} qx1 b", None), ("a {x} b", "eins")],
+)
+def test_without_enough_masks_or_beside_their_like_spans_are_taken_out(source, given):
+    seen = []
+    translated(
+        source,
+        lambda segment: seen.append(segment.source) or [""],
+        given=given,
+        masks=("QX1", "QX2"),
+    )
+    assert [text.rstrip() for text in seen] == [re.sub(r" \{.\}", "", source)]
+
+
 def test_sentences_do_not_end_within_a_span():
     protect = Protect([r"A\. B\."])
     sentences = Sentences("en", "de", unbroken=protect.spans)
@@ -207,6 +279,7 @@ def translator(trained_run):
     return Translator.load(trained_run, device="cpu")
 
 
+SPAN = r"\{\w+\}|%s|\$\d|#tag"
 LINES = ["I am {name} buying a red hat", "on %s Monday", "{x}", "seven", "$1 $2 hat #tag", ""]
 
 
@@ -223,11 +296,29 @@ LINES = ["I am {name} buying a red hat", "on %s Monday", "{x}", "seven", "$1 $2 
 def test_searches_return_each_span_once_and_other_lines_as_before(translator, search):
     for line, n_best in zip(LINES, translator.search(LINES, **search), strict=True):
         for each in n_best:
-            for span in re.findall(r"\{\w+\}|%s|\$\d|#tag", line):
+            for span in re.findall(SPAN, line):
                 assert each.text.count(span) == 1
     plain = translator.search(LINES, no_protect=True, **search)
     found = translator.search(LINES, **search)
     assert [plain[3], plain[5]] == [found[3], found[5]]
+
+
+def test_models_that_copy_masks_are_given_them(translator, trained_run):
+    folder = ModelFolder.open(trained_run)
+    folder.info = replace(folder.info, masks=("QX1", "QX2"))
+    [_, protect] = steps_around(
+        SearchConfig(), folder.info, StepsConfig(align=True), models=[folder]
+    )
+    [segment], _ = protect.before(Segment(1, "a {x} b"))
+    assert segment.source == "a QX1 b"
+    taught = Translator(
+        translator.engine, translator.vocabulary, info=folder.info, folders=[folder], device="cpu"
+    )
+    for line, text in zip(LINES, taught.translate(LINES), strict=True):
+        assert sorted(re.findall(SPAN, text)) == sorted(re.findall(SPAN, line))
+        assert "QX" not in text
+    assert ensemble_info([folder, folder]).masks == ("QX1", "QX2")
+    assert ensemble_info([folder, ModelFolder.open(trained_run)]).masks == ()
 
 
 def test_spans_are_aligned_with_their_copies(translator, trained_run):

@@ -1,7 +1,7 @@
 """Taking protected spans out of a sentence, and placing them in its translation."""
 
 from bisect import bisect_left
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -17,17 +17,7 @@ _EQUAL = 1e-9
 _OPENING = "([{«‹„“‘¿¡（「『《〈"
 _CLOSING = ".,;:!?…)]}»”’%。，、；：！？）」』》〉،؛؟।"
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
-_PAIRS = {
-    "(": ")",
-    "[": "]",
-    '"': '"',
-    "'": "'",
-    "“": "”",
-    "„": "“",
-    "«": "»",
-    "‘": "’",
-    "「": "」",
-}
+_PAIRS = dict(zip("([\"'“„«‘「", ")]\"'”“»’」", strict=True))
 _BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]{1,40}$")
 _AFTER = regex.compile(r"[-'’]?[A-Za-z\d%°€$£+]+(?!\w)|%")
 
@@ -99,7 +89,7 @@ def grown(text: str, spans: Sequence[Span], *, start: int = 0) -> list[Span]:
 
 
 def put_back(
-    text: str, cuts: Sequence[Cut], places: Sequence[int], as_written: Container[int] = ()
+    text: str, cuts: Sequence[Cut], places: Sequence[int], as_written: Sequence[int] = ()
 ) -> tuple[str, list[Link]]:
     """Return a translation with spans, and where each of these is in the source and the result.
 
@@ -107,10 +97,12 @@ def put_back(
         text: The translation of the remaining text.
         cuts: The spans, in order.
         places: The number of characters of the translation before each span.
-        as_written: The indices of cuts whose neighbors are those of the translation.
+        as_written: The indices of cuts whose neighbors are those of the translation, in the order
+            of the translation.
     """
+    order = [*as_written, *range(len(cuts))]
     written, kept, end = "", list[Link](), 0
-    for index in sorted(range(len(cuts)), key=lambda index: (places[index], index)):
+    for index in sorted(range(len(cuts)), key=lambda index: (places[index], order.index(index))):
         cut, stop = cuts[index], max(end, places[index])
         written = (written + text[end:stop]).rstrip()
         following = text[stop:].lstrip()

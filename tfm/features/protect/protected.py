@@ -2,9 +2,11 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tfm.data.masks import with_masks
 from tfm.data.units import Span
 from tfm.features.protect.placing import Cut, Link, grown, place, put_back, take_out
 from tfm.inference.steps import Output, Segment
@@ -18,37 +20,66 @@ class Protected:
     """A source whose protected spans are taken out.
 
     Attributes:
-        segment: The remaining text, which is searched.
+        segment: What is searched: the remaining text, perhaps with masks.
+        source: The remaining text.
         cuts: The spans, in order.
         forced: How many characters of the translation, without white space, are before the spans
-            that a prefix has, by their indices.
+            that a prefix has, or the translation, by their indices, in order.
+        masks: The words that stand for the spans in what is searched; none without masks.
     """
 
     segment: Segment
+    source: str
     cuts: Sequence[Cut]
     forced: dict[int, int]
+    masks: Sequence[str] = ()
 
     @classmethod
-    def of(cls, unit: Segment, spans: Sequence[Span], *, start: int) -> "Protected | None":
+    def of(
+        cls, unit: Segment, spans: Sequence[Span], *, start: int, masks: Sequence[str] = ()
+    ) -> "Protected | None":
         """Take spans out of a source, and out of its prefix.
 
-        It is None if nothing is left to translate; a tag before `start` is not.
+        It is None if nothing is left to translate; a tag before `start` is not. Masks stand for the
+        spans if there are enough, and neither a prefix nor text that could be one of them.
         """
         if unit.given:
             remaining, cuts = take_out(unit.source, spans)
             given, cuts, forced = _without(unit.given, cuts)
-            return cls(replace(unit, source=remaining, given=given), cuts, forced)
-        remaining, cuts = take_out(unit.source, grown(unit.source, spans, start=start))
+            return cls(replace(unit, source=remaining, given=given), remaining, cuts, forced)
+        spans = grown(unit.source, spans, start=start)
+        remaining, cuts = take_out(unit.source, spans)
         if not any(map(str.isalpha, remaining[start:])):
             return None
-        return cls(replace(unit, source=remaining), cuts, {})
+        if len(cuts) > len(masks) or _pattern(masks).search(remaining):
+            return cls(replace(unit, source=remaining), remaining, cuts, {})
+        masked = with_masks(unit.source, dict(zip(spans, masks, strict=False)))
+        return cls(replace(unit, source=masked), remaining, cuts, {}, masks[: len(cuts)])
+
+    def unmasked(self, output: Output) -> "tuple[Protected, Output]":
+        """Return a translation without masks, and where it has those that it has once."""
+        found = [*_pattern(self.masks).finditer(output.text)] if self.masks else []
+        names = [each[0].upper() for each in found]
+        text, taken = take_out(output.text, [each.span() for each in found])
+        cuts, forced, counts = list(self.cuts), dict(self.forced), Counter(names)
+        for name, cut in zip(names, taken, strict=True):
+            if counts[name] == 1 and name in self.masks:
+                index = self.masks.index(name)
+                cuts[index] = replace(cuts[index], before=cut.before, after=cut.after)
+                forced[index] = len("".join(text[: cut.at].split()))
+        return replace(self, cuts=cuts, forced=forced), replace(output, text=text)
+
+    @property
+    def needs_links(self) -> bool:
+        """Whether there is a span of an unknown place."""
+        return len(self.forced) < len(self.cuts)
 
     def restored(self, output: Output, links: Sequence[Link]) -> Output:
         """Return a translation of the remaining text with the spans, given linked units of both."""
-        places = place(self.segment.source, self.cuts, output.text, links)
+        places = place(self.source, self.cuts, output.text, links)
         for index, size in self.forced.items():
             places[index] = _end_of(output.text, size)
-        text, kept = put_back(output.text, self.cuts, places, as_written=self.forced)
+        text, kept = put_back(output.text, self.cuts, places, as_written=[*self.forced])
         return replace(output, text=text, kept=tuple(kept))
 
 
@@ -61,6 +92,11 @@ def copied(source: str, spans: Sequence[Span], *, start: int) -> Output:
         text, end = text + source[slice(*span)], span[1]
     text += _SPACE.sub(" ", source[end:]).rstrip()
     return Output(text, score=0.0, log_prob=0.0, kept=tuple(kept))
+
+
+def _pattern(masks: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern for masks, also with other or no numbers."""
+    return re.compile(re.escape(masks[0].rstrip("0123456789")) + r"\d*", re.IGNORECASE)
 
 
 def _without(given: str, cuts: Sequence[Cut]) -> tuple[str, list[Cut], dict[int, int]]:

@@ -19,15 +19,17 @@ _HINT = re.compile(r"[{<\\]|[%@#]\S|\$\w|\w[./](?:[^\W\d]|7z)|[./~]/")
 
 
 class Protect(Step):
-    """Takes protected text out of sources, and puts it into their translations by alignment.
+    """Takes protected text out of sources, and puts it into their translations.
 
-    A source with nothing else to translate is not searched, but copied.
+    Its places are those of masks that the model has copied, or found by alignment. A source with
+    nothing else to translate is not searched, but copied.
 
     Args:
         patterns: Regular expressions of the user for what is protected besides the built-in ones.
         tags: Returns the tags of the model, when needed; they are not protected at the start.
         new_aligner: Returns what aligns sources and translations, when the first one is needed;
             without it, protected text keeps its share of a translation.
+        masks: Words that the model has learned to copy; perhaps none.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Protect(Step):
         patterns: Sequence[str] = (),
         tags: Callable[[], Collection[str]] = tuple,
         new_aligner: Callable[[], UnitAligner] | None = None,
+        masks: Sequence[str] = (),
     ) -> None:
         self._patterns, self._tags, self._new_aligner = tuple(patterns), tags, new_aligner
+        self._masks = masks
         self.settings = {"protect": list(patterns)}
 
     def spans(self, text: str, name: str) -> "list[Span]":
@@ -65,7 +69,7 @@ class Protect(Step):
         from tfm.features.protect.protected import Protected, copied
 
         start = self._start(unit.source)
-        protected = Protected.of(unit, spans, start=start)
+        protected = Protected.of(unit, spans, start=start, masks=self._masks)
         if protected is None:
             return [], copied(unit.source, spans, start=start)
         return [protected.segment], protected
@@ -79,11 +83,10 @@ class Protect(Step):
         pairs: list[tuple[Protected, Output]] = []
         for state, n_best in zip(states, found, strict=True):
             if state is not None and not isinstance(state, Output):
-                pairs += [(state, output) for output in n_best]
-        links = self._links([(state.segment.source, output.text) for state, output in pairs])
-        restored = iter(
-            state.restored(output, each) for (state, output), each in zip(pairs, links, strict=True)
-        )
+                pairs += map(state.unmasked, n_best)
+        unplaced = [(state.source, output.text) for state, output in pairs if state.needs_links]
+        links = iter(self._links(unplaced))
+        restored = (s.restored(each, next(links) if s.needs_links else ()) for s, each in pairs)
         return [
             n_best
             if state is None or isinstance(state, Output)
