@@ -2,7 +2,10 @@
 
 import re
 
+import unicodedata
+
 import pytest
+import regex
 from helpers import contents, decoded
 
 from tfm.config import BinarizeConfig
@@ -110,6 +113,27 @@ def test_a_typo_changes_letters_in_long_words_of_the_source_only():
             assert abs(len(before) - len(after)) <= 1
             seen.add(after)
     assert len(seen) > 10
+
+
+@pytest.mark.parametrize(
+    ("word", "letters"),
+    [
+        ("नमस्कार", regex.findall(r"\X", "नमस्कार")),
+        ("ประเทศไทย", regex.findall(r"\X", "ประเทศไทย")),
+        (unicodedata.normalize("NFD", "größten"), [*"gr", "o\u0308", *"ßten"]),
+        ("مُدَرِّسَة", ["مُ", "دَ", "رِّ", "سَ", "ة"]),
+    ],
+)
+def test_a_typo_keeps_letters_with_their_marks(word, letters):
+    seen = set()
+    for seed in range(30):
+        copier = Copier({"typo": 1.0}, languages=("xx", "de"), tags=(), seed=seed)
+        (sources, _), _ = copier.copy(([word.encode()], [b"x"]), start=0)
+        seen.update(source.decode() for source in sources[1:])
+    assert len(seen) > 3
+    for each in seen:
+        assert set(regex.findall(r"\X", each)) <= set(letters)
+        assert each.startswith(letters[0])
 
 
 def test_a_tag_before_the_source_is_left_as_it_is():

@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import regex
 
 from tfm.data.dataset import Integers
 from tfm.data.languages import SENTENCE_MARKS, base_language, target_language
@@ -18,7 +19,10 @@ _WORD, _DUTCH_WORD = re.compile(rf"{_OPENING}(\w)"), re.compile(rf"{_OPENING}(ij
 _CAPITALS = {code: {ord("i"): "İ"} for code in ("az", "crh", "gag", "tr")}
 _CAPITALS["hy"] = {ord("և"): "ԵՎ"}
 _GREEK_ACCENT = re.compile("(?<=[ΑΕΗΙΟΥΩ\u0308])\u0301")  # in decomposed text; never on capitals
-_TYPO_WORD = re.compile(r"[^\W\d_]{4,}")  # typos in shorter words would often be other words
+# Typos in shorter words would often be other words. Marks, such as vowels of Hindi, are no letters.
+_TYPO_WORD = regex.compile(r"\p{L}[\p{L}\p{M}]{3,}")
+_LETTER = regex.compile(r"\X")  # with its marks
+_MIN_TYPO_LETTERS = 3
 _WORDS_PER_TYPO = 8
 
 
@@ -131,21 +135,26 @@ def _unpunctuated(text: str, language: str, _: np.random.Generator) -> str:
 
 
 def _with_typos(text: str, _: str, random: np.random.Generator) -> str:
-    words = [*_TYPO_WORD.finditer(text)]
+    words = [
+        (match.start(), letters)
+        for match in _TYPO_WORD.finditer(text)
+        if len(letters := _LETTER.findall(match[0])) >= _MIN_TYPO_LETTERS
+    ]
     num_typos = -(-len(words) // _WORDS_PER_TYPO)
     chosen = random.permutation(len(words))[:num_typos]
     for index in sorted(chosen, reverse=True):
-        start, end = words[index].span()
-        text = text[:start] + _typo(text[start:end], random) + text[end:]
+        start, letters = words[index]
+        end = start + sum(map(len, letters))
+        text = text[:start] + _typo(letters, random) + text[end:]
     return text
 
 
-def _typo(word: str, random: np.random.Generator) -> str:
+def _typo(word: Sequence[str], random: np.random.Generator) -> str:
     """Return a word with two letters swapped, or one missing or doubled; its first letter stays."""
-    index = random.integers(1, len(word) - 1)
+    index = int(random.integers(1, len(word) - 1))
     first, second = word[index], word[index + 1]
     letters = (second + first, second, first + first + second)[random.integers(3)]
-    return word[:index] + letters + word[index + 2 :]
+    return "".join((*word[:index], letters, *word[index + 2 :]))
 
 
 COPIES: Mapping[str, Change] = {

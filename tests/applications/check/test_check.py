@@ -149,7 +149,7 @@ def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
     ("lines", "language", "skipped"),
     [
         (["两只狗在雪地里玩。", "一个人在看书。"] * 4, "zh", {*CASES, "typos", "spaces", "word"}),
-        (["दो कुत्ते बर्फ में खेलते हैं।"] * 8, "hi", {*CASES, "typos"}),
+        (["दो कुत्ते बर्फ में खेलते हैं।"] * 8, "hi", {*CASES}),
         (["كلبان يلعبان في الثلج."] * 8, "ar", {*CASES}),
         (["iki köpek karda oynuyor"] * 8, "tr", {"lower", "unpunctuated"}),
         (["Zwei graue Hunde."] * 7, "de", {"long"}),
