@@ -18,19 +18,19 @@ from tfm.search.constrained import beam_width
 from tfm.search.constraints import Constraints
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
-from tfm.search.phrases import Boundaries, Phrase, Progress, RequiredPhrases
+from tfm.search.phrases import Edges, Phrase, RequiredPhrases
 from tfm.search.shortlist import search_shortlist
 
 SURFACES = [b"", b"", b"", b"<unk>", b" a", b" b", b"c"]
 V = len(SURFACES)
 A, B, C = WORDS = range(4, V)
-BOUNDARIES = Boundaries.of(SURFACES)
+EDGES = list(map(Edges.of, SURFACES))
 SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 6, EOS]]
 SEQUENCES = [[(A,)], [(A, B)], [(A, C)], [(A,), (A, C)], [(A,), (A,)], [(A, B), (B, A)], [(B, B)]]
 
 
 def required(*sequences):
-    return RequiredPhrases([Phrase(s, (s,), (s,)) for s in sequences], BOUNDARIES)
+    return RequiredPhrases([Phrase((s,), (s,), (s,)) for s in sequences], EDGES)
 
 
 def words(tokens):
@@ -147,8 +147,8 @@ def test_what_cannot_be_placed_is_left_out():
 def test_a_shortlist_gets_the_pieces_of_phrases():
     size = 40
     surfaces = [f" {token}".encode() for token in range(size)]
-    phrase = Phrase((30, 31), ((30, 31),), ((30, 31),))
-    needed = RequiredPhrases([phrase], Boundaries.of(surfaces))
+    phrase = Phrase(((30, 31),), ((30, 31),), ((30, 31),))
+    needed = RequiredPhrases([phrase], list(map(Edges.of, surfaces)))
     shortlist = Shortlist(np.full((size, 1), 5), np.array([4, 5]), "")
     model = transformer(size, sharpness=2)
     with torch.inference_mode():
@@ -163,7 +163,7 @@ def test_a_shortlist_gets_the_pieces_of_phrases():
 
 def test_the_beam_is_wider_by_the_tokens_of_phrases_within_limits():
     assert beam_width(1, 3) == beam_width(4, 3) == 7
-    assert beam_width(4, 1000) == 64
+    assert beam_width(4, 1000) == 8
     assert beam_width(100, 1000) == 100
 
 
@@ -171,7 +171,7 @@ def test_the_beam_is_wider_by_the_tokens_of_phrases_within_limits():
 
 
 def progress_of(needed, tokens):
-    progress = Progress()
+    progress = needed.start()
     for token in tokens:
         progress = needed.advanced(progress, token)
     return progress
@@ -186,9 +186,9 @@ def test_an_output_with_all_phrases_has_them_as_words(tokens, phrases):
     phrases = [tuple(phrase) for phrase in phrases if phrase[0] != C]
     needed = required(*phrases)
     progress = progress_of(needed, tokens)
-    assert needed.num_done(progress) <= needed.num_tokens
-    if needed.is_complete(progress):
-        assert needed.num_done(progress) == needed.num_tokens
+    assert progress.num_done <= needed.num_tokens
+    if progress.is_complete:
+        assert progress.num_done == needed.num_tokens
         assert contains(tokens, phrases)
         assert not needed.following(progress)
 
@@ -201,7 +201,7 @@ def test_an_output_with_all_phrases_has_them_as_words(tokens, phrases):
 def test_one_phrase_is_found_exactly_where_its_words_are(tokens, phrase):
     phrase = (A, *phrase)
     needed = required(phrase)
-    assert needed.is_complete(progress_of(needed, tokens)) == contains(tokens, [phrase])
+    assert progress_of(needed, tokens).is_complete == contains(tokens, [phrase])
 
 
 def test_following_the_tokens_that_are_missing_completes_all_phrases():
@@ -210,19 +210,20 @@ def test_following_the_tokens_that_are_missing_completes_all_phrases():
         needed = required(*phrases)
         for _ in range(20):
             progress = progress_of(needed, chance.choices(WORDS, k=4))
-            while following := needed.following(progress):
-                before = needed.num_done(progress)
+            for _ in range(30):
+                before, following = progress.num_done, needed.following(progress)
+                if not following:
+                    break
                 progress = max(
                     (needed.advanced(progress, token) for token in sorted(following)),
-                    key=needed.num_done,
+                    key=lambda each: each.num_done,
                 )
-                assert needed.num_done(progress) >= before - 1
-                assert progress.length < 30
-            assert needed.is_complete(progress)
+                assert progress.num_done >= before - 1
+            assert progress.is_complete
 
 
 def test_a_word_that_goes_on_is_another_word():
     needed = required((A,))
-    assert needed.is_complete(progress_of(needed, [B, A]))
-    assert not needed.is_complete(progress_of(needed, [B, A, C]))
-    assert needed.is_complete(progress_of(needed, [A, C, A]))
+    assert progress_of(needed, [B, A]).is_complete
+    assert not progress_of(needed, [B, A, C]).is_complete
+    assert progress_of(needed, [A, C, A]).is_complete

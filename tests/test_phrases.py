@@ -6,7 +6,7 @@ import pytest
 
 from tfm.data.foreign_subword import word_model
 from tfm.data.subword import SubwordModel, Vocabulary
-from tfm.search.phrases import Boundaries, PhraseEncoder, Progress, RequiredPhrases
+from tfm.search.phrases import Edges, PhraseEncoder, RequiredPhrases
 
 LINES = (
     *(
@@ -34,16 +34,16 @@ def vocabulary(make_dataset, tmp_path_factory):
 @pytest.fixture(scope="module")
 def has(vocabulary):
     """Return whether an output, encoded as it is usual, contains phrases."""
-    encoder, boundaries = PhraseEncoder(vocabulary), Boundaries.of(vocabulary.target.surfaces())
+    encoder, edges = PhraseEncoder(vocabulary), list(map(Edges.of, vocabulary.target.surfaces()))
 
     def check(output, *phrases):
-        needed = RequiredPhrases(
-            [encoder.encode(*(p if isinstance(p, tuple) else (p, p))) for p in phrases], boundaries
-        )
-        progress = Progress()
+        pairs = [each if isinstance(each, tuple) else (each, each) for each in phrases]
+        encoded = [encoder.encode(tuple(a.split("|")), tuple(b.split("|"))) for a, b in pairs]
+        needed = RequiredPhrases(encoded, edges)
+        progress = needed.start()
         for token in vocabulary.target.encode([output])[0]:
             progress = needed.advanced(progress, token)
-        return needed.is_complete(progress)
+        return progress.is_complete
 
     return check
 
@@ -107,21 +107,39 @@ def test_a_phrase_follows_the_marks_that_need_a_space_only_after_a_space(
     vocabulary, before, is_joined
 ):
     model = vocabulary.target
-    phrase = PhraseEncoder(vocabulary).encode("Hund", "Hund")
-    needed = RequiredPhrases([phrase], Boundaries.of(model.surfaces()))
-    progress = Progress()
+    phrase = PhraseEncoder(vocabulary).encode(("Hund",), ("Hund",))
+    needed = RequiredPhrases([phrase], list(map(Edges.of, model.surfaces())))
+    progress = needed.start()
     for token in model.encode([f"Ein {before}"])[0]:
         progress = needed.advanced(progress, token)
     firsts = {tokens[0] for tokens in phrase.within}
     with_space = {t for t in firsts if model.surfaces()[t].startswith(b" ")}
     assert len(firsts) == 2
-    assert needed.following(progress) == (firsts if is_joined else with_space)
+    assert set(needed.following(progress)) == (firsts if is_joined else with_space)
 
 
 def test_a_word_that_the_vocabulary_lacks_cannot_be_spelled():
     content = word_model(["<pad>", "<s>", "</s>", "<unk>", "ein", "Hund"])
     model = SubwordModel(content, origin=Path("words"))
     encoder = PhraseEncoder(Vocabulary(model, model))
-    assert encoder.encode("Zaun", "Zaun") is None
-    assert encoder.encode("ein Hund", "Ein Hund") is None
-    assert encoder.encode("ein Hund", "ein Hund").within == ((4, 5),)
+    assert encoder.encode(("Zaun",), ("Zaun",)) is None
+    assert encoder.encode(("ein Hund",), ("Ein Hund",)) is None
+    assert encoder.encode(("ein Hund",), ("ein Hund",)).within == ((4, 5),)
+    assert encoder.encode(("Zaun", "ein Hund"), ("Zaun", "ein Hund")).within == ((4, 5),)
+
+
+@pytest.mark.parametrize(
+    ("output", "has_any"),
+    [
+        ("Der Hund schläft.", True),
+        ("Zwei Hunde laufen.", True),
+        ("Zwei Hundes laufen.", False),
+        ("Zaun. Katze und Maus", True),
+        ("Zaun: Kater", False),
+    ],
+)
+def test_one_of_several_forms_is_enough_even_if_one_begins_another(has, output, has_any):
+    for forms in ("Hund|Hunde|Katze und Maus", "Katze und Maus|Hunde|Hund"):
+        assert has(output, forms) == has_any
+    assert has("Hund, Hunde", "Hund|Hunde", "Hund|Hunde")
+    assert not has("Hund, Maus", "Hund|Hunde", "Hund|Hunde")

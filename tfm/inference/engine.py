@@ -35,7 +35,7 @@ from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
 
 if TYPE_CHECKING:
-    from tfm.search.phrases import Boundaries, RequiredPhrases
+    from tfm.search.phrases import Edges, RequiredPhrases
 
 # Elements of a batch's hidden states, and of the logits of a step: enough for fast matrix products,
 # few enough for the memory of a laptop, or for this much memory of a GPU. With narrow products,
@@ -216,16 +216,16 @@ class Engine:
     def _required(self, batch: SentenceBatch) -> "list[RequiredPhrases]":
         from tfm.search.phrases import RequiredPhrases
 
-        return [RequiredPhrases(phrases, self._boundaries) for phrases in batch.phrases]
+        return [RequiredPhrases(phrases, self._edges) for phrases in batch.phrases]
 
     @cached_property
-    def _boundaries(self) -> "Boundaries":
-        """Where words may begin and end; phrases come from text, so there is a vocabulary."""
-        from tfm.search.phrases import Boundaries
+    def _edges(self) -> "Sequence[Edges]":
+        """The edges of all tokens; phrases come from text, so there is a vocabulary."""
+        from tfm.search.phrases import Edges
 
         if self._vocabulary is None:
             raise ValueError("required phrases need a vocabulary")
-        return Boundaries.of(self._vocabulary().target.surfaces())
+        return list(map(Edges.of, self._vocabulary().target.surfaces()))
 
     def _score(self, batch: SentenceBatch, config: SearchConfig) -> list[list[Hypothesis]]:
         source, lengths = (x.to(self.compute.device) for x in _pad(batch.sources))

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class RequiredText(NamedTuple):
-    """A text that an output must contain, and its form as the first word of a sentence."""
+    """Texts of which an output must contain one, and their forms as first words of a sentence."""
 
-    text: str
-    at_start: str
+    texts: tuple[str, ...]
+    starts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

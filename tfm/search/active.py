@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -115,7 +115,7 @@ class ActiveHypotheses:
         self.tokens: Array = np.full((num_sentences, 1, 1), BOS)  # [B, K, t], BOS first
         # [B, K]; -inf for hypotheses that are not continued.
         self.log_probs: Array = np.zeros((num_sentences, 1), dtype=np.float32)
-        self._rows: Array = np.arange(num_sentences)  # [R] active ones among the B·K
+        self.rows: Array = np.arange(num_sentences)  # [R] active ones among the B·K, ascending
         # [B, P] the token that is forced at each position, or `_ANY`, as at all later positions.
         prefixes = prefixes or [()] * num_sentences
         self._open_ends = open_ends or [()] * num_sentences  # of all sentences of the batch
@@ -180,9 +180,9 @@ class ActiveHypotheses:
         Returns:
             The rows [R] of active hypotheses among the B·K, ascending, and their [R, V].
         """
-        newest, rows = map(self.to_device, (self.tokens[:, :, -1], self._rows))
+        newest, rows = map(self.to_device, (self.tokens[:, :, -1], self.rows))
         logits = self._model.step_rows(newest, self.state, rows)(slice(None))
-        return self._rows, self._restricted(logits, self._rows)
+        return self.rows, self._restricted(logits, self.rows)
 
     def _restricted(self, logits: Tensor, rows: Array) -> Tensor:
         """Return the log probabilities [R, V] of hypotheses in rows [R], -inf if excluded."""
@@ -200,18 +200,44 @@ class ActiveHypotheses:
 
     def best_continuations(self, size: int) -> Continuations:
         """Run the model on the newest tokens; return at most `size` best continuations [B, K']."""
+        parts = self._next_tokens()
+        return Continuations(
+            *_to_host(each.best(past, rows, size) for each, past, rows, _ in parts)
+        )
+
+    def best_and_given(self, size: int, given: Array) -> tuple[Continuations, Array, Array]:
+        """Run the model; return best continuations, and those of active hypotheses by some tokens.
+
+        Args:
+            size: The maximum number of best continuations of a sentence.
+            given: [R, N] tokens for each of the hypotheses in `rows`.
+
+        Returns:
+            The best continuations [B, K'] of sentences; and the total log probabilities [R, 1 + N]
+            of each active hypothesis with its best token and those that are given, and these.
+        """
+        on_device = self.to_device(given)
+        *best, totals, tokens = _to_host(
+            (*each.best(past, rows, size), *each.best_and_given(past, rows, on_device[part]))
+            for each, past, rows, part in self._next_tokens()
+        )
+        return Continuations(*best), totals, tokens
+
+    def _next_tokens(self) -> Iterator[tuple[NextTokens, Tensor, Tensor, slice]]:
+        """Run the model on the newest tokens; yield the distributions that follow them in parts.
+
+        Each is with the log probabilities [B', K] of the hypotheses of some sentences, the active
+        rows [R'] among these, and which of all R rows they are.
+        """
         log_probs, rows, newest = map(
-            self.to_device, (self.log_probs, self._rows, self.tokens[:, :, -1])
+            self.to_device, (self.log_probs, self.rows, self.tokens[:, :, -1])
         )
         project = self._model.step_rows(newest, self.state, rows)
-        best = []
         for sentences, part in self._parts():
             next_tokens = NextTokens.of(project(part), self._excluded)
-            self._restrict(next_tokens, self._rows[part])
+            self._restrict(next_tokens, self.rows[part])
             first_row = sentences.start * log_probs.size(1)
-            best.append(next_tokens.best(log_probs[sentences], rows[part] - first_row, size))
-        joined = best[0] if len(best) == 1 else map(torch.cat, zip(*best, strict=True))
-        return Continuations(*to_host(*joined))
+            yield next_tokens, log_probs[sentences], rows[part] - first_row, part
 
     def _parts(self) -> list[tuple[slice, slice]]:
         """Return the parts of the batch that are projected to logits one after another.
@@ -219,12 +245,12 @@ class ActiveHypotheses:
         These are slices of the B sentences, and of the R active hypotheses.
         """
         num_sentences, num_hypotheses = self.log_probs.shape
-        num_rows, num_parts = len(self._rows), 1
+        num_rows, num_parts = len(self.rows), 1
         if self.device.type == "cpu":
             num_parts = -(-num_rows // (_PART_ROWS * torch.get_num_threads()))
         if num_parts == 1:
             return [(slice(0, num_sentences), slice(0, num_rows))]
-        sentences = self._rows // num_hypotheses
+        sentences = self.rows // num_hypotheses
         cuts = sentences[np.arange(num_parts) * num_rows // num_parts]
         # The first row of each part, which is the first of its sentence.
         starts = np.unique(np.searchsorted(sentences, cuts))
@@ -289,15 +315,18 @@ class ActiveHypotheses:
         rows, columns = (ends & (chosen.totals > -math.inf)).nonzero()
         if not len(rows):
             return
-        penalty = float(self._penalties[self.length])
         for sentence, tokens, log_prob in zip(
             self.sentences[rows].tolist(),
             self.tokens[rows, chosen.parents[rows, columns], 1:].tolist(),
             chosen.totals[rows, columns].tolist(),
             strict=True,
         ):
-            score = log_prob / penalty
+            score = self.score(log_prob)
             yield sentence, Hypothesis(tokens=tuple(tokens), log_prob=log_prob, score=score)
+
+    def score(self, log_prob: float) -> float:
+        """Return the score of an output that ends now with a log probability."""
+        return log_prob / float(self._penalties[self.length])
 
     def min_log_probs(self, scores: Sequence[float]) -> Array:
         """Return the [B] log probabilities above which outputs can beat [B] scores.
@@ -326,7 +355,7 @@ class ActiveHypotheses:
         prefixes = self.tokens.reshape(-1, length)[rows]
         self.tokens = np.concatenate([prefixes, tokens[:, :, None]], axis=2)
         self.log_probs = log_probs
-        self._rows = is_active.reshape(-1).nonzero()[0]
+        self.rows = is_active.reshape(-1).nonzero()[0]
         if self.num_open:
             self.state.reorder(self.to_device(rows))
 
@@ -363,6 +392,12 @@ class ActiveHypotheses:
         forced = self._forced[:, min(self.length, self._forced.shape[1]) - 1]
         is_at_limit = self.length >= self._max_lengths
         return np.where((forced == _ANY) & is_at_limit, EOS, forced)
+
+
+def _to_host(parts: Iterable[tuple[Tensor, ...]]) -> list[Array]:
+    """Join the tensors of parts, and copy them to the host."""
+    found = list(parts)
+    return to_host(*(found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))))
 
 
 def to_host(*tensors: Tensor) -> list[Array]:

@@ -4,33 +4,33 @@ Hypotheses with the same number of tokens of the phrases form a bank, and the ba
 (dynamic beam allocation: Post & Vilar 2018), by the ranks within them (Hu et al. 2019).
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
-import torch
 
 from tfm.config import SearchConfig
 from tfm.data.subword import EOS, PAD
 from tfm.search.active import (
     ActiveHypotheses,
-    Array,
     Continuations,
     Hypothesis,
     keep_best,
     nth_score,
-    to_host,
 )
 from tfm.search.phrases import Progress, RequiredPhrases
 
-# Smaller beams find poor translations: of the first outputs with all phrases, few are good.
-_MIN_BEAM = 4
-_MAX_WIDTH = 64  # of a beam that is wider than it was set to be
+# A beam that is wider than it was set to be: by a hypothesis for each token of the phrases, but
+# caches of more than this are not shared.
+_SPARE_BEAM, _MAX_WIDTH = 4, 8
+_MIN_BEGINNINGS = 2  # hypotheses without any token of the phrases
+_MIN_ENDED = 8  # of the first outputs with all phrases, few are good
 
 
 def beam_width(beam_size: int, num_tokens: int) -> int:
     """Return the size of the beam of a sentence with some number of tokens of required phrases."""
-    return max(beam_size, min(max(beam_size, _MIN_BEAM) + num_tokens, _MAX_WIDTH))
+    return max(beam_size, min(_SPARE_BEAM + num_tokens, _MAX_WIDTH))
 
 
 def constrained_search(
@@ -39,9 +39,10 @@ def constrained_search(
     """Find the n best outputs of sentences that contain phrases.
 
     Candidates are the most probable continuations, the best of each hypothesis, and each token that
-    continues or begins a missing phrase. A hypothesis that breaks off a phrase loses its tokens.
-    Only one that contains all phrases ends. A sentence is finished when as many have ended as the
-    beam was set to hold, at least `_MIN_BEAM`, or none can enter its n best.
+    continues or begins a missing phrase. One is dropped if as many as the beam was set to hold are
+    more probable and have at least as many tokens of phrases. A hypothesis that breaks off a phrase
+    loses its tokens. Only one that contains all phrases ends. A sentence is finished when as many
+    have ended as the beam was set to hold, at least `_MIN_ENDED`, or none can enter its n best.
 
     Args:
         hypotheses: The first hypothesis of each sentence.
@@ -55,25 +56,24 @@ def constrained_search(
     beams = [_Beam(each, config) for each in required]
     while hypotheses.num_open:
         chosen = _step(hypotheses, [beams[index] for index in hypotheses.sentences])
-        hypotheses.advance(chosen, (chosen.tokens != EOS) & (chosen.tokens != PAD))
+        hypotheses.advance(chosen, chosen.tokens != PAD)
     return [beam.finished or beam.incomplete for beam in beams]
 
 
-class _Candidate(NamedTuple):
-    total: float
-    parent: int  # index of the hypothesis that it continues
-    token: int
-    progress: Progress
+# Total log probability, the index of the hypothesis that it continues, and the token.
+_Candidate: TypeAlias = tuple[float, int, int]
 
 
 class _Beam:
     """The hypotheses of a sentence: what each contains, and the outputs that have ended."""
 
     def __init__(self, required: RequiredPhrases, config: SearchConfig) -> None:
-        self.required, self._config = required, config
+        self.required, self._n_best = required, config.n_best
         self.width = beam_width(config.beam_size, required.num_tokens)
-        self._num_to_end = max(config.beam_size, _MIN_BEAM)
-        self.progress = [Progress()]
+        self._beam_size = config.beam_size
+        self.num_best = min(self.width, 2 * config.beam_size)
+        self._num_to_end = max(config.beam_size, _MIN_ENDED)
+        self.progress = [required.start()]
         self.finished: list[Hypothesis] = []
         self.incomplete: list[Hypothesis] = []
         self._num_ended, self._most_phrases = 0, -1
@@ -82,137 +82,108 @@ class _Beam:
         """Return the score that an output must beat; infinite when the sentence is finished."""
         if self._num_ended >= self._num_to_end:
             return float("inf")
-        return nth_score(self.finished, self._config.n_best)
+        return nth_score(self.finished, self._n_best)
 
-    def may_end_early(self, parent: int) -> bool:
-        """Return whether an output without all phrases would be better than none."""
-        return not (self.finished or self.required.is_complete(self.progress[parent]))
-
-    def following(self, parent: int) -> set[int]:
+    def following(self, parent: int) -> list[int]:
         """Return the tokens of missing phrases that may follow a hypothesis."""
         return self.required.following(self.progress[parent])
+
+    def choose(self, candidates: Iterable[_Candidate]) -> list[tuple[_Candidate, Progress]]:
+        """Return candidates, given the most probable first, that are continued or end."""
+        ranked: list[tuple[int, int, _Candidate, Progress]] = []
+        sizes: dict[int, int] = {}  # of banks
+        for each in candidates:
+            _, parent, token = each
+            progress = self.progress[parent]
+            if token != EOS:
+                progress = self.required.advanced(progress, token)
+            elif not progress.is_complete:
+                continue
+            done = progress.num_done
+            better = sum([size for bank, size in sizes.items() if bank >= done])
+            if better < self._beam_size or (not done and better < _MIN_BEGINNINGS):
+                rank = sizes.get(done, 0)
+                sizes[done] = rank + 1
+                ranked.append((rank, -done, each, progress))
+        ranked.sort(key=lambda each: each[:2])
+        return [each[2:] for each in ranked[: self.width]]
+
+    def is_best_incomplete(self, parent: int, score: float) -> bool:
+        """Return whether no output has all phrases, and this one is the best of the others."""
+        progress = self.progress[parent]
+        if progress.is_complete or self.finished or progress.num_phrases < self._most_phrases:
+            return False
+        return progress.num_phrases > self._most_phrases or score > self.incomplete[0].score
 
     def end(self, parent: int, hypothesis: Hypothesis) -> None:
         """Add the output of a hypothesis that ends."""
         progress = self.progress[parent]
-        if self.required.is_complete(progress):
+        if progress.is_complete:
             self._num_ended += 1
-            keep_best(self.finished, hypothesis, self._config.n_best)
-            return
-        num_phrases = self.required.num_phrases(progress)
-        if num_phrases > self._most_phrases:
-            self._most_phrases, self.incomplete = num_phrases, []
-        if num_phrases == self._most_phrases:
-            keep_best(self.incomplete, hypothesis, 1)
-
-    def candidates(self, totals: Array, parents: Array, tokens: Array) -> list[_Candidate]:
-        """Return distinct continuations, the most probable first; all arguments are [N]."""
-        order = np.argsort(-totals, kind="stable")
-        triples = zip(*(x[order].tolist() for x in (totals, parents, tokens)), strict=True)
-        found = {(parent, token): total for total, parent, token in triples}
-        return [
-            _Candidate(total, parent, token, self.required.advanced(self.progress[parent], token))
-            for (parent, token), total in found.items()
-        ]
-
-    def choose(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
-        """Return those that are continued or end, after the ranks in their banks."""
-        ranked: list[tuple[int, int, _Candidate]] = []
-        sizes: dict[int, int] = {}
-        for each in candidates:
-            before = each.progress if each.token != EOS else self.progress[each.parent]
-            if each.token == EOS and not self.required.is_complete(before):
-                continue
-            bank = -self.required.num_done(before)
-            sizes[bank] = rank = sizes.get(bank, -1) + 1
-            ranked.append((rank, bank, each))
-        ranked.sort(key=lambda each: each[:2])
-        return [each for _, _, each in ranked[: self.width]]
+            keep_best(self.finished, hypothesis, self._n_best)
+        elif self.is_best_incomplete(parent, hypothesis.score):
+            self.incomplete, self._most_phrases = [hypothesis], progress.num_phrases
 
 
 def _step(hypotheses: ActiveHypotheses, beams: Sequence[_Beam]) -> Continuations:
     """Return continuations [B, K'] of hypotheses, padded by PAD, after adding those that end."""
-    rows, found, size = _next_tokens(hypotheses, beams)
-    num_sentences, num_hypotheses = hypotheses.log_probs.shape
-    bounds = hypotheses.min_log_probs([beam.to_beat() for beam in beams])
-    starts = np.searchsorted(rows, np.arange(num_sentences + 1) * num_hypotheses)
-    chosen = []
-    may_end = np.zeros((num_sentences, num_hypotheses), dtype=bool)
-    for row, beam in enumerate(beams):
-        block = slice(starts[row], starts[row + 1])
-        totals, tokens = found.totals[block], found.tokens[block]
-        kept = _most_probable(totals, size, beam.width) & (totals > bounds[row])
-        parents = np.broadcast_to(found.parents[block, None], totals.shape)
-        selected = beam.choose(beam.candidates(totals[kept], parents[kept], tokens[kept]))
-        ending = [each.parent for each in selected if each.token == EOS]
-        early = filter(beam.may_end_early, found.parents[block].tolist())
-        may_end[row, [*ending, *early]] = True
-        chosen.append([each for each in selected if each.token != EOS])
-    ends = np.full_like(hypotheses.log_probs, -np.inf)
-    ends.reshape(-1)[rows] = found.totals[:, size]
-    _end(hypotheses, beams, ends, may_end)
-    for beam, selected in zip(beams, chosen, strict=True):
-        beam.progress = [each.progress for each in selected]
-    return _padded(chosen)
+    bounds = hypotheses.min_log_probs([beam.to_beat() for beam in beams]).tolist()
+    continued, progress, ended = [], [], []
+    for beam, bound, found in zip(beams, bounds, _candidates(hypotheses, beams), strict=True):
+        found.sort(reverse=True)
+        chosen = beam.choose([each for each in found if each[0] > bound])
+        early = [
+            (total, parent, token)
+            for total, parent, token in found
+            if token == EOS and beam.is_best_incomplete(parent, hypotheses.score(total))
+        ]
+        ended.append([*(each for each, _ in chosen if each[2] == EOS), *early])
+        continued.append([each for each, _ in chosen if each[2] != EOS])
+        progress.append([after for each, after in chosen if each[2] != EOS])
+    _end(hypotheses, beams, ended)
+    for beam, after in zip(beams, progress, strict=True):
+        beam.progress = after
+    return _padded(continued)
 
 
-def _next_tokens(
-    hypotheses: ActiveHypotheses, beams: Sequence[_Beam]
-) -> tuple[Array, Continuations, int]:
-    """Run the model; return the tokens that may follow each active hypothesis.
-
-    Returns:
-        The rows [R] of hypotheses among the B·K; the index of each in its sentence [R], and its
-        continuations [R, N + M]: the N most probable, EOS, and those of missing phrases; and N.
-    """
-    rows, log_probs = hypotheses.active_log_probs()
-    sentences, parents = np.divmod(rows, hypotheses.log_probs.shape[1])
-    wanted = [
-        [EOS, *beams[sentence].following(parent)]
-        for sentence, parent in zip(sentences.tolist(), parents.tolist(), strict=True)
-    ]
+def _candidates(hypotheses: ActiveHypotheses, beams: Sequence[_Beam]) -> list[list[_Candidate]]:
+    """Run the model; return the distinct candidates of each sentence."""
+    num_hypotheses = hypotheses.log_probs.shape[1]
+    places = [divmod(row, num_hypotheses) for row in hypotheses.rows.tolist()]
+    wanted = [[EOS, *beams[row].following(parent)] for row, parent in places]
     longest = max(map(len, wanted))
-    padded = np.array([[*each, *[EOS] * (longest - len(each))] for each in wanted])
-    size = min(max(beam.width for beam in beams), log_probs.size(1))
-    best, tokens = log_probs.topk(size)
-    on_device = hypotheses.to_device(padded)
-    best = torch.cat([best, log_probs.gather(1, on_device)], dim=1)
-    found, tokens_found = to_host(best, torch.cat([tokens, on_device], dim=1))
-    totals = hypotheses.log_probs.reshape(-1)[rows, None] + found
-    return rows, Continuations(totals, parents, tokens_found), size
+    given = np.array([[*each, *[EOS] * (longest - len(each))] for each in wanted])
+    size = max(beam.num_best for beam in beams)
+    best, of_rows, tokens_of_rows = hypotheses.best_and_given(size, given)
+    found: list[dict[tuple[int, int], float]] = []
+    for beam, *columns in zip(beams, *(x.tolist() for x in best), strict=True):
+        candidates = zip(*(column[: beam.num_best] for column in columns), strict=True)
+        found.append({(parent, t): total for total, parent, t in candidates if total > -math.inf})
+    for (row, parent), totals, tokens in zip(
+        places, of_rows.tolist(), tokens_of_rows.tolist(), strict=True
+    ):
+        continued = zip(totals, tokens, strict=True)
+        found[row] |= {(parent, t): total for total, t in continued if total > -math.inf}
+    return [[(total, *key) for key, total in each.items()] for each in found]
 
 
-def _most_probable(totals: Array, size: int, width: int) -> Array:
-    """Return which continuations [R, N + M] of a sentence are candidates, given N.
-
-    Of the first N, which are sorted, these are the `width` best of all, and the best of each row.
-    """
-    if not len(totals):  # a sentence that has ended
-        return np.zeros_like(totals, dtype=bool)
-    first = totals[:, :size]
-    width = min(width, first.size)
-    kept: Array = totals >= np.partition(first, first.size - width, axis=None)[first.size - width]
-    kept[:, 0] = kept[:, size:] = True
-    return kept
-
-
-def _end(hypotheses: ActiveHypotheses, beams: Sequence[_Beam], ends: Array, may_end: Array) -> None:
-    """Add the outputs of hypotheses that end with log probabilities [B, K], where they may."""
-    parents = np.broadcast_to(np.arange(ends.shape[1]), ends.shape)
-    ending = Continuations(ends, parents, np.full_like(parents, EOS))
-    places = zip(*(may_end & (ends > -np.inf)).nonzero(), strict=True)
-    found = hypotheses.finished(ending, may_end)
-    for (row, parent), (_, hypothesis) in zip(places, found, strict=True):
-        beams[row].end(parent, hypothesis)
+def _end(
+    hypotheses: ActiveHypotheses, beams: Sequence[_Beam], ended: Sequence[Sequence[_Candidate]]
+) -> None:
+    """Add the outputs of hypotheses that end."""
+    ends = _padded(ended)
+    found = hypotheses.finished(ends, ends.tokens == EOS)
+    for beam, candidates in zip(beams, ended, strict=True):
+        for each, (_, hypothesis) in zip(candidates, found, strict=False):
+            beam.end(each[1], hypothesis)
 
 
 def _padded(chosen: Sequence[Sequence[_Candidate]]) -> Continuations:
     """Return the continuations of sentences as arrays [B, K']."""
     width = max(1, *map(len, chosen))
-    shape = len(chosen), width
-    totals = np.full(shape, -np.inf, np.float32)
-    parents, tokens = np.zeros(shape, np.int64), np.full(shape, PAD)
-    for row, candidates in enumerate(chosen):
-        for column, (total, parent, token, _) in enumerate(candidates):
-            totals[row, column], parents[row, column], tokens[row, column] = total, parent, token
-    return Continuations(totals, parents, tokens)
+    padding: _Candidate = (-math.inf, 0, PAD)
+    rows = [[*each, *[padding] * (width - len(each))] for each in chosen]
+    totals, parents, tokens = np.array(rows).transpose(2, 0, 1)
+    return Continuations(
+        totals.astype(np.float32), parents.astype(np.int64), tokens.astype(np.int64)
+    )

@@ -133,6 +133,24 @@ class NextTokens:
             tokens = tokens.clamp(max=self.vocab_size - 1)  # padding has no probability
         return best, chosen // num_blocks, tokens
 
+    def best_and_given(self, past: Tensor, rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return continuations of each hypothesis: its most probable token, and some tokens.
+
+        Args:
+            past: [B, K] log probabilities of all hypotheses.
+            rows: [R] indices of the hypotheses of the distributions, as in `best`.
+            given: [R, N] tokens.
+
+        Returns:
+            Total log probabilities [R, 1 + N], and the tokens [R, 1 + N].
+        """
+        past = past.view(-1, 1).index_select(0, rows)
+        best, _, tokens = self._most_probable(past)
+        log_probs = self.scores.flatten(1).gather(1, given)
+        if self.normalizers is not None:
+            log_probs = log_probs - self.normalizers
+        return torch.cat([best, log_probs + past], dim=1), torch.cat([tokens, given], dim=1)
+
     def _most_probable(self, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the single best continuation of each of R sentences with one hypothesis [R, 1]."""
         num_rows, num_blocks, block_size = self.scores.shape

@@ -74,7 +74,7 @@ def search_shortlist(
     spelling = [
         [token for step in end for token in step.tokens[step.ends <= len(end)]] for end in open_ends
     ]
-    phrases = [each.tokens() for each in required or ()] or [set[int]()] * len(prefixes)
+    phrases = [list(each.tokens) for each in required or ()] or [list[int]()] * len(prefixes)
     needed = [list(chain(*each)) for each in zip(prefixes, spelling, phrases, strict=True)]
     pieces, allowed = _vocabulary(shortlist, source, needed, vocab_size)
     on_device = torch.from_numpy(pieces).to(source.device)

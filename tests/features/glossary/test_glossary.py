@@ -93,6 +93,7 @@ def test_the_first_letter_of_a_sentence_is_that_of_its_language(sources_in):
         ("\n \n\t\t\n", "terms.tsv has no terms"),
         ("dog\tHund\nfence\n", 'line 2 has no translation of "fence"'),
         ("dog,Hund\n", 'line 1 has no translation of "dog,Hund"'),
+        ("dog\t | \tdogs\n", 'line 1 has an empty translation of "dog"'),
         ("dog\t\tdogs\n", 'line 1 has an empty translation of "dog"'),
         ("\tHund\n", "line 1 has no source term"),
         ("a\tb\tc\td\n", "line 1 has 4 columns"),
@@ -134,8 +135,9 @@ def test_segments_require_translations_with_their_form_at_the_start(write):
         return segment.required
 
     hund, upper = "großer Hund", "Großer Hund"
-    assert required("A dog.  dog") == (RequiredText(hund, upper),) * 2
-    assert required("a dog, snow") == (RequiredText(hund, hund), RequiredText("Schnee", "Schnee"))
+    schnee = RequiredText(("Schnee",), ("Schnee",))
+    assert required("A dog.  dog") == (RequiredText((hund,), (upper,)),) * 2
+    assert required("a dog, snow") == (RequiredText((hund,), (hund,)), schnee)
     assert required("A cat") == ()
 
 
@@ -186,6 +188,24 @@ def test_translations_have_the_terms_and_other_lines_stay(translator, glossary, 
         assert each.missing_terms is None
     assert all("Montag" in each.text for each in monday)
     assert [empty, seven] == plain[1:3]
+
+
+def test_the_search_chooses_among_the_forms_of_a_translation(translator, write):
+    source = "on Monday"
+    for forms in ("Sonntag | Montag", "am Montag|Montag|Sonntag"):
+        [best] = translator.search([source], glossary=str(write(f"Monday\t{forms}")))[0]
+        assert "Montag" in best.text
+        assert best.missing_terms is None
+    forms = str(write("Monday\t\u4e00|\U0001f600|Sonntag"))
+    assert "Sonntag" in translator.translate(source, glossary=forms)
+
+
+def test_forms_that_are_missing_are_reported_together(write):
+    step = Glossary(write("dog\tHund | Hunde\ncat\tKatze|Hunde"), source="en", target="de")
+    _, state = step.before(Segment(1, "A dog and a cat"))
+    texts = ["Hunde und Hunde", "Hunde", "Ein Hund, Hunde"]
+    [checked] = step.after([state], [[Output(t, score=-1.0, log_prob=-1.0) for t in texts]])
+    assert [each.missing_terms for each in checked] == [None, (("cat", "Katze|Hunde"),), None]
 
 
 def test_a_prefix_and_a_whole_text_keep_the_terms(translator, glossary):
@@ -254,7 +274,9 @@ def test_terms_of_a_mapping_go_before_those_of_a_file(translator, write):
     path = write("Monday\tDienstag\tmonday\nred\trot\nevening red\tAbendrot")
     step = Glossary(path, terms, source="en", target="de")
     [segment], _ = step.before(Segment(1, "monday evening red Monday monday"))
-    assert [each.text for each in segment.required] == ["am Abend", "rot", "Dienstag", "Sonntag"]
+    assert [each.texts for each in segment.required] == [
+        *[("am Abend",), ("rot",), ("Dienstag",), ("Sonntag",)]
+    ]
     assert "Sonntag" in translator.translate("on Monday", glossary={"Monday": "Sonntag"})
 
 

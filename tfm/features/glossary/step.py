@@ -103,10 +103,11 @@ class Glossary(Step):
             return [unit], (unit, terms, language)
         letter = next(filter(str.isalpha, text), "")
         is_lower = letter != letter.upper()
-        targets = [term.target for term in terms]
-        starts = targets if is_lower else [capitalized(each, language) for each in targets]
-        required = (*unit.required, *map(RequiredText, targets, starts))
-        return [replace(unit, required=required)], (unit, terms, language)
+        required = []
+        for targets in (term.targets for term in terms):
+            starts = targets if is_lower else tuple(capitalized(t, language) for t in targets)
+            required.append(RequiredText(targets, starts))
+        return [replace(unit, required=(*unit.required, *required))], (unit, terms, language)
 
     @override
     def after(self, states: Sequence[_State], outputs: list[list[Output]]) -> list[list[Output]]:
@@ -124,7 +125,7 @@ class Glossary(Step):
         self, unit: Segment, terms: list[Term], language: str, n_best: list[Output]
     ) -> list[Output]:
         """Return the outputs with the terms that each lacks; print those of the best."""
-        finder = Finder({term.target: term.target for term in terms}, language)
+        finder = Finder({each: each for term in terms for each in term.targets}, language)
         checked = [replace(each, missing_terms=_missing(terms, each, finder)) for each in n_best]
         missing = checked[0].missing_terms or ()
         self._num_required += len(terms)
@@ -144,9 +145,11 @@ def _missing(
     found = Counter(each.value for each in finder.find(_normalize(output.text)))
     missing = []
     for term in terms:
-        if not found[term.target]:
+        target = next((each for each in term.targets if found[each]), None)
+        if target is None:
             missing.append((term.source, term.target))
-        found[term.target] -= found[term.target] > 0
+        else:
+            found[target] -= 1
     return tuple(missing) or None
 
 
@@ -154,7 +157,8 @@ def _check_ban(finders: Iterable[Finder[Term]], banned: Path) -> None:
     """Raise DataError if a translation in a glossary contains banned text."""
     banned_text = Finder({phrase: phrase for phrase in read_phrases(existing_file(banned))}, None)
     for term in chain.from_iterable(finder.values() for finder in finders):
-        if found := banned_text.find(term.target):
-            raise DataError(
-                f'{term.place}: "{term.target}" has "{found[0].value}", which {banned} bans'
-            )
+        for target in term.targets:
+            if found := banned_text.find(target):
+                raise DataError(
+                    f'{term.place}: "{target}" has "{found[0].value}", which {banned} bans'
+                )

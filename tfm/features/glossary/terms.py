@@ -24,8 +24,13 @@ class Term(NamedTuple):
     """A term of the source language, the translation that is required, and where they are."""
 
     source: str
-    target: str
+    target: str  # forms of it are separated by |
     place: str  # for messages
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The forms of the translation, one of which is required."""
+        return _parts(self.target)
 
 
 class _Entry(NamedTuple):
@@ -39,9 +44,10 @@ class _Entry(NamedTuple):
 def read_terms(path: Path, language: str) -> Finder[Term]:
     """Read a glossary for text in a language; it is kept until the file changes.
 
-    Each line has a source term and its translation, separated by a tab. A third column may have
-    other forms of the source term, separated by |, or a regular expression between slashes. Lines
-    without text are skipped.
+    Each line has a source term and its translation, separated by a tab. Several forms of the
+    translation are separated by |: one of them is required. A third column may have other forms of
+    the source term, separated by |, or a regular expression between slashes. Lines without text
+    are skipped.
 
     Raises:
         DataError: The file is not UTF-8, or has no terms, too many, or a line that is
@@ -103,8 +109,13 @@ def _entry(columns: Sequence[str], place: str) -> _Entry:
     _check(columns, place)
     source, target, more = (*columns, "")[:_MAX_COLUMNS]
     is_pattern = len(more) > 1 and more[0] == more[-1] == "/"
-    forms = () if is_pattern else tuple(filter(None, map(str.strip, more.split("|"))))
+    forms = () if is_pattern else _parts(more)
     return _Entry(Term(source, target, place), forms, more[1:-1] if is_pattern else None)
+
+
+def _parts(column: str) -> tuple[str, ...]:
+    """Return the forms in a column, which | separates."""
+    return tuple(filter(None, map(str.strip, column.split("|"))))
 
 
 def _check(columns: Sequence[str], place: str) -> None:
@@ -116,7 +127,7 @@ def _check(columns: Sequence[str], place: str) -> None:
         raise DataError(f"{place} has no source term: add one")
     if len(columns) == 1:
         raise DataError(f'{place} has no translation of "{columns[0]}": {advice}')
-    if not columns[1]:
+    if not _parts(columns[1]):
         raise DataError(f'{place} has an empty translation of "{columns[0]}": add one')
     if max(map(len, columns)) > _MAX_CHARACTERS:
         raise DataError(f"{place} has a term of more than {_MAX_CHARACTERS} characters: shorten it")
