@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -135,7 +136,9 @@ class NamedSet:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = downloads.folder or root / "tfm" / "test-sets"
         found = {}
-        with lock_folder(folder, max_wait_seconds=_MAX_WAIT_SECONDS):
+        # Other folders belong to the caller, and may be read-only.
+        is_cache = downloads.folder is None
+        with lock_folder(folder, max_wait_seconds=_MAX_WAIT_SECONDS) if is_cache else nullcontext():
             for archive in self.archives:
                 is_theirs = downloads == Downloads() and (theirs / archive.name).is_file()
                 place, verify = theirs if is_theirs else folder, downloads.verify

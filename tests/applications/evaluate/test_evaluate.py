@@ -1,6 +1,7 @@
 """tfm evaluate: models by test sets."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tfm.commands import evaluate as command
 from tfm.data.test_sets import NamedSet
 from tfm.errors import DataError, UsageError
 from tfm.folders.run_folder import checkpoints
+from tfm.inference import engine
+from tfm.stages.partial_output import PartialOutput
 
 FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
 
@@ -115,20 +118,25 @@ def test_only_what_has_changed_is_translated_again(models, translated):
     assert translated[6:] == [("a", "test.en"), ("a", "news.en")]
 
 
-def test_a_stopped_evaluation_continues(models, monkeypatch):
-    started = []
+def test_a_stopped_evaluation_continues(models, monkeypatch, capsys):
+    complete = tfm.evaluate(models[0], on="test", out="other", **FAST)
+    commit = PartialOutput.commit
 
-    def fail(models, **others):
-        started.append(others["output"].name)
-        if len(started) == 2:
-            raise KeyboardInterrupt
-        return tfm.generate(models, **others)
+    def stop(output, lines):
+        commit(output, lines)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "generate", fail)
+    monkeypatch.setattr(engine, "CHUNK_LINES", 2)
+    monkeypatch.setattr(PartialOutput, "commit", stop)
     with pytest.raises(KeyboardInterrupt):
-        tfm.evaluate(models, on="test", **FAST)
-    tfm.evaluate(models, on="test", **FAST)
-    assert started == [started[0], started[1], started[1]]
+        tfm.evaluate(models[0], on="test", **FAST)
+    monkeypatch.setattr(PartialOutput, "commit", commit)
+    capsys.readouterr()
+    continued = tfm.evaluate(models[0], on="test", **FAST)
+    assert re.search(
+        r"continuing evaluation/test\.b\.\w+\.txt\.partial at line \d", capsys.readouterr().err
+    )
+    assert continued.sets[0].scores == complete.sets[0].scores
 
 
 def test_a_test_set_is_named(models, monkeypatch, tmp_path):
