@@ -167,9 +167,19 @@ def test_a_prefix_has_its_spans_where_it_has_them(prefix, searched, translation,
     assert text == result
 
 
-def test_a_prefix_has_its_spans_in_its_own_order():
-    [text] = translated("a {x} b {y}", lambda _: ["eins zwei"], given="eins {y} {x} zwei")
-    assert text == "eins {y} {x} zwei"
+@pytest.mark.parametrize(
+    ("prefix", "translation", "result"),
+    [
+        ("eins {y} {x} zwei", "eins zwei drei", "eins {y} {x} zwei drei"),
+        ("eins zwei {y}", "eins zwei drei", "eins zwei {y} {x} drei"),
+        ("eins zw", "eins zwei drei", "eins zwei {x} {y} drei"),
+        ("eins zwei drei ", "eins zwei drei", "eins zwei drei {x} {y}"),
+        ("一二{y}", "一二三", "一二{y} {x}三"),
+    ],
+)
+def test_a_translation_begins_with_its_prefix(prefix, translation, result):
+    [text] = translated("one {x} two {y} three", lambda _: [translation], given=prefix)
+    assert text == result
 
 
 class Unneeded:

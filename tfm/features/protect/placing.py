@@ -130,7 +130,9 @@ def _space(neighbor: str, in_source: str, attached: str, *, is_exact: bool) -> s
     return "" if has_none and not neighbor.isalnum() else " "
 
 
-def place(source: str, cuts: Sequence[Cut], target: str, links: Sequence[Link]) -> list[int]:
+def place(
+    source: str, cuts: Sequence[Cut], target: str, links: Sequence[Link], start: int = 0
+) -> list[int]:
     """Return the number of characters of a translation before each span.
 
     A span goes between words where most of what is before it in the source, and least of what is
@@ -142,10 +144,11 @@ def place(source: str, cuts: Sequence[Cut], target: str, links: Sequence[Link]) 
         cuts: The spans.
         target: Its translation.
         links: Spans of units of both that are linked.
+        start: The number of characters of the translation before which no span may be.
     """
     starts, spans = [start for start, _ in units(source)], units(target)
     target_starts, ends = [start for start, _ in spans], [0, *(end for _, end in spans)]
-    gaps = _gaps(target, spans)
+    gaps = [gap for gap in _gaps(target, spans) if ends[gap] >= start] or [len(spans)]
     linked = [(bisect_left(starts, a), bisect_left(target_starts, b)) for (a, _), (b, _) in links]
     places = []
     for cut in cuts:

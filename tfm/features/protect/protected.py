@@ -76,7 +76,8 @@ class Protected:
 
     def restored(self, output: Output, links: Sequence[Link]) -> Output:
         """Return a translation of the remaining text with the spans, given linked units of both."""
-        places = place(self.source, self.cuts, output.text, links)
+        start = _end_of(output.text, _size(self.segment.given or ""))
+        places = place(self.source, self.cuts, output.text, links, start)
         for index, size in self.forced.items():
             places[index] = _end_of(output.text, size)
         text, kept = put_back(output.text, self.cuts, places, as_written=[*self.forced])
@@ -142,8 +143,5 @@ def _size(text: str) -> int:
 
 def _end_of(text: str, size: int) -> int:
     """Return the number of characters of a text that hold this many without white space."""
-    for end, character in enumerate(text):
-        size -= not character.isspace()
-        if size < 0:
-            return end
-    return len(text)
+    ends = [end for end, character in enumerate(text, start=1) if not character.isspace()]
+    return [0, *ends][min(size, len(ends))]
