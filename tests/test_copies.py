@@ -1,7 +1,6 @@
 """Copies of training pairs in capitals, in title case, unpunctuated, with typos and masks."""
 
 import re
-
 import unicodedata
 
 import pytest
