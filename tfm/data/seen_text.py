@@ -32,7 +32,7 @@ _NEARLY = 0.8  # of the 4-grams of a line make it nearly seen
 _IDEAL_RATE, _FULL_RATE, _MAX_RATE = 0.33, 0.75, 1.25
 # 1 of N of the 4-grams are in a record. If N > 1, a line is judged by them if there are enough.
 _STEPS, _NO_GRAMS, _MIN_SAMPLED = (1, 2, 4), 1 << 32, 5
-_SAMPLE_BYTES, _NUM_SAMPLES = 1 << 14, 16  # of a text file
+_SAMPLE_BYTES, _NUM_SAMPLES = 1 << 12, 16  # of a text file
 _LINES_AT_ONCE = 1_000  # whose hashes fit into the CPU's caches
 
 Flags = npt.NDArray[np.bool_]
@@ -60,7 +60,8 @@ class SeenText:
         num_lines, num_grams = np.sum([_estimate_hashes(path) for path in chain(*texts)], axis=0)
         if num_lines > _MAX_RATE * max_bytes:
             needed = ceil(num_lines / _MAX_RATE / (1 << 20))
-            say(f"warning: to record {num_lines:,.0f} lines needs --seen-megabytes {needed}")
+            need = f"about {num_lines:,.0f} lines need --seen-megabytes {needed}"
+            say(f"warning: the training text is not recorded: {need}")
             return None
         sizes = {n: num_lines + num_grams / n for n in (*_STEPS, _NO_GRAMS)}
         step = next((n for n in _STEPS if sizes[n] <= _FULL_RATE * max_bytes), _NO_GRAMS)

@@ -208,9 +208,6 @@ def _seen(
     Without a source, theirs is taken if it had no reference. Returns None if the source is not of
     these lines, or nothing was recorded of the models.
     """
-    from tfm.features.seen.report import find_seen
-    from tfm.folders.model_folder import ModelFolder
-
     with suppress(DataError, OSError):
         record = None if models else _last_generation(runs_dir / LAST_GENERATION)
         if record is not None and source is None and record.reference is None:
@@ -218,6 +215,9 @@ def _seen(
         sources = [] if source is None else read_lines(source, "source")
         paths = [Path(each) for each in record.model] if record else []
         if len(sources) == len(texts[0]) and all(map(Path.is_dir, paths)):
+            from tfm.features.seen.report import find_seen
+            from tfm.folders.model_folder import ModelFolder
+
             try:
                 return find_seen(models or [*map(ModelFolder, paths)], sources, texts, score_clean)
             except TfmError as error:
