@@ -44,8 +44,10 @@ def grams(line: str) -> list[tuple[str, ...]]:
 
 def edited(line: str) -> str:
     """Return a line with a word replaced, left out or doubled, in capitals and unpunctuated."""
-    words = line.rstrip(".!? ").split()
-    index = random.choice((0, 1, len(words) - 1))  # far from the middle: most 4-grams stay
+    words = line.rstrip(".!? ").split() or ["-"]
+    index = random.choice((0, 1, len(words) - 1)) % len(
+        words
+    )  # far from the middle: most 4-grams stay
     words[index : index + 1] = random.choice(([], ["etwas"], [words[index]] * 2))
     return " ".join(words).upper()
 
@@ -118,7 +120,7 @@ def planted(folder: Path) -> None:
 def sides(stem: Path) -> list[list[str]]:
     """Return the lines of both sides of a text."""
     paths = [stem.with_name(f"{stem.name}.{language}") for language in ("en", "de")]
-    return [path.read_text(encoding="utf-8").splitlines() for path in paths]
+    return [path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths]
 
 
 def generated(number: int, generator: np.random.Generator, words: list[str]) -> list[bytes]:

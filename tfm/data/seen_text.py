@@ -33,6 +33,7 @@ _IDEAL_RATE, _FULL_RATE, _MAX_RATE = 0.33, 0.75, 1.25
 # 1 of N of the 4-grams are in a record. If N > 1, a line is judged by them if there are enough.
 _STEPS, _NO_GRAMS, _MIN_SAMPLED = (1, 2, 4), 1 << 32, 5
 _SAMPLE_BYTES, _NUM_SAMPLES = 1 << 12, 16  # of a text file
+_ODD = np.uint64(8)  # the bit that says whether a hash is odd: lower ones are 0 in a sample
 _LINES_AT_ONCE = 1_000  # whose hashes fit into the CPU's caches
 
 Flags = npt.NDArray[np.bool_]
@@ -78,7 +79,7 @@ class SeenText:
     @classmethod
     def of_lines(cls, lines: Sequence[bytes]) -> "SeenText":
         """Return the record of a small text, which has hardly any false hits."""
-        record = cls(bits=np.zeros(1024 + 16 * sum(map(len, lines)), dtype=np.uint8))
+        record = cls(bits=np.zeros(1024 + 4 * sum(map(len, lines)), dtype=np.uint8))
         record.add(lines)
         return record
 
@@ -109,7 +110,7 @@ class SeenText:
         for start in range(0, len(lines), _LINES_AT_ONCE):
             of_lines, grams, _ = hash_lines(lines[start : start + _LINES_AT_ONCE])
             hashes = np.concatenate((of_lines, grams[grams % np.uint64(self.step) == 0]))
-            is_odd = _is_odd(hashes)
+            is_odd = hashes & _ODD > 0
             for half in (hashes[is_odd], hashes[~is_odd]):  # which set the same bit in a byte
                 for bits, places in self._places(half):
                     self.bits[places] = self.bits.take(places) | bits
@@ -136,17 +137,11 @@ class SeenText:
     def _places(self, hashes: Hashes) -> Iterator[tuple[npt.NDArray[np.uint8], Hashes]]:
         """Yield [N] bits of hashes, and [N] the bytes that have them, for each function."""
         half, size = np.uint64(32), np.uint64(len(self.bits))
-        bits = np.where(_is_odd(hashes), 16, 1).astype(np.uint8)
+        bits = np.where(hashes & _ODD, 16, 1).astype(np.uint8)
         distances = (hashes >> np.uint64(7)) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
         for number in range(4):
             yield bits << np.uint8(number), ((hashes >> half) * size >> half).view(np.int64)
             hashes = hashes + distances
-
-
-def _is_odd(hashes: Hashes) -> Flags:
-    """Return whether numbers are odd after three bits, which are 0 in a sample."""
-    is_odd: Flags = hashes & np.uint64(8) > 0
-    return is_odd
 
 
 def _estimate_hashes(path: Path) -> tuple[float, float]:
