@@ -269,7 +269,7 @@ def test_files_of_others_are_not_replaced(dataset, tmp_path):
 
 
 def test_generate_translates_a_set_and_score_knows_all_its_references(
-    dataset, trained_run, tmp_path, monkeypatch
+    dataset, mirror, trained_run, tmp_path, monkeypatch
 ):
     dataset("sgm14/two")
     monkeypatch.chdir(tmp_path)
@@ -283,7 +283,10 @@ def test_generate_translates_a_set_and_score_knows_all_its_references(
         "sgm14_two.de",
         "sgm14_two.2.de",
     ]
-    assert "nrefs:2" in tfm.score("out.de").scores[0].signature
+    scores = tfm.score("out.de").scores
+    assert "nrefs:2" in scores[0].signature
+    # The languages are those of the last generation.
+    assert tfm.score("out.de", test_set="sgm14/two", mirror=str(mirror)).scores == scores
     with pytest.raises(DataError, match="no wmt24 split; it has sgm14_two: give text"):
         tfm.generate(model, split="wmt24", device="cpu")
     with pytest.raises(UsageError, match="belongs to a dataset"):
