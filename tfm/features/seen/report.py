@@ -68,6 +68,30 @@ def find_seen(
     Raises:
         DataError: A record is of another format.
     """
+    found = _find_records(models)
+    records = [record for record in found.values() if record is not None]
+    if not records:
+        return None
+    exact_source, source = _look_up(records, [sources])
+    exact_target, target = _look_up(records, texts[1:])
+    sides = {"sources": (exact_source, source), "targets": (exact_target, target)}
+    sides["pairs"] = (exact_source & exact_target, source & target)
+    hypotheses, *references = [[*compress(lines, ~(source | target))] for lines in texts]
+    return SeenReport(
+        datasets={
+            name: None if each is None else each.false_hits() for name, each in found.items()
+        },
+        seen={
+            name: {"exactly": int(exactly.sum()), "nearly": int((seen & ~exactly).sum())}
+            for name, (exactly, seen) in sides.items()
+        },
+        num_clean=len(hypotheses),
+        clean_scores=score(hypotheses, references) if 0 < len(hypotheses) < len(sources) else [],
+    )
+
+
+def _find_records(models: Sequence[ModelFolder]) -> dict[str, SeenText | None]:
+    """Return the record of each dataset that models and their origins learned from, by its name."""
     found: dict[tuple[str, str | None], SeenText | None] = {}
     pending = [each for model in models for each in reversed(model.lineage())]
     for model in pending:  # which grows by those that wrote some of the text
@@ -76,28 +100,10 @@ def find_seen(
             found[key] = record = _find_record(model)
             origins = () if record is None else record.origins
             pending += [from_table(Ancestor, each) for each in origins]
-    records = [record for record in found.values() if record is not None]
-    if not records:
-        return None
-    datasets: dict[str, float | None] = {}
+    named: dict[str, SeenText | None] = {}
     for (name, _), record in found.items():
-        label = f"{name}, other text" if name in datasets else name
-        datasets[label] = None if record is None else record.false_hits()
-    exact_source, source = _look_up(records, [sources])
-    exact_target, target = _look_up(records, texts[1:])
-    sides = {"sources": (exact_source, source), "targets": (exact_target, target)}
-    sides["pairs"] = (exact_source & exact_target, source & target)
-    seen = {
-        side: {"exactly": int(exact.sum()), "nearly": int((found & ~exact).sum())}
-        for side, (exact, found) in sides.items()
-    }
-    hypotheses, *references = [[*compress(lines, ~(source | target))] for lines in texts]
-    return SeenReport(
-        datasets=datasets,
-        seen=seen,
-        num_clean=len(hypotheses),
-        clean_scores=score(hypotheses, references) if 0 < len(hypotheses) < len(sources) else [],
-    )
+        named[f"{name}, other text" if name in named else name] = record
+    return named
 
 
 def _find_record(model: Ancestor) -> SeenText | None:
@@ -109,6 +115,6 @@ def _find_record(model: Ancestor) -> SeenText | None:
 
 def _look_up(records: Sequence[SeenText], texts: Sequence[Sequence[str]]) -> list[Flags]:
     """Return [N] which lines of any text are in any record exactly, and which exactly or nearly."""
-    lines = [[line.encode() for line in text] for text in texts]
+    lines = [[line.encode(errors="ignore") for line in text] for text in texts]
     found = [record.look_up(text) for record in records for text in lines]
     return [np.any(flags, axis=0) for flags in zip(*found, strict=True)]
