@@ -118,6 +118,23 @@ def test_a_phrase_follows_the_marks_that_need_a_space_only_after_a_space(
     assert set(needed.following(progress)) == (firsts if is_joined else with_space)
 
 
+@pytest.mark.parametrize("phrase", ["ძაღლი", "Ċelvēks"])
+def test_a_phrase_that_begins_with_bytes_follows_a_word_only_after_a_space(vocabulary, phrase):
+    model = vocabulary.target
+    encoded = PhraseEncoder(vocabulary).encode((phrase,), (phrase,))
+    needed = RequiredPhrases([encoded], list(map(Edges.of, model.surfaces())))
+    progress = needed.start()
+    for token in model.encode(["Ein Hund"])[0]:
+        progress = needed.advanced(progress, token)
+    firsts = [model.surfaces()[token][:1] for token in needed.following(progress)]
+    assert firsts == [b" "]
+
+
+def test_a_phrase_in_bytes_ends_where_no_letter_follows(has):
+    assert has("Ein ძაღლი läuft.", "ძაღლი")
+    assert not has("Ein ძაღლიx läuft.", "ძაღლი")
+
+
 def test_a_word_that_the_vocabulary_lacks_cannot_be_spelled():
     content = word_model(["<pad>", "<s>", "</s>", "<unk>", "ein", "Hund"])
     model = SubwordModel(content, origin=Path("words"))

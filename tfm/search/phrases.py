@@ -96,6 +96,8 @@ class PhraseEncoder:
         """Return the spellings after a space, if the script has spaces, and without a space."""
         spaced = self._spaced(text)
         joined = self._joined(text, spaced)
+        if IN_WORD.match(text) and joined and _is_partial(self._surfaces[joined[0]]):
+            joined = ()  # the first byte of a letter does not show that it would continue a word
         is_unspaced = _LETTER.match(text) and not IN_WORD.match(text)
         found = [joined or spaced] if is_unspaced else [spaced, joined]
         return tuple(filter(None, dict.fromkeys(found)))
@@ -115,6 +117,11 @@ class PhraseEncoder:
                 yield whole[len(before) :]
 
 
+def _is_partial(surface: bytes) -> bool:
+    """Return whether a text is a single byte of a character."""
+    return len(surface) == 1 and surface >= b"\x80"
+
+
 class Edges(NamedTuple):
     """What the text of a token begins and ends with."""
 
@@ -132,7 +139,7 @@ class Edges(NamedTuple):
         last = surface[-_MAX_CHARACTER_BYTES:].decode(errors="replace")[-1:]
         return cls(
             bool(IN_WORD.match(first)),
-            bool(IN_WORD.match(last)),
+            bool(IN_WORD.match(last)) or _is_partial(surface),
             b"\x80" <= surface[:1] < b"\xc0" or bool(_MARK.match(first)),
             bool(_LETTER.search(surface.decode(errors="replace"))),
             last != "" and last in SENTENCE_MARKS,

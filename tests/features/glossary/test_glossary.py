@@ -78,6 +78,8 @@ def test_the_first_letter_of_a_sentence_is_that_of_its_language(sources_in):
     assert [sources_in("ılık\twarm", text, "tur") for text in ("Ilık", "İlık")] == [["ılık"], []]
     assert capitalized("iyi gün", "tr") == "İyi gün"
     assert capitalized("iyi gün", "de") == "Iyi gün"
+    for same in ("https://a.b", "www.a.b c", "me@a.b", "a_b", "read.me"):
+        assert capitalized(same, "de") == same
     assert [capitalized(each, "de") for each in ("iPhone", "ß", "ein NATO-Rat", "1a", "")] == [
         *("iPhone", "ß", "Ein NATO-Rat", "1a", "")
     ]
@@ -139,6 +141,16 @@ def test_segments_require_translations_with_their_form_at_the_start(write):
     assert required("A dog.  dog") == (RequiredText((hund,), (upper,)),) * 2
     assert required("a dog, snow") == (RequiredText((hund,), (hund,)), schnee)
     assert required("A cat") == ()
+
+
+def test_the_first_word_is_capitalized_in_the_language_of_the_tag(write):
+    tags = ("<2de>", "<2tr>")
+    step = Glossary(write("drug\tilaç"), source="en", target="de+tr", tags=tags)
+    for tag, expected in zip(tags, ("Ilaç", "İlaç"), strict=True):
+        [segment], state = step.before(Segment(1, f"{tag} Drug"))
+        assert segment.required == (RequiredText(("ilaç",), (expected,)),)
+        [[checked]] = step.after([state], [[Output(expected, score=-1.0, log_prob=-1.0)]])
+        assert checked.missing_terms is None
 
 
 def test_text_without_terms_passes_unchanged(write):
@@ -216,6 +228,10 @@ def test_a_prefix_and_a_whole_text_keep_the_terms(translator, glossary):
     found = translator.translate_text(text, glossary=glossary)
     assert "Mütze" in found
     assert "Montag" in found
+    html = "<p>A <b>red hat</b> for {name}</p>"
+    found = translator.translate_text(html, format="html", glossary={"hat": "Mütze"})
+    assert "Mütze" in found
+    assert "{name}" in found
 
 
 def test_an_ensemble_and_alignments_work_with_a_glossary(run, trained_run, glossary, write):

@@ -16,6 +16,7 @@ _TURKIC = ("az", "tr")  # whose i has a dot in upper case, too
 _PATTERN_SECONDS = 1.0
 _MAX_QUOTED = 40
 _OPENING = r"[\p{P}\p{S}\s]*"
+_NO_WORD = regex.compile(r"[/@_\\]|[.:]\w")
 _STARTS = regex.compile(rf"(?:^|[{SENTENCE_MARKS}][\p{{Pe}}\p{{Pf}}\"']*\s){_OPENING}")
 
 
@@ -123,9 +124,9 @@ def sentence_starts(text: str) -> set[int]:
 
 
 def capitalized(text: str, language: str) -> str:
-    """Return a text as the first word of a sentence; words such as iPhone keep their case."""
+    """Return a text as the first word of a sentence; iPhone, addresses and the like keep theirs."""
     first, *_ = text.split(" ", 1)
-    if text[1 : len(first)] != text[1 : len(first)].lower():
+    if text[1 : len(first)] != text[1 : len(first)].lower() or _NO_WORD.search(first):
         return text
     if text.startswith("i") and base_language(language) in _TURKIC:
         return f"İ{text[1:]}"
