@@ -49,11 +49,17 @@ def test_the_head_that_aligns_is_chosen():
     assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
 
 
-def test_without_validation_text_the_last_layer_but_one_is_used(make_model, monkeypatch, capsys):
-    folder = ModelFolder(make_model())  # two layers of two heads
+@pytest.mark.parametrize(
+    ("num_layers", "names"),
+    [(1, "1.1, 1.2"), (2, "1.1, 1.2, 2.1, 2.2"), (3, "2.1, 2.2, 3.1, 3.2"), (4, "3.1, 3.2")],
+)
+def test_without_validation_text_late_layers_are_used(
+    make_model, monkeypatch, capsys, num_layers, names
+):
+    folder = ModelFolder(make_model(num_decoder_layers=num_layers))  # of two heads
     monkeypatch.setattr(heads, "_validation_text", lambda _: ([], []))
-    assert load_aligner(folder, "cpu").heads == [0, 1]
-    assert "1.1, 1.2 (layer.head), the default" in capsys.readouterr().err
+    assert len(load_aligner(folder, "cpu").heads) == names.count(".")
+    assert f"heads {names} (layer.head), the default" in capsys.readouterr().err
     assert not (folder.path / ALIGNMENT).exists()
 
 

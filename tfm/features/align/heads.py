@@ -23,6 +23,7 @@ FORMAT = 1
 Integers = npt.NDArray[np.int64]
 
 _VALIDATION_LINES = 500
+_FEW_LAYERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
 
     They are chosen on the validation text of its dataset, and recorded in the folder, if it can be
     written to. Without that text, these are the heads of the last decoder layer but one, as in
-    Garg et al. (2019, §4.1), or of the only layer.
+    Garg et al. (2019, §4.1), and of a model of few layers also those of the last one.
 
     Raises:
         CheckpointError: The folder has no valid model, or its model has diverged.
@@ -60,8 +61,9 @@ def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
         heads = [*chosen.heads]
         origin = f"chosen on {chosen.num_lines:,} validation lines"
     else:
-        layer = max(0, config.num_decoder_layers - 2)
-        heads = [*range(layer * num_heads, (layer + 1) * num_heads)]
+        num_layers = config.num_decoder_layers
+        end = num_layers - (num_layers > _FEW_LAYERS)
+        heads = [*range(max(0, num_layers - 2) * num_heads, end * num_heads)]
         origin = "the default, because its dataset has no validation text"
     names = ", ".join(f"{head // num_heads + 1}.{head % num_heads + 1}" for head in heads)
     say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
