@@ -227,3 +227,12 @@ def test_a_word_that_goes_on_is_another_word():
     assert progress_of(needed, [B, A]).is_complete
     assert not progress_of(needed, [B, A, C]).is_complete
     assert progress_of(needed, [A, C, A]).is_complete
+
+
+def test_states_that_are_forgotten_are_found_again(monkeypatch):
+    chance = random.Random(2)
+    phrases = [(A, B), (B, A), (A,)]
+    outputs = [chance.choices(WORDS, k=12) for _ in range(20)]
+    expected = [progress_of(required(*phrases), each).contents for each in outputs]
+    monkeypatch.setattr("tfm.search.phrases._MAX_STATES", 3)
+    assert [progress_of(required(*phrases), each).contents for each in outputs] == expected

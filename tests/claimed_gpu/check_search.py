@@ -10,7 +10,7 @@ from claimed_gpu.emulation import emulated_gpu
 
 from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError
-from tfm.features.align.alignment import load_aligner
+from tfm.features.align.heads import load_aligner
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.cache import DecoderCache
 
@@ -65,6 +65,7 @@ def problems(
         (1.5, {"num_groups": 2}, {}),
         (1.35, {"no_repeat_ngram": 2, "min_length": 5}, {}),
         (1.6, {"prefixes": PREFIXES}, {}),
+        (MAX_WAITS, {"glossary": {"seven": "sieben", "house": "Haus|Haeuser"}}, {}),
         (1.5, {"search": "sample", "n_best": 2, "top_k": 5}, {}),
         (1.2, {"search": "sample", "top_p": 0.9}, {}),
         (3, {"search": "exact", "node_limit": 20}, {}),

@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 Tokens = tuple[int, ...]
 
 _MAX_CHARACTER_BYTES = 4  # of UTF-8
-_MAX_STATES = 500  # that an automaton keeps for further sentences
+_MAX_STATES = 300  # that an automaton keeps
 # The pieces of a phrase without a space before it are those after one of these.
 _BEFORE = ("(", "„", "«", '"', "。", "-")
 _NEEDS_SPACE = ".,;:!?…)]}%"  # after these, the words of a script with spaces
@@ -225,13 +225,13 @@ class _Automaton:
         self._states: dict[_Contents, Progress] = {}
 
     def start(self) -> Progress:
-        """Return the state without tokens, after forgetting states if there are many."""
-        if len(self._states) > _MAX_STATES:
-            self._states = {}
+        """Return the state without tokens."""
         return self._state(_Contents())
 
     def _state(self, contents: _Contents) -> Progress:
         if contents not in self._states:
+            if len(self._states) >= _MAX_STATES:
+                self._states = {}
             self._states[contents] = self._new_state(contents)
         return self._states[contents]
 
@@ -295,7 +295,7 @@ class _Automaton:
 
 
 # Sentences whose phrases are alike in the numbers of their tokens share it.
-_automaton = lru_cache(maxsize=256)(_Automaton)
+_automaton = lru_cache(maxsize=128)(_Automaton)
 
 
 class RequiredPhrases:
