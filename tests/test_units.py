@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.data.units import units
+from tfm.data.units import blanked, units
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_white_space_alone_is_between_units(text):
     ends = [0, *(end for _, end in units(text))]
     starts = [*(start for start, _ in units(text)), len(text)]
     assert not "".join(text[a:b] for a, b in zip(ends, starts, strict=True)).strip()
+
+
+def test_blanked_text_keeps_its_white_space_and_the_places_of_all_other_text():
+    found = blanked("see {a b}, <x> 中{c}", [(4, 9), (17, 20)])
+    assert found == "see \u200b\u200b \u200b\u200b, <x> 中\u200b\u200b\u200b"
+    assert blanked("", []) == ""

@@ -1,12 +1,11 @@
 """The units of a text: words, and characters of the scripts that have no spaces between words."""
 
+import re
 from collections.abc import Sequence
 
 import regex
 
 Span = tuple[int, int]  # start and end, in characters
-
-_INVISIBLE = "\u200b"
 
 # Scripts whose words no space separates.
 _UNSPACED = (
@@ -39,6 +38,5 @@ def units(text: str) -> list[Span]:
 def blanked(text: str, spans: Sequence[Span]) -> str:
     """Return a text with an invisible character for each character of spans, but white space."""
     for start, end in spans:
-        blank = "".join(each if each.isspace() else _INVISIBLE for each in text[start:end])
-        text = text[:start] + blank + text[end:]
+        text = text[:start] + re.sub(r"\S", "\u200b", text[start:end]) + text[end:]
     return text
