@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -137,8 +138,10 @@ def emulated_gpu() -> Iterator[Emulation]:
         return torch.no_grad() if mode else nullcontext()
 
     swaps = patch("torch.__future__.get_swap_module_params_on_conversion", lambda: True)
+    # On a GPU, weights move without being swapped, and keep weak references to them.
+    weak = patch("torch.utils.weakref", SimpleNamespace(getweakrefs=lambda _: ()))
     no_inference_mode = patch("torch.inference_mode", without_gradient)
-    with claimed_gpu(Mark), swaps, no_inference_mode, emulation:  # tied weights stay tied
+    with claimed_gpu(Mark), swaps, weak, no_inference_mode, emulation:  # tied weights stay tied
         yield emulation
 
 
