@@ -39,10 +39,11 @@ def constrained_search(
     """Find the n best outputs of sentences that contain phrases.
 
     Candidates are the most probable continuations, the best of each hypothesis, and each token that
-    continues or begins a missing phrase. One is dropped if as many as the beam was set to hold are
-    more probable and have at least as many tokens of phrases. A hypothesis that breaks off a phrase
-    loses its tokens. Only one that contains all phrases ends. A sentence is finished when as many
-    have ended as the beam was set to hold, at least `_MIN_ENDED`, or none can enter its n best.
+    continues or begins a missing phrase. One is dropped if as many as the beam was set to hold (at
+    least `_MIN_BEGINNINGS` if it has no token of a phrase) are more probable and have at least as
+    many tokens of phrases. A hypothesis that breaks off a phrase loses its tokens. Only one that
+    contains all phrases ends. A sentence is finished when as many have ended as the beam was set to
+    hold, at least `_MIN_ENDED`, or none can enter its n best.
 
     Args:
         hypotheses: The first hypothesis of each sentence.
