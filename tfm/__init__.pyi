@@ -819,6 +819,14 @@ def evaluate(
     page: StrPath | None = ...,
     mirror: StrPath | None = ...,
     gpus: StrPath | None = ...,
+    lowercase: bool | None = ...,
+    tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
+    chrf_word_order: int | None = ...,
+    metric_command: StrPath | None = ...,
+    normalize_punctuation: bool | None = ...,
+    split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
+    bootstrap_samples: int | None = ...,
+    bootstrap_seed: int | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
@@ -832,7 +840,6 @@ def evaluate(
     ban: StrPath | None = ...,
     n_best: int | None = ...,
     mbr: Literal['chrf', 'bleu', 'command'] | None = ...,
-    metric_command: StrPath | None = ...,
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
@@ -851,13 +858,6 @@ def evaluate(
     precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
-    lowercase: bool | None = ...,
-    tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
-    chrf_word_order: int | None = ...,
-    normalize_punctuation: bool | None = ...,
-    split_compounds: Literal['auto', 'yes', 'no'] | None = ...,
-    bootstrap_samples: int | None = ...,
-    bootstrap_seed: int | None = ...,
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
@@ -874,6 +874,14 @@ def evaluate(
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
+        lowercase: Ignore case; TER always ignores it.
+        tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
+        chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
+        metric_command: Also score by a program, which reads source, translation, reference (TSV) and prints a number.
+        normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
+        split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
+        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
+        bootstrap_seed: Random seed of the paired bootstrap test.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
@@ -886,7 +894,6 @@ def evaluate(
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
         mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.
-        metric_command: With --mbr command: a program, which reads source and two candidates (TSV) and prints a number.
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
@@ -905,13 +912,6 @@ def evaluate(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-        lowercase: Ignore case; TER always ignores it.
-        tokenize: Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, 13a for others.
-        chrf_word_order: Longest word n-gram of chrF; 2 computes chrF++.
-        normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
-        split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
-        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
-        bootstrap_seed: Random seed of the paired bootstrap test.
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no such test set.

@@ -28,10 +28,10 @@ _DIGITS = 12  # of a checksum in a file name
 
 
 @command(
+    ScoreConfig,
     StepsConfig,
     SearchConfig,
     InferenceConfig,
-    ScoreConfig,
     without=("format", "document", "align", "align_reverse"),
 )
 def evaluate(
@@ -63,7 +63,7 @@ def evaluate(
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
-        **settings: Settings of [steps], [search], [inference] and [score].
+        **settings: Settings of [score], [steps], [search] and [inference].
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no such test set.
@@ -82,6 +82,8 @@ def evaluate(
         paper=False,
         has_baseline=True,
     )
+    if settings["search"].get("mbr") != "command":  # then the program only scores
+        settings["search"].pop("metric_command", None)
     config = settings_from(ScoreConfig, settings["score"])
     check_settings(metrics, config)
     paths = models or (newest_run(RUNS_ROOT),)

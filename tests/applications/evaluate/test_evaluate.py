@@ -103,6 +103,15 @@ def test_translations_and_scores_are_those_of_generate_and_score(models):
     assert [(s.label, s.value) for s in found] == [(s.label, s.value) for s in scores]
 
 
+def test_a_program_scores_and_chooses_only_if_that_is_asked(models):
+    of_source = "awk -F'\\t' '{print length($1); fflush()}'"
+    [test] = tfm.evaluate(models, on="test", metric_command=of_source, **FAST).sets
+    mean = sum(len(line.encode()) for line in lines_of("news.en")) / test.num_lines
+    for scores in test.scores.values():
+        assert [score.name for score in scores] == ["bleu", "chrf", "command"]
+        assert scores[-1].value == pytest.approx(mean, rel=1e-4)
+
+
 def test_only_what_has_changed_is_translated_again(models, translated):
     given = {"on": ["test", "news.en:news.de"], **FAST}
     first = tfm.evaluate(models, **given)
