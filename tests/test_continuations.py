@@ -158,3 +158,18 @@ def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size):
         found = best_of(logits, log_probs, rows, 1)
         assert_best(found, expected, vocab_size=vocab_size, size=1)
         assert [each.shape for each in found] == 3 * [(num_sentences, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_each_hypothesis_is_continued_by_its_best_token_and_given_ones(vocab_size, dtype):
+    for seed in range(10):
+        logits, log_probs, rows = new_case(seed, vocab_size, dtype=dtype, inactive=True)
+        given = torch.randint(vocab_size, (len(rows), 3))
+        expected = every_total(logits, log_probs, rows).view(log_probs.numel(), -1)[rows]
+        next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
+        totals, tokens = next_tokens.best_and_given(log_probs, rows, given)
+        assert torch.equal(tokens[:, 1:], given)
+        same = {"rtol": 0, "atol": ROUNDING}
+        torch.testing.assert_close(totals.double(), expected.gather(1, tokens), **same)
+        torch.testing.assert_close(totals[:, 0].double(), expected.amax(dim=1), **same)
