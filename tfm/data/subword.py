@@ -33,6 +33,7 @@ _LATEST = LATEST_NORMALIZATION.version
 # These are therefore escaped, with a noncharacter that Unicode reserves for internal use.
 SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 _MAX_SHOWN = 20  # tags in a message
+_FEW_LINES = 32
 # {version of the normalization: what is escaped}
 _ESCAPED = {1: _ESCAPE + SPACE_MARK, 2: _ESCAPE + SPACE_MARK + "\u2585\t\x1f"}
 # A model of another program may name pieces that its segmentation lacks, but its outputs have: they
@@ -89,8 +90,9 @@ class SubwordModel:
         encode = self._encoder.EncodeAsIds
         ids: list[list[int]]
         try:
-            # For a list, SentencePiece starts threads, which takes longer than encoding one line.
-            ids = [encode(texts[0])] if len(texts) == 1 else encode(texts, num_threads=num_cores())
+            # Counting cores and starting threads takes longer than encoding a few lines.
+            few = len(texts) <= _FEW_LINES
+            ids = [*map(encode, texts)] if few else encode(texts, num_threads=num_cores())
         except (TypeError, RuntimeError) as error:
             broken = next(filter(_LONE_SURROGATE.search, texts), None)
             if broken is None:
