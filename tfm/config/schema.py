@@ -335,7 +335,7 @@ def check_table(
     is_settings = issubclass(kind, Settings)
     noun = "setting" if is_settings else "key"
     inside = f" in {where}" if where else ""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints_of(kind)  # type: ignore[arg-type]  # mypy says that types have no hash
     names = [item.name for item in fields(kind)]
     problems = [
         f"{places.get(name, '')}unknown {noun} {shown(name)}{inside}: "
@@ -354,6 +354,11 @@ def check_table(
         except ValueError as error:
             problems.append(f"{places.get(name, '')}{error}")
     return values, problems
+
+
+@cache  # evaluating hints takes as long as a step of a small model
+def _hints_of(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def differences(before: Table, after: Table) -> list[str]:
