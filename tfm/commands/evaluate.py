@@ -1,6 +1,5 @@
 """tfm evaluate: models and test sets → a matrix of scores with intervals and significance."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,11 +12,9 @@ from tfm.commands.generate import Models, generate
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
 from tfm.data.languages import target_language
-from tfm.data.manifest import set_split
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
-from tfm.storage.files import sha256_of
 from tfm.storage.paths import RUNS_ROOT, existing_file, new_file
 
 if TYPE_CHECKING:
@@ -140,6 +137,7 @@ def _search(model: "ModelFolder", given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Sequence[Path]:
     """Return source and references: given files, a split of the model's dataset, or a named set."""
+    from tfm.data.manifest import set_split
     from tfm.data.sources import Downloads
     from tfm.data.test_sets import NamedSet, write_set
     from tfm.folders.model_folder import NoSplitError
@@ -169,11 +167,16 @@ def _translated(
 
     The name has a checksum of the model, the text, settings and the files that these name.
     """
+    # Imported late, as all that tfm --help does not need.
+    from hashlib import sha256
+
+    from tfm.storage.files import sha256_of
+
     files = [source, settings["steps"].get("glossary"), settings["search"].get("ban")]
     contents = [sha256_of(existing_file(Path(path))) for path in files if path is not None]
     others = [contents, search, settings["steps"], settings["inference"]]
     inputs = json.dumps([__version__, model.fingerprint, *others], sort_keys=True)
-    digest = hashlib.sha256(inputs.encode()).hexdigest()[:_DIGITS]
+    digest = sha256(inputs.encode()).hexdigest()[:_DIGITS]
     path = out / f"{source.stem}.{model.path.resolve().name}.{digest}.txt"
     if not path.exists():
         given = settings["steps"] | settings["search"] | settings["inference"]

@@ -16,14 +16,15 @@ Hashes = npt.NDArray[np.uint64]
 
 _ORDER = 4  # tokens of an n-gram
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
-_SEPARATOR, _LETTER, _TOKEN, _IGNORED = range(4)
+_SEPARATOR, _LETTER, _TOKEN, _IGNORED, _UNKNOWN = range(5)
 _KINDS = {"L": _LETTER, "N": _LETTER, "M": _LETTER, "Cf": _IGNORED}  # by Unicode's category
+_HAN = 0x20000  # from here on, all letters are Han
 _LAST = 0x3FFFF  # stands for all later characters, which are no letters
 # Scripts without spaces between words: Thai to Burmese, Khmer, Tai, kana and Han.
 _UNSPACED = (
     *((0xE00, 0x10A0), (0x1780, 0x1800), (0x1950, 0x19E0), (0x1A20, 0x1AB0), (0x3005, 0x3008)),
     *((0x3040, 0x3100), (0x31F0, 0x3200), (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xA9E0, 0xAA00)),
-    *((0xAA60, 0xAAE0), (0xF900, 0xFB00), (0x20000, _LAST)),
+    *((0xAA60, 0xAAE0), (0xF900, 0xFB00), (_HAN, _LAST)),
 )
 _TAG = re.compile(rb"^(?:<[\w-]{1,30}>|>>[\w-]{1,30}<<) ", re.MULTILINE)
 
@@ -38,15 +39,14 @@ def hash_lines(lines: Sequence[bytes]) -> tuple[Hashes, Hashes, npt.NDArray[np.i
         tokens; and [G] the number of the line of each.
     """
     text = _composed(b"\n".join(lines)).encode("utf-32-le")
-    codes = np.frombuffer(text, dtype="<u4").astype(np.intp)
-    all_kinds, letters = _tables()
-    kinds = all_kinds.take(codes, mode="clip")
+    codes = np.minimum(np.frombuffer(text, dtype="<u4"), _LAST).astype(np.intp)
+    kinds, letters = _kinds(codes), _tables()[1]
     if (is_ignored := kinds == _IGNORED).any():
         codes, kinds = codes[~is_ignored], kinds[~is_ignored]
     begins, is_token = kinds != _SEPARATOR, kinds == _TOKEN
     begins[1:] &= ~begins[:-1] | is_token[1:] | is_token[:-1]  # the right side is computed first
     starts = np.flatnonzero(begins)
-    sums, inverses = _polynomial(letters.take(codes, mode="clip"))
+    sums, inverses = _polynomial(letters[codes])
     tokens = _mixed(np.diff(sums[np.append(starts, len(codes))]) * inverses[starts])
     ends = np.searchsorted(starts, np.flatnonzero(codes == ord("\n")))
     bounds = np.concatenate(([0], ends, [len(tokens)]))
@@ -100,15 +100,37 @@ def _mixed(values: npt.NDArray[Any]) -> Hashes:
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-    """Return the kind of each character, and a random number for each letter in lower case."""
-    kinds = np.full(_LAST + 1, _LETTER, dtype=np.uint8)  # the last ones are Han
-    lower = np.arange(_LAST + 1)
-    categories = list(map(unicodedata.category, map(chr, range(0x20000))))
-    kinds[: len(categories)] = [_KINDS.get(each, _KINDS.get(each[0], 0)) for each in categories]
-    for code, category in enumerate(categories):
-        if category in ("Ll", "Lt", "Lu") and len(folded := chr(code).casefold()) == 1:
-            lower[code] = ord(folded)
-    for start, stop in _UNSPACED:
-        kinds[start:stop][kinds[start:stop] == _LETTER] = _TOKEN
-    kinds[_LAST] = _IGNORED
-    return kinds, np.where(kinds == _SEPARATOR, 0, _mixed(lower + 1)).astype(np.uint32)
+    """Return the kind of each character, and a random number for each letter in lower case.
+
+    They are filled as characters occur, because few of all do.
+    """
+    return np.full(_LAST + 1, _UNKNOWN, np.uint8), np.zeros(_LAST + 1, np.uint32)
+
+
+def _kinds(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+    """Return the kinds of characters, after adding those that are new to the tables."""
+    all_kinds, letters = _tables()
+    kinds = all_kinds[codes]
+    if (is_new := kinds == _UNKNOWN).any():
+        new = np.unique(codes[is_new])
+        all_kinds[new] = [*map(_kind, new.tolist())]
+        lower = np.array([*map(_lower, new.tolist())])
+        letters[new] = np.where(all_kinds[new] == _SEPARATOR, 0, _mixed(lower + 1))
+        kinds = all_kinds[codes]
+    return kinds
+
+
+def _kind(code: int) -> int:
+    if code == _LAST:
+        return _IGNORED
+    category = unicodedata.category(chr(code)) if code < _HAN else "Lo"
+    kind = _KINDS.get(category, _KINDS.get(category[0], _SEPARATOR))
+    is_unspaced = kind == _LETTER and any(start <= code < stop for start, stop in _UNSPACED)
+    return _TOKEN if is_unspaced else kind
+
+
+def _lower(code: int) -> int:
+    """Return the character that stands for all of its cases, if that is a single one."""
+    has_case = code < _HAN and unicodedata.category(chr(code)) in ("Ll", "Lt", "Lu")
+    folded = chr(code).casefold() if has_case else ""
+    return ord(folded) if len(folded) == 1 else code
