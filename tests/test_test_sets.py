@@ -204,6 +204,24 @@ def test_copies_of_a_set_are_dropped_from_training_text(mirror, tmp_path, name):
     assert left == [source for source, _ in pairs]
 
 
+def test_a_dataset_is_validated_on_sets_by_their_names(mirror, tmp_path):
+    pairs = [(f"Line {number} is new.", f"Neue Zeile {number}.") for number in range(9)]
+    options = {"train": write_pairs(tmp_path, "raw", pairs), "mirror": str(mirror)}
+    own = write_pairs(tmp_path, "own", pairs[:1])
+    tfm.prepare(
+        valid=own, valid_set=["sgm14/two"], out=tmp_path / "data", text_only=True, **options
+    )
+    for side, first, expected in (("en", pairs[0][0], SOURCE), ("de", pairs[0][1], TARGET)):
+        text = (tmp_path / "data" / f"valid.{side}").read_text(encoding="utf-8")
+        assert text.splitlines() == [first, *(" ".join(line.split()) for line in expected)]
+    again = tfm.prepare(
+        valid=own, valid_set="sgm14/two", out=tmp_path / "data", text_only=True, **options
+    )
+    assert not again.is_new
+    with pytest.raises(UsageError, match="about training text: leave out --valid-set"):
+        tfm.prepare(valid_set="sgm14", append=True, out=tmp_path / "data", **options)
+
+
 def test_translations_are_scored_against_a_set_by_its_name(mirror, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "out.de", lines(SECOND).encode())

@@ -31,6 +31,7 @@ def prepare(
     train: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
     valid: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
     test: StrPath | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Sequence[Sequence[str | os.PathLike[str]]] | None = ...,
+    valid_set: StrPath | Sequence[StrPath] | None = ...,
     test_set: StrPath | Sequence[StrPath] | None = ...,
     languages: tuple[str, str] | None = ...,
     train_trees: StrPath | Sequence[StrPath] | None = ...,
@@ -107,8 +108,9 @@ def prepare(
         train: Training text: source and target file, or one .tsv file with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
+        valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
-        languages: Language codes, if they are not the file names' suffixes.
+        languages: Language codes, unless they are the files' suffixes.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.

@@ -1,7 +1,8 @@
 """tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 
 if TYPE_CHECKING:
     from tfm.data.corpus.recipe import Recipe
+    from tfm.data.sources import Downloads
     from tfm.data.test_sets import NamedSet
     from tfm.stages.prepare import PrepareResult
 
@@ -39,6 +41,7 @@ def prepare(
     train: Texts = (),
     valid: Texts = (),
     test: Texts = (),
+    valid_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
     test_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
     languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
     train_trees: Trees = (),
@@ -73,8 +76,9 @@ def prepare(
         train: Training text: source and target file, or one .tsv file with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
+        valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
-        languages: Language codes, if they are not the file names' suffixes.
+        languages: Language codes, unless they are the files' suffixes.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.
@@ -96,13 +100,15 @@ def prepare(
         LockedFolderError: Another process writes to the dataset.
     """
     for_downloads = mirror is not None or downloads is not None or not verify or fetch_only
-    has_sets = test_set or settings["cleaning"].get("protect")
+    has_sets = valid_set or test_set or settings["cleaning"].get("protect")
     if recipe is None and not has_sets and for_downloads:
         raise UsageError(
             "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
         )
     if test_set and (append or share):
         raise UsageError("--append and --share are about training text: leave out --test-set")
+    if valid_set and append:
+        raise UsageError("--append is about training text: leave out --valid-set")
     if append and (out is None or force):
         raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
     exclusive = [bool(share), fetch_only, append]
@@ -122,6 +128,8 @@ def prepare(
 
     sets = _named_sets(test_set, chosen)
     archives = Downloads(mirror=mirror, folder=downloads, verify=verify)
+    if valid_set:
+        chosen = _validated_on(chosen, _named_sets(valid_set, chosen).values(), archives)
     if append:
         return stage.append_text(chosen, folder, settings, archives, text_only=text_only)
     return stage.prepare(
@@ -173,6 +181,17 @@ def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]"
     from tfm.data.test_sets import NamedSet
 
     return {name: NamedSet.parse(name).between(recipe.source, recipe.target) for name in names}
+
+
+def _validated_on(recipe: "Recipe", sets: "Iterable[NamedSet]", archives: "Downloads") -> "Recipe":
+    """Return a recipe with test sets, which are fetched, as further validation text."""
+    from tfm.data.corpus.texts import TextFiles
+
+    if recipe.task == "parsing":
+        raise UsageError("--valid-set is for text, not for trees: leave it out")
+    files = (map(str, each.write(archives)) for each in sets)
+    texts = [TextFiles(source=source, target=target) for source, target in files]
+    return replace(recipe, valid=(*recipe.valid, *texts))
 
 
 def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:

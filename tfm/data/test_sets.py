@@ -133,8 +133,7 @@ class NamedSet:
         from sacrebleu.utils import SACREBLEU_DIR
 
         theirs = Path(SACREBLEU_DIR, self.name, "raw")
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = downloads.folder or root / "tfm" / "test-sets"
+        folder = _folder(downloads)
         found = {}
         # Other folders belong to the caller, and may be read-only.
         is_cache = downloads.folder is None
@@ -170,6 +169,22 @@ class NamedSet:
         if len(texts) < 2 or len({text.count("\n") for text in texts}) > 1:
             raise DataError(f"{self} has texts of different lengths")
         return texts
+
+    def write(self, downloads: Downloads) -> tuple[Path, Path]:
+        """Write source and first reference beside the downloads; return the files.
+
+        Raises the errors of `fetch` and `read`.
+        """
+        texts = self.read(self.fetch(downloads))[:2]
+        stem = _folder(downloads) / str(self).replace("/", "_").replace(":", ".")
+        source, reference = write_set(texts, stem, self.languages)
+        return source, reference
+
+
+def _folder(downloads: Downloads) -> Path:
+    """Return where files of test sets are kept: by default, in the user's cache."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return downloads.folder or root / "tfm" / "test-sets"
 
 
 def write_set(texts: Sequence[str], stem: Path, languages: Sequence[str]) -> list[Path]:
