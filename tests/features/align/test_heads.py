@@ -133,7 +133,7 @@ def test_a_removed_checkpoint_is_not_created_again(model, choices):
     assert not model.exists()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.needs_bf16)])
 def test_the_aligner_shares_the_weights_of_the_search(model, precision):
     folder = ModelFolder(model)
     engine = Engine.load([folder], InferenceConfig(device="cpu", precision=precision))

@@ -308,9 +308,9 @@ def test_searches_return_each_span_once_and_other_lines_as_before(translator, se
         for each in n_best:
             for span in re.findall(SPAN, line):
                 assert each.text.count(span) == 1
-    plain = translator.search(LINES, no_protect=True, **search)
-    found = translator.search(LINES, **search)
-    assert [plain[3], plain[5]] == [found[3], found[5]]
+    others = ["seven", ""]  # by themselves, because other lines of a batch change the rounding
+    plain = translator.search(others, no_protect=True, **search)
+    assert translator.search(others, **search) == plain
 
 
 def test_models_that_copy_masks_are_given_them(translator, trained_run):
