@@ -109,7 +109,7 @@ def score(
             "--source only affects the scores of a program and of lines: add --metric-command, "
             "--worst, --per-line or --page"
         )
-    if compare and per_line is page is None:
+    if compare and per_line is None and page is None:
         raise UsageError("--compare has no effect without --per-line or --page")
     if test_set is not None and one_or_several(reference):
         raise UsageError("--test-set has its references: leave out --reference")

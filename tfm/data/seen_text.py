@@ -45,7 +45,7 @@ class SeenText:
 
     Attributes:
         bits: [B] the filter.
-        step: 1 of N of the 4-grams are in it, those whose hash is a multiple of N.
+        step: N; only 4-grams whose hash is a multiple of N are in it.
         origins: Records of the models that wrote some of the text and of their ancestors.
     """
 

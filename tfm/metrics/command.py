@@ -19,7 +19,7 @@ _MAX_QUOTED = 200  # characters of what a program printed
 
 
 class ScoredText(NamedTuple):
-    """A translation, with its source and what it is compared with; the source may be empty."""
+    """A translation with its source, which may be empty, and its reference."""
 
     source: str
     hypothesis: str

@@ -206,15 +206,15 @@ class ActiveHypotheses:
         )
 
     def best_and_given(self, size: int, given: Array) -> tuple[Continuations, Array, Array]:
-        """Run the model; return best continuations, and those of active hypotheses by some tokens.
+        """Run the model; return the best continuations, and the continuations by given tokens.
 
         Args:
             size: The maximum number of best continuations of a sentence.
             given: [R, N] tokens for each of the hypotheses in `rows`.
 
         Returns:
-            The best continuations [B, K'] of sentences; and the total log probabilities [R, 1 + N]
-            of each active hypothesis with its best token and those that are given, and these.
+            The best continuations [B, K'] of sentences; the total log probabilities [R, 1 + N] of
+            each active hypothesis with its best token and the given ones; and these tokens.
         """
         on_device = self.to_device(given)
         *best, totals, tokens = _to_host(

@@ -306,7 +306,7 @@ class RequiredPhrases:
 
     Args:
         phrases: The phrases.
-        edges: [V] those of all tokens.
+        edges: [V] the edges of all tokens.
     """
 
     def __init__(self, phrases: Iterable[Phrase], edges: Sequence[Edges]) -> None:

@@ -25,7 +25,7 @@ class Row:
     change: Change | None = None
     sources: Sequence[str] = ()
     has_references: bool = True
-    limits: Mapping[str, float] = field(default_factory=dict)  # unlike those of other rows
+    limits: Mapping[str, float] = field(default_factory=dict)  # where they differ from other rows
 
 
 @dataclass(frozen=True, kw_only=True)

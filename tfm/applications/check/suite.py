@@ -24,7 +24,7 @@ Pairs = list[tuple[str, str]]  # sources and references
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row of a check: its measures, those beyond thresholds, and the worst translations."""
+    """A row of a check: its measures, exceeded thresholds, and the worst translations."""
 
     name: str
     about: str

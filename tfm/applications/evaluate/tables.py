@@ -29,7 +29,7 @@ class SetResult:
         num_lines: Number of its segments.
         scores: {model: its scores, in the order of the metrics}.
         outputs: {model: the file of its translations}.
-        extra: Further figures about the set, by what they are.
+        extra: Further figures about the set, by name.
     """
 
     name: str

@@ -33,7 +33,7 @@ _MAX_STEPS = 16  # of searches and glossaries, that are kept
 
 
 def _ignore(_: str) -> None:
-    """Drop a warning that quotes texts: the log is no place for those of users."""
+    """Drop a warning that quotes a user's text, which must not be in the log."""
 
 
 class ServedModel:

@@ -57,7 +57,7 @@ class Protected:
         return cls(replace(unit, source=masked), remaining, cuts, {}, masks[: len(cuts)])
 
     def unmasked(self, output: Output) -> "tuple[Protected, Output]":
-        """Return a translation without masks, and where it has those that it has once."""
+        """Return a translation without masks, and the places of the masks that it has once."""
         found = [*_pattern(self.masks).finditer(output.text)] if self.masks else []
         names = [each[0].upper() for each in found]
         text, taken = take_out(output.text, [each.span() for each in found])

@@ -125,7 +125,7 @@ def _stripped(text: str, start: int, end: int) -> Span:
 
 
 def _added(spans: Sequence[Span], more: Iterator[Span]) -> list[Span]:
-    """Return spans with those of others that have text and overlap none of them, in order."""
+    """Add the spans that are not empty and overlap none of the others; return all in order."""
     bounds = [(0, 0), *spans, (sys.maxsize, sys.maxsize)]
     new = []
     for span in more:

@@ -94,7 +94,7 @@ def _find_records(models: Sequence[ModelFolder]) -> dict[str, SeenText | None]:
     """Return the record of each dataset that models and their origins learned from, by its name."""
     found: dict[tuple[str, str | None], SeenText | None] = {}
     pending = [each for model in models for each in reversed(model.lineage())]
-    for model in pending:  # which grows by those that wrote some of the text
+    for model in pending:  # grows by the models that wrote some of the text
         key = model.data_dir or model.path, model.seen
         if key not in found:
             found[key] = record = _find_record(model)
