@@ -12,7 +12,7 @@ import pytest
 from helpers import contents, decoded, opened, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.data import text, token_parts
+from tfm.data import token_parts
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, Vocabulary
 from tfm.errors import DataError
@@ -50,7 +50,7 @@ def test_only_token_ids_of_older_data_are_removed(folder):
 def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):
     results = []
     for size, threads in ((1, 1), (30, 2), (500, 5), (10_000_000, None)):
-        monkeypatch.setattr(text, "_BLOCK_BYTES", size)
+        monkeypatch.setattr("tfm.text.lines._BLOCK_BYTES", size)
         binarize(folder, BinarizeConfig(threads=threads), force=True)
         results.append(contents(folder / "bin"))
     assert results[0] == results[1] == results[2] == results[3]
@@ -238,7 +238,7 @@ def test_a_dataset_without_text_or_model_says_what_to_run(tmp_path):
 
 
 def test_random_text_decodes_back_whatever_the_blocks(folder, monkeypatch):
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 900)
+    monkeypatch.setattr("tfm.text.lines._BLOCK_BYTES", 900)
     chooser = random.Random(1)
     alphabet = "abc äß\t\x1f\u2581\ufdd0\u2028\U0001f600"
 
@@ -302,7 +302,7 @@ def press_ctrl_c(folder, monkeypatch):
 
 @pytest.mark.parametrize("interrupt", [break_reading, break_encoding, press_ctrl_c])
 def test_whatever_stops_it_leaves_neither_threads_nor_files(folder, monkeypatch, interrupt):
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 30)
+    monkeypatch.setattr("tfm.text.lines._BLOCK_BYTES", 30)
     with pytest.raises(interrupt(folder, monkeypatch)):
         binarize(folder, BinarizeConfig(threads=2))
     assert not [each for each in threading.enumerate() if each.name.startswith("binarize")]

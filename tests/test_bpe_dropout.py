@@ -9,7 +9,6 @@ import sentencepiece
 from helpers import contents, opened
 
 from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
-from tfm.data import text
 from tfm.data.batching import Batcher
 from tfm.data.bpe_dropout import BpeDropout
 from tfm.data.dataset import DatasetIndex
@@ -28,7 +27,7 @@ DROPOUT = BinarizeConfig(bpe_dropout=0.2, bpe_variants=NUM_VARIANTS)
 def small_blocks():
     """Divide the text into several blocks, so that threads could mix them up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", 1000)
+        patch.setattr("tfm.text.lines._BLOCK_BYTES", 1000)
         yield
 
 
@@ -58,10 +57,10 @@ def test_runs_with_any_number_of_threads_and_other_processes_write_the_same_byte
     code = f"""
 from pathlib import Path
 from tfm.config import BinarizeConfig
-from tfm.data import text
+from tfm.text import lines
 from tfm.stages.binarize import binarize
 
-text._BLOCK_BYTES = 1000
+lines._BLOCK_BYTES = 1000
 binarize(Path({str(folder)!r}), {DROPOUT!r}, force=True)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

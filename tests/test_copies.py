@@ -8,7 +8,6 @@ import regex
 from helpers import contents, decoded
 
 from tfm.config import BinarizeConfig
-from tfm.data import text
 from tfm.data.copies import COPIES, Copier
 from tfm.data.dataset import DatasetIndex, ParallelDataset
 from tfm.data.manifest import Manifest
@@ -147,7 +146,7 @@ def test_a_tag_before_the_source_is_left_as_it_is():
 def folder(tmp_path_factory, make_dataset):
     """A dataset with copies, in several blocks of text; tests must leave it as it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", 1000)
+        patch.setattr("tfm.text.lines._BLOCK_BYTES", 1000)
         splits = {"train": PAIRS, "valid": PAIRS[:9], "test": PAIRS[:9]}
         made = make_dataset(tmp_path_factory.mktemp("data") / "x", splits, vocab_size=400)
         binarize(made, HALF)

@@ -37,7 +37,7 @@ def prepare_files(files, tmp_path):
 def test_pairs_are_kept_by_the_scores_that_generate_prints(
     trained_run, files, prepare_files, chunk_bytes, monkeypatch
 ):
-    monkeypatch.setattr("tfm.data.text._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tfm.text.lines._CHUNK_BYTES", chunk_bytes)
     plan = plan_generation(
         [trained_run], input_path=files[0], split=None, runs_dir=files[0].parent, targets=files[1]
     )

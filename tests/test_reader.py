@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tfm.data import text
 from tfm.errors import DataError
 from tfm.inference import reader
 from tfm.inference.reader import LineReader, count_lines
@@ -116,7 +115,7 @@ def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
 
 
 def test_a_long_line_is_refused_when_its_start_has_arrived(write, monkeypatch):
-    monkeypatch.setattr(text, "_MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("tfm.text.lines._MAX_LINE_BYTES", 20)
     with pytest.raises(DataError, match=r"in, line 2 has .* MiB or more: the text must have one"):
         read(write("in", b"a\n" + b"x" * 50))
 

@@ -31,9 +31,9 @@ from tfm.commands.runs import runs
 from tfm.commands.score import score
 from tfm.commands.serve import serve
 from tfm.commands.train import train
-from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError
 from tfm.reporting import say
+from tfm.text.files import unpacked_name
 
 if TYPE_CHECKING:
     from tfm.applications.export.check import Agreement

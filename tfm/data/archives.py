@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from tfm.data.text_files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors, open_packed
 from tfm.errors import DataError
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write
+from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors, open_packed
 
 _BLOCK_BYTES = 1 << 20
 _START_BYTES = 16  # which tell how a file is compressed

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
 from tfm.data.seen_text import SeenText
-from tfm.data.text import BytesPair, in_chunks
+from tfm.text.lines import BytesPair, in_chunks
 
 RULES = (
     "not_utf8",

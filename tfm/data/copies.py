@@ -10,7 +10,7 @@ import regex
 from tfm.data.dataset import Integers
 from tfm.data.languages import SENTENCE_MARKS, base_language, target_language
 from tfm.data.masks import Masker
-from tfm.data.text import Block, BytesPair
+from tfm.text.lines import Block, BytesPair
 
 # The first letter of a word, with quotation marks or brackets before it; that of Dutch may be ij.
 _OPENING = r"(?<!\S)([\"“”„«»‹›‚‘¿¡(\[{「『（【《〈]*)"

@@ -21,8 +21,8 @@ from tfm.data.languages import (
     script_of,
     with_ascii_digits,
 )
-from tfm.data.text import BytesPair
 from tfm.errors import UsageError
+from tfm.text.lines import BytesPair
 
 if TYPE_CHECKING:
     import regex

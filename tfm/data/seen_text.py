@@ -18,10 +18,10 @@ from safetensors import safe_open
 
 from tfm.config import Table
 from tfm.data.line_hashes import Hashes, hash_lines
-from tfm.data.text import read_blocks
 from tfm.errors import DataError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write
+from tfm.text.lines import read_blocks
 
 FILE = "seen.safetensors"
 FORMAT = 1

@@ -21,10 +21,10 @@ from tfm.data.corpus.texts import (
 from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.data.manifest import SPLITS, Split
 from tfm.data.tags import untagged
-from tfm.data.text import BytesPair, read_columns, read_lines, read_pairs
-from tfm.data.text_files import unpacked_name
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
 from tfm.storage.files import read_json, sha256_of, write_json
+from tfm.text.files import unpacked_name
+from tfm.text.lines import BytesPair, read_columns, read_lines, read_pairs
 
 
 @dataclass(frozen=True, kw_only=True)

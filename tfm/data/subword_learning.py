@@ -12,10 +12,10 @@ import sentencepiece
 from tfm.config import LATEST_NORMALIZATION, SubwordConfig
 from tfm.data.background import run_in_thread
 from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, escape, escapes_of
-from tfm.data.text import read_lines
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.reporting import say
+from tfm.text.lines import read_lines
 
 _LATEST = LATEST_NORMALIZATION.version
 

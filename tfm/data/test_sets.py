@@ -23,12 +23,12 @@ from tfm.data.languages import closest
 from tfm.data.manifest import Manifest, set_split
 from tfm.data.seen_text import SeenText
 from tfm.data.sources import Downloads
-from tfm.data.text import read_lines
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.storage.paths import existing_file
+from tfm.text.lines import read_lines
 
 if TYPE_CHECKING:
     from sacrebleu.dataset.base import Dataset

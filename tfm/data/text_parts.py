@@ -14,10 +14,10 @@ from tfm.config import Table
 from tfm.config.schema import shown
 from tfm.data.cleaning import PairCounts
 from tfm.data.manifest import Manifest, part_name
-from tfm.data.text import BytesPair, read_pairs
 from tfm.errors import DataError, UsageError
 from tfm.storage.files import atomic_write, have_sizes, read_record, write_record
 from tfm.storage.lock import lock_folder
+from tfm.text.lines import BytesPair, read_pairs
 
 SHARE_RECORD = "text.json"
 _FORMAT = 1  # of the record of a share

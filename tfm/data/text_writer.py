@@ -29,7 +29,6 @@ from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import deviation_checks, pair_checks
 from tfm.data.seen_text import SeenText
 from tfm.data.sources import TextSources
-from tfm.data.text import BytesPair, in_chunks, read_lines, read_pairs
 from tfm.data.text_parts import (
     SHARE_RECORD,
     JoinedShares,
@@ -43,6 +42,7 @@ from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_text
+from tfm.text.lines import BytesPair, in_chunks, read_lines, read_pairs
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 

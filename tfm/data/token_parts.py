@@ -18,11 +18,11 @@ from tfm.data.copies import Copier
 from tfm.data.dataset import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
 from tfm.data.manifest import BINARIZE, Manifest
 from tfm.data.subword import UNK, SubwordModel, Vocabulary
-from tfm.data.text import Block, read_blocks
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, tfm_command
 from tfm.reporting import Progress
 from tfm.storage.files import atomic_write, have_sizes, read_json, write_json
+from tfm.text.lines import Block, read_blocks
 
 _NUM_SPELLED = 5  # characters that the warning about bytes names
 

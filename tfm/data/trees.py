@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfm.data.text import read_lines
 from tfm.errors import DataError
+from tfm.text.lines import read_lines
 
 TOP = "TOP"
 TRACE = "-NONE-"

@@ -10,12 +10,12 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.cleaning import Score
 from tfm.data.languages import are_same
 from tfm.data.subword import shown_tags
-from tfm.data.text import BytesPair
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Segment
+from tfm.text.lines import BytesPair
 
 
 class PairScorer:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
-from tfm.data.text_files import TextFile
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES
 from tfm.inference.steps import Segment
+from tfm.text.files import TextFile
+from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
 
 _CHUNK_CHARACTERS = 1 << 24
 MAX_DOCUMENT_BYTES = 10 << 20

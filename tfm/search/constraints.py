@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.data.subword import Vocabulary, escape
-from tfm.data.text import read_lines
 from tfm.errors import DataError
 from tfm.search.spelling import Spellings
+from tfm.text.lines import read_lines
 
 Array = npt.NDArray[Any]
 

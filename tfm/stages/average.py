@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tfm.config import AverageConfig, InferenceConfig, SearchConfig
 from tfm.data.shortlist import shortlist_files
-from tfm.data.text import read_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.features.confidence.step import MIN_LINES, fit
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
@@ -21,6 +20,7 @@ from tfm.inference.steps import Output
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
 from tfm.storage.paths import where_instead
+from tfm.text.lines import read_pairs
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
 # model improves fast, older ones make the average worse than the newest checkpoint alone.

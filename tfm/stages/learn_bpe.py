@@ -12,12 +12,12 @@ from tfm.data import subword_learning
 from tfm.data.foreign_subword import load_subword_models
 from tfm.data.manifest import Manifest
 from tfm.data.subword import SubwordModel, model_paths
-from tfm.data.text import read_lines
 from tfm.data.text_parts import lock_dataset
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.stages.dataset_runs import check_runs
 from tfm.storage.files import atomic_write, write_text
+from tfm.text.lines import read_lines
 
 STEP = "learn-bpe"
 _UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tfm.config import ScoreConfig
 from tfm.data.languages import bleu_tokenizer, name_of
 from tfm.data.manifest import GOLD
-from tfm.data.text import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
-from tfm.data.text_files import unpacked_name
 from tfm.errors import DataError, TfmError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
@@ -20,6 +18,8 @@ from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
+from tfm.text.files import unpacked_name
+from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
 
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.config import ScoreConfig
-from tfm.data.text import read_text
 from tfm.errors import DataError
 from tfm.storage.files import write_text
+from tfm.text.lines import read_text
 
 _COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
 

@@ -22,13 +22,13 @@ from tfm.data.masks import MASKS
 from tfm.data.plan import WINDOW_PAIRS
 from tfm.data.shortlist import shortlist_files
 from tfm.data.subword import Vocabulary, shown_tags
-from tfm.data.text import read_pairs
 from tfm.device.compute import choose_compute
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
 from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
+from tfm.text.lines import read_pairs
 
 
 @dataclass(frozen=True, kw_only=True)

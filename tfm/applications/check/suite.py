@@ -10,11 +10,11 @@ from tfm.applications.check.rows import ROWS, cases
 from tfm.data.languages import bleu_tokenizer
 from tfm.data.manifest import Manifest
 from tfm.data.tags import split_tag
-from tfm.data.text import read_lines, read_pairs
 from tfm.errors import DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.inference.steps import Output
 from tfm.reporting import Progress
+from tfm.text.lines import read_lines, read_pairs
 
 _NUM_WORST = 10
 

@@ -25,8 +25,8 @@ from tfm.applications.importing.foreign import (
 )
 from tfm.config.schema import shown
 from tfm.data.foreign_subword import with_vocabulary, word_model
-from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.text.lines import read_lines
 
 
 class Record:

@@ -25,9 +25,9 @@ from tfm.applications.importing.foreign import (
 from tfm.applications.importing.npz import read_arrays
 from tfm.applications.importing.yaml_lines import read_mapping
 from tfm.data.foreign_subword import pieces_by_id, with_vocabulary, word_model
-from tfm.data.text import read_lines
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.files import read_json
+from tfm.text.lines import read_lines
 
 _SETTINGS = "special:model.yml"  # an array of bytes beside the weights
 _STATES = (".optimizer.npz", ".orig.npz")  # of training

@@ -12,8 +12,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.data.text_files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors
 from tfm.errors import CheckpointError
+from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

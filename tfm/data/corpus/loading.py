@@ -32,9 +32,9 @@ from tfm.data.corpus.texts import (
 )
 from tfm.data.languages import base_language
 from tfm.data.manifest import SPLITS
-from tfm.data.text_files import unpacked_name
 from tfm.errors import UsageError, list_problems
 from tfm.reporting import say
+from tfm.text.files import unpacked_name
 
 EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
 

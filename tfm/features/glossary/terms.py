@@ -8,10 +8,10 @@ from typing import NamedTuple
 import regex
 
 from tfm.config import LATEST_NORMALIZATION
-from tfm.data.text import read_lines
 from tfm.errors import DataError
 from tfm.features.glossary.finding import Finder, Pattern
 from tfm.storage.files import sha256_of
+from tfm.text.lines import read_lines
 
 _MAX_TERMS = 100_000
 _MAX_CHARACTERS = 200

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tfm.data import text_files
-from tfm.data.text import read_lines
-from tfm.data.text_files import TextFile
 from tfm.errors import DataError, UsageError
 from tfm.inference.reader import LineReader, count_lines
 from tfm.stages import score
+from tfm.text import files as text_files
+from tfm.text.files import TextFile
+from tfm.text.lines import read_lines
 
 TEXTS = {
     "de": "Zwei Hunde spielen im Schnee.\nEin Mann mit blauem Hemd, schön — ja.\n",
@@ -91,7 +91,7 @@ def test_truncated_text_is_one_line(tmp_path, kind, size, reader):
 
 
 def test_text_that_expands_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "ALWAYS_ALLOWED_BYTES", 1 << 16)
+    monkeypatch.setattr("tfm.text.files.ALWAYS_ALLOWED_BYTES", 1 << 16)
     path = write(tmp_path, gzip.compress(b"a\n" * 1_000_000))
     with pytest.raises(DataError, match="expands to more than 100 times"):
         list(read_lines(path, strict=True))

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tfm.data.text_files import TextFile, conversion, unpacked_name
 from tfm.errors import DataError, explain_os_error
+from tfm.text.files import TextFile, conversion, unpacked_name
 
 BYTE_ORDER_MARK = "\ufeff"
 STANDARD_INPUT = "standard input"

@@ -9,9 +9,8 @@ from helpers import write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.data import text
-from tfm.data.text import read_blocks, read_lines, read_pairs
 from tfm.errors import DataError
+from tfm.text.lines import read_blocks, read_lines, read_pairs
 
 
 def read(tmp_path, content, name="text.en", *, strict=True):
@@ -48,7 +47,7 @@ def test_blocks_have_all_pairs_in_order_and_a_bounded_size(
     sides = [list(read_lines(path, strict=True)) for path in paths]
     blocks = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
+        patch.setattr("tfm.text.lines._BLOCK_BYTES", block_bytes)
         expected = (
             pytest.raises(DataError, match="lines, but")
             if len(set(map(len, sides))) > 1
@@ -116,8 +115,8 @@ def test_no_file_takes_quadratic_time(tmp_path, content):
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 1000])
 def test_a_bad_line_is_named_in_any_block(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(text, "_MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("tfm.text.lines._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("tfm.text.lines._MAX_LINE_BYTES", 20)
     with pytest.raises(DataError, match=r"text\.en, line 4 is not UTF-8 \(.* at its byte 2\)"):
         read(tmp_path, b"a\nb\n\nc\xff\nd\n")
     assert len(read(tmp_path, b"a\nb\n\nc\xff\nd\n", strict=False)) == 5

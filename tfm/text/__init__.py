@@ -1,0 +1,1 @@
+"""Text in files: what it is unpacked from, and its lines."""
