@@ -4,11 +4,14 @@ import inspect
 import re
 import shlex
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import generated
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tfm
 from tfm.cli.main import app
@@ -196,12 +199,18 @@ def test_every_link_to_a_file_or_heading_is_valid():
             assert not anchor or anchor in anchors(target), f"{path.name}: {name}#{anchor}"
 
 
-def test_nothing_advises_to_install_another_project_named_tfm():
+def test_only_packages_that_tfm_declares_are_advised_to_be_installed():
+    """Anybody may register a name that nobody has, tfm's own included."""
+    project = PROJECT["project"]
+    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    known = {canonicalize_name(Requirement(each).name) for each in declared} | {"mtdata", "triton"}
     folders = ("tfm", "benchmarks", "examples")
     sources = (path for name in folders for path in (ROOT / name).rglob("*.py"))
     for path in (*DOCUMENTS, *SCRIPTS, *sources):
-        text = path.read_text(encoding="utf-8")
-        assert re.findall(r"pip install[^\n`]*[\s'\"]tfm\b(?!-)", text) == [], path
+        for words in re.findall(r"pip install ([^\n`&#;,:)]*)", path.read_text(encoding="utf-8")):
+            names = [each for each in re.findall(r"[^\s'\"()]+", words) if each[0] not in "-./$"]
+            for name in map(canonicalize_name, (re.split(r"[\[<>=~!]", each)[0] for each in names)):
+                assert name in known, f"{path}: pip install {words}"
 
 
 def test_every_path_that_the_docs_name_exists():

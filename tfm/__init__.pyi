@@ -496,10 +496,10 @@ def export(
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
-    CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
+    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers,
     post-norm models become Marian and pre-norm ones Pegasus models (pip install
-    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
-    search (pip install "tfm-mt[onnx]"). Argos Translate and LibreTranslate install a package of the
+    ".[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
+    search (pip install ".[onnx]"). Argos Translate and LibreTranslate install a package of the
     model for CTranslate2.
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides
@@ -543,7 +543,7 @@ def import_model(
     """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
 
     A Marian model has the format of transformers, as a folder or a name on the Hugging Face Hub
-    (pip install "tfm-mt[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
+    (pip install ".[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
     zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its dict.LANG.txt,
     and its SentencePiece model if it has one. No code in a file is run.
 
@@ -1094,7 +1094,7 @@ def serve(
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
 ) -> None:
-    """Translate over HTTP (pip install "tfm-mt[serve]").
+    """Translate over HTTP (pip install ".[serve]").
 
     The protocol is LibreTranslate's, so its clients work. Requests that arrive together are
     translated together. SIGTERM stops the server after it has answered all requests.

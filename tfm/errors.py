@@ -4,7 +4,7 @@ import errno
 import shlex
 from collections.abc import Sequence
 
-DISTRIBUTION = "tfm-mt"  # the name that pip installs
+DISTRIBUTION = "tfm-mt"  # its metadata has this name, which no package index knows
 # Separates details of a message, such as a list of settings: each is printed on its own line.
 DETAIL = "\n  "
 
@@ -39,8 +39,30 @@ def tfm_command(*words: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs what an optional part of tfm needs."""
-    return f'pip install "{DISTRIBUTION}[{extra}]"'
+    """Return the command that installs the packages of an optional part of tfm.
+
+    It never has the name of tfm itself, which anybody might register in a package index. Packages
+    that are there, but too old, get their version, without which pip would leave them as they are.
+    """
+    from importlib import metadata  # here, because few commands need it
+
+    from packaging.requirements import Requirement
+
+    try:
+        declared = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:  # of a checkout that is not installed
+        declared = []
+    words = []
+    for each in declared:
+        if each.marker is None or not each.marker.evaluate({"extra": extra}):
+            continue
+        name = f"{each.name}[{','.join(sorted(each.extras))}]" if each.extras else each.name
+        is_old = any(
+            not each.specifier.contains(found.version, prereleases=True)
+            for found in metadata.distributions(name=each.name)
+        )
+        words.append(f"{name}{each.specifier}" if is_old else name)
+    return shlex.join(["pip", "install", *words]) if words else f'pip install ".[{extra}]"'
 
 
 def list_problems(problems: Sequence[str]) -> str:

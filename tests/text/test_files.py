@@ -113,7 +113,7 @@ def test_zstd_is_read(tmp_path, reader):
 def test_zstd_without_its_module_names_the_extra(tmp_path, reader, monkeypatch):
     monkeypatch.setitem(sys.modules, text_files._ZSTD, None)
     path = write(tmp_path, b"\x28\xb5\x2f\xfd" + bytes(9))
-    with pytest.raises(UsageError, match=r"zstd.*tfm-mt\[zstd\]"):
+    with pytest.raises(UsageError, match=r"zstd.*pip install backports-zstd, or"):
         READERS[reader](path)
 
 

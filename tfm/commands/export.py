@@ -39,10 +39,10 @@ def export(
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
-    CTranslate2 is a runtime without torch (pip install "tfm-mt[export]"). For transformers,
+    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers,
     post-norm models become Marian and pre-norm ones Pegasus models (pip install
-    "tfm-mt[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
-    search (pip install "tfm-mt[onnx]"). Argos Translate and LibreTranslate install a package of the
+    ".[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
+    search (pip install ".[onnx]"). Argos Translate and LibreTranslate install a package of the
     model for CTranslate2.
 
     With length penalty 0, all programs find the same translations. With other values, tfm divides

@@ -54,7 +54,7 @@ def import_model(
     """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
 
     A Marian model has the format of transformers, as a folder or a name on the Hugging Face Hub
-    (pip install "tfm-mt[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
+    (pip install ".[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
     zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its dict.LANG.txt,
     and its SentencePiece model if it has one. No code in a file is run.
 

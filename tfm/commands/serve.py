@@ -32,7 +32,7 @@ _OF_OTHER_SEARCHES = (
     without=(*_OF_REQUESTS, *_OF_OTHER_SEARCHES),
 )
 def serve(models: Models = (), **settings: Any) -> None:
-    """Translate over HTTP (pip install "tfm-mt[serve]").
+    """Translate over HTTP (pip install ".[serve]").
 
     The protocol is LibreTranslate's, so its clients work. Requests that arrive together are
     translated together. SIGTERM stops the server after it has answered all requests.

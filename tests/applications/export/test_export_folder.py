@@ -179,11 +179,11 @@ def test_an_unsupported_model_leaves_nothing(make_model, tmp_path):
 @pytest.mark.parametrize(
     ("format_", "package", "check_lines", "remedy"),
     [
-        ("ctranslate2", "ctranslate2", 0, '"tfm-mt[export]"'),
-        ("huggingface", "tokenizers", 0, '"tfm-mt[huggingface]"'),
+        ("ctranslate2", "ctranslate2", 0, "ctranslate2"),
+        ("huggingface", "tokenizers", 0, "tokenizers"),
         ("huggingface", "transformers", 3, '"transformers>=5"'),
-        ("onnx", "onnxscript", 0, '"tfm-mt[onnx]"'),
-        ("onnx", "onnxruntime", 0, '"tfm-mt[onnx]"'),
+        ("onnx", "onnxscript", 0, "onnxruntime onnxscript"),
+        ("onnx", "onnxruntime", 0, "onnxruntime onnxscript"),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(

@@ -162,7 +162,7 @@ def test_without_the_package_the_line_says_what_to_install_and_what_to_run(run, 
     assert result.returncode == 2
     assert result.stderr == (
         f"tfm: {NAME} does not exist here, and huggingface_hub, which downloads it, is not "
-        'installed: run pip install "tfm-mt[hub]", or by hand pip install huggingface_hub && hf '
+        "installed: run pip install huggingface-hub, or by hand pip install huggingface_hub && hf "
         f"download {NAME} --revision v1 --local-dir {NAME}, then tfm import {NAME}\n"
     )
 

@@ -902,7 +902,8 @@ def test_without_the_extra_a_message_says_how_to_install_it(run, trained_run, mo
     monkeypatch.delitem(sys.modules, "tfm.applications.serve.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, _, err = run("serve", trained_run)
-    message = 'tfm serve needs uvicorn, which is not installed: run pip install "tfm-mt[serve]"'
+    remedy = "pip install python-multipart starlette uvicorn"
+    message = f"tfm serve needs uvicorn, which is not installed: run {remedy}"
     assert (code, err) == (2, f"tfm: {message}\n")
 
 
