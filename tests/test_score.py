@@ -282,6 +282,33 @@ def test_a_byte_order_mark_is_scored_as_text_with_a_warning(run, files):
         assert [each["value"] for each in json.loads(out)["scores"]] == [s.value for s in expected]
 
 
+@pytest.mark.parametrize(
+    ("references", "metric", "warning"),
+    [
+        (
+            ["", "x"],
+            "bleu",
+            "2 of 3 lines are empty in some .*the most in gaps.* make bleu far too good",
+        ),
+        (["x", "", ""], "ter", "2 of 3 lines are empty in some"),
+        (["", "x"], "chrf", None),  # the best reference counts
+        ([""], "chrf", "2 of 3 lines have a translation but an empty reference"),
+        (["", ""], "exact", "2 of 3 lines have a translation but an empty reference"),
+    ],
+)
+def test_lines_without_a_reference_are_counted_in_a_warning(
+    run, files, tmp_path, references, metric, warning
+):
+    (tmp_path / "gaps").write_text("".join(f"{line}\n" for line in ("", " \t", REFERENCE[2])))
+    named = [
+        word for each in references for word in ("--reference", "reference" if each else "gaps")
+    ]
+    _, err = run.ok("--hypotheses", "hypotheses", *named, "--metric", metric)
+    warnings = [line for line in err.splitlines() if "warning: " in line]
+    assert len(warnings) == (warning is not None)
+    assert not warning or re.match(f"warning: {warning}", warnings[0])
+
+
 def test_a_byte_order_mark_before_trees_is_dropped(run, tmp_path):
     tree = "\ufeff(S (NP (PRP it)) (VP (VBZ rains)))\n"
     for name in ("test.gold", "out"):

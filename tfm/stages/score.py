@@ -31,6 +31,8 @@ Text = Path | Sequence[str]  # a file, or its lines
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 LAST_GENERATION, LAST_GENERATION_FORMAT = "last-generation.json", 1
 
+# BLEU takes the length of the closest reference, TER their mean length; chrF takes the best one.
+_CHANGED_BY_EMPTY_REFERENCES: tuple[MetricName, ...] = ("bleu", "paper-bleu", "ter", "exact")
 _MIN_SPACES = 0.02  # of the characters of text with spaces between words
 
 
@@ -139,6 +141,7 @@ def score(
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
     _handle_byte_order_marks(texts, chosen_metrics)
+    _warn_of_empty_lines(hypothesis_lines, {key: texts[key] for key in read}, chosen_metrics)
     language = language or _language_of(references[0], runs_dir)
     first, *_ = read
     if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
@@ -237,6 +240,33 @@ def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[M
                 f"warning: {name} begins with a byte order mark, which is scored as part of its "
                 "first word, as in sacreBLEU: remove it with tail -c +4"
             )
+
+
+def _warn_of_empty_lines(
+    hypotheses: Sequence[str],
+    references: Mapping[str, Sequence[str]],
+    metrics: Sequence[MetricName],
+) -> None:
+    """Warn of lines without a reference: metrics take an empty line as one without words."""
+    has_text = {name: [bool(line.strip()) for line in references[name]] for name in references}
+    numbers = [sum(flags) for flags in zip(*has_text.values(), strict=True)]
+    num_missing = sum(0 < number < len(references) for number in numbers)
+    changed = [each for each in metrics if each in _CHANGED_BY_EMPTY_REFERENCES]
+    if num_missing and changed:
+        worst = min(has_text, key=lambda name: sum(has_text[name]))
+        say(
+            f"warning: {num_missing:,} of {len(numbers):,} lines are empty in some references, "
+            f"not in all (the most in {worst}), and count as references there, which can make "
+            f"{', '.join(changed)} far too good or too bad: complete these references, or leave "
+            "them out"
+        )
+    num_alone = sum(not n and bool(h.strip()) for n, h in zip(numbers, hypotheses, strict=True))
+    if num_alone:
+        say(
+            f"warning: {num_alone:,} of {len(numbers):,} lines have a translation but an empty "
+            "reference, which distorts the scores: complete the references, or remove these lines "
+            "from all files"
+        )
 
 
 def read_hypotheses(path: Text | None) -> list[str]:
