@@ -185,8 +185,9 @@ def test_an_average_older_than_the_newest_checkpoint_is_passed_over_with_a_warni
 @pytest.mark.parametrize(
     ("losses", "metric", "chosen", "reason"),
     [
-        ({1: 2.0, 2: 1.0, 3: 3.0}, "loss", 2, "step-00000003 has a worse loss"),
-        ({1: 2.0, 2: 1.0, 3: None}, "score", 2, "step-00000003 was not validated"),
+        ({1: 2.0, 2: 1.0, 3: 3.0}, "loss", 2, "loss; step-00000003 has a worse loss"),
+        ({1: 2.0, 2: 1.0, 3: None}, "score", 2, "loss; step-00000003 was not validated"),
+        ({1: -2.0, 2: -3.0, 3: -1.0}, "score", 2, "score; step-00000003 has a worse score"),
         ({1: 2.0, 2: 1.0}, "loss", 2, None),
     ],
 )
@@ -195,7 +196,7 @@ def test_the_reason_is_given_if_another_checkpoint_than_the_newest_is_used(
 ):
     run_dir = make_run(losses, best_metric=metric)
     assert ModelFolder.open(run_dir).path == checkpoint_path(run_dir, chosen)
-    expected = f"{run_dir}: using step-{chosen:08d}, the best by validation {metric}; {reason}\n"
+    expected = f"{run_dir}: using step-{chosen:08d}, the best by validation {reason}\n"
     assert capsys.readouterr().err == (expected if reason else "")
 
 

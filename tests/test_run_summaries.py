@@ -66,6 +66,8 @@ def test_a_summary_has_step_best_validation_and_newest_speed(make_run):
     found = summarize_run(make_run("a", *lines, step=120))
     assert (found.step, found.max_steps, found.tokens_per_second) == (120, 1_000, 7.0)
     assert (found.metric, found.best, found.best_step) == ("bleu", 12.5, 60)
+    noise = summarize_run(make_run("b", validation(60, 0.2), validation(120, 1.0)))
+    assert (noise.metric, noise.best, noise.best_step) == ("loss", 2.0, 60)
 
 
 def test_runs_are_found_at_any_depth_and_through_links_but_once(make_run, tmp_path):

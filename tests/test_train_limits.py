@@ -6,9 +6,11 @@ import pytest
 from helpers import metrics_of, steps_of
 
 from tfm.errors import UsageError
+from tfm.folders.model_folder import best_first, open_checkpoints
 from tfm.stages.forecast import forecast
 from tfm.stages.train import train
 from tfm.training.loop import TrainingRun
+from tfm.training.validation import Validation
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
@@ -32,6 +34,47 @@ def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path
     assert result.step == 2 * len(found) < 100
     assert found.index(min(found)) == len(found) - 4
     assert train(data_dir, tmp_path / "run", run).step == result.step
+
+
+FALLING = [9, 8, 7, 6, 5, 4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "measured", "num_validations", "best", "ranked_by"),
+    [
+        # The loss decides while BLEU is noise, up to exactly 1; then BLEU does, also below 1.
+        ("score", {"loss": FALLING, "bleu": [0.29, 0.24, 0.08, 0.05, 1, 0.9, 0, 0]}, 8, 8, "loss"),
+        ("score", {"loss": [5, 4, 4.1, 6, 4.5, 3, 3, 3], "bleu": [0.1, 0.2] * 4}, 5, 2, "loss"),
+        ("score", {"loss": FALLING, "bleu": [0.3, 0.1, 1.01, 0.9, 0.5, 0.2, 9, 9]}, 6, 3, "score"),
+        ("score", {"loss": FALLING, "bleu": [0.3, 0.1, 1.5, 1.4, 1.3, 1.6, 1, 0]}, 8, 6, "score"),
+        ("score", {"loss": FALLING[::-1], "bleu": [2, 3, 4, 5, 6, 7, 8, 9]}, 8, 8, "score"),
+        ("loss", {"loss": FALLING[::-1], "bleu": [2, 3, 4, 5, 6, 7, 8, 9]}, 4, 1, "loss"),
+        # The scale of a command is unknown. A validation in which it failed does not count.
+        ("command", {"loss": FALLING, "command": [-2, -3, -3, -3, 0, 1, 2, 3]}, 4, 1, "command"),
+        ("command", {"loss": FALLING, "command": [0.1, 0.2, *[None] * 4, 0, 0]}, 8, 2, "command"),
+    ],
+)
+def test_the_loss_decides_on_patience_and_the_best_checkpoint_while_scores_are_noise(
+    data_dir, tiny_run, tmp_path, monkeypatch, capsys, metric, measured, num_validations, best,
+    ranked_by,
+):  # fmt: skip
+    def validate(run, _split, _model):
+        values = {name: each[run.trainer.position.step - 1] for name, each in measured.items()}
+        metrics = {name: float(each) for name, each in values.items() if each is not None}
+        return Validation(metrics={"perplexity": 1.0, **metrics})
+
+    monkeypatch.setattr(TrainingRun, "_validate_on", validate)
+    settings = {"checkpoint_steps": 1, "patience": 3, "best_metric": metric, "validation_beam": 1}
+    if metric == "command":
+        settings["metric_command"] = "cat"
+    for max_steps in (4, 8):  # a run that is resumed decides alike
+        run = tiny_run(training={**settings, "max_steps": max_steps})
+        result = train(data_dir, tmp_path / "run", run)
+    assert result.step == num_validations
+    assert best_first(open_checkpoints(tmp_path / "run"), metric)[0].info.step == best
+    assert metrics_of(tmp_path / "run", "validation")[-1]["ranked_by"] == ranked_by
+    said = f"--patience 3, 3 validations without a better {ranked_by}"
+    assert (said in capsys.readouterr().err) is (num_validations < 8)
 
 
 @pytest.mark.parametrize(("limit", "epochs"), [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)])

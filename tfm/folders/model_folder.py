@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from tfm.config import ModelConfig
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
-from tfm.folders.model_info import Ancestor, ModelInfo
+from tfm.folders.model_info import Ancestor, ModelInfo, ranking_metric
 from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
 from tfm.storage.files import intact_directory, read_json, sha256_of, write_json
@@ -119,6 +119,7 @@ class ModelFolder:
                 f"instead; make a new average with {tfm_command('average', path)}"
             )
         if chosen is not newest:
+            metric = ranking_metric(metric, chosen.info.quality(metric))
             reason = f"has a worse {metric}" if newest.info.metrics else "was not validated"
             say(
                 f"{path}: using {chosen.path.name}, the best by validation {metric}; "

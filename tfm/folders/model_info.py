@@ -43,6 +43,17 @@ class Calibration:
 
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
+MAX_NOISE = 1.0  # scores up to here depend on chance: the model has hardly learned
+
+
+def ranking_metric(metric: str, best: float | None) -> str:
+    """Return the metric that ranks models if their best `ModelInfo.quality` is this.
+
+    It is the metric itself, but the loss in place of a score that is noise so far.
+    """
+    prefix, colon, kind = metric.rpartition(":")
+    is_noise = kind == "score" and (best is None or best <= MAX_NOISE)
+    return f"{prefix}{colon}loss" if is_noise else metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +146,16 @@ class ModelInfo:
         """Return its validation score or negated loss; None if it was not measured.
 
         The metric is "loss", "score" or "command", or belongs to a further validation set:
-        "NAME:loss".
+        "NAME:loss". A score that is noise is replaced by the negated loss, which is less than any
+        other score.
         """
         prefix, colon, kind = metric.rpartition(":")
         name, sign = (SCORES[self.task] if kind == "score" else kind), (-1 if kind == "loss" else 1)
         figure = self.metrics.get(f"{prefix}{colon}{name}")
-        return None if figure is None or math.isnan(figure) else sign * figure
+        if figure is None or math.isnan(figure):
+            return None
+        by = ranking_metric(metric, figure)
+        return sign * figure if by == metric else self.quality(by)
 
     def record(self) -> dict[str, Any]:
         """Return JSON values from which `of_record` makes the same description."""

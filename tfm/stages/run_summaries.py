@@ -11,6 +11,7 @@ from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
 from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
+from tfm.folders.model_info import MAX_NOISE
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
 from tfm.storage.files import find_folders
 from tfm.storage.lock import is_locked
@@ -21,7 +22,7 @@ State = Literal["running", "damaged"] | EndState
 _STALL_MINUTES = TrainingConfig().stall_minutes  # of a run without settings
 _MAX_GAPS = 3  # lines that a run on another machine may miss
 _MAX_DRAWN = 16
-# The metrics that rank runs, the first that a run has; their names and decimals.
+# The metrics that rank runs, the first that a run has and that is no noise; names and decimals.
 _BEST: Mapping[str, Any] = {"bleu": max, "f1": max, "loss": min}
 _BEST_NAMES = {"bleu": ("BLEU", 1), "f1": ("F1", 1), "loss": ("loss", 3)}
 
@@ -200,7 +201,7 @@ def _best(validation: Sequence[Record]) -> tuple[str | None, float | None, int |
         points = [
             (each[metric], each["step"]) for each in validation if each.get(metric) is not None
         ]
-        if points:
-            value, step = best(points, key=lambda point: point[0])
+        value, step = best(points, key=lambda point: point[0], default=(None, None))
+        if value is not None and (metric == "loss" or value > MAX_NOISE):
             return metric, value, step
     return None, None, None

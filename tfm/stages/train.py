@@ -119,8 +119,8 @@ def train(
             _record_datasets(run_dir, data)
             write_text(run_dir / "config.toml", run_toml(run))
         position = training.trainer.position
-        if training.is_finished():
-            say(f"train: {run_dir} is finished at step {position.step:,}")
+        if (limit := training.limit_reached()) is not None:
+            say(f"train: {run_dir} is finished at step {position.step:,} by {limit}")
         else:
             processes = "" if group.is_alone else f", {world.size} processes"
             say(f"train: {run_dir} on {data_dir}, {compute}{processes}")

@@ -27,6 +27,7 @@ from tfm.errors import (
     UsageError,
 )
 from tfm.folders.model_folder import STATE, ModelFolder
+from tfm.folders.model_info import ranking_metric
 from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.folders.tensor_file import record_from
 from tfm.inference.steps import Step
@@ -151,7 +152,7 @@ class TrainingRun:
                 is_due = (flags.checkpoint or is_at_step) and not self._may_have_diverged
                 if is_over or is_due:
                     self._validate_and_save()
-                    is_over = is_over or self.is_finished()  # validation may exhaust the patience
+                    is_over = is_over or self._has_lost_patience()
                     if not is_over:
                         self._write_report()
                 elif flags.retry:
@@ -164,19 +165,34 @@ class TrainingRun:
 
     def is_finished(self) -> bool:
         """Return whether the run has reached its steps, epochs or patience."""
-        limits, position = self._run.training, self.trainer.position
+        return self.limit_reached() is not None
+
+    def limit_reached(self) -> str | None:
+        """Return the steps, epochs or patience that the run has reached, as a flag, or None."""
+        limits, position, state = self._run.training, self.trainer.position, self._state
         epochs_done = position.epoch - (position.examples < len(self.data.train))
-        since_best = self._state.validations_since_best
-        return not self._state.is_validation_due and (
-            position.step >= limits.max_steps
-            or epochs_done >= (limits.max_epochs or math.inf)
-            or since_best >= (limits.patience or math.inf)
-        )
+        if state.is_validation_due:
+            return None
+        if position.step >= limits.max_steps:
+            return f"--max-steps {limits.max_steps}"
+        if epochs_done >= (limits.max_epochs or math.inf):
+            return f"--max-epochs {limits.max_epochs}"
+        if state.validations_since_best >= (limits.patience or math.inf):
+            metric = ranking_metric(limits.best_metric, state.best)
+            number = limits.patience
+            return f"--patience {number}, {number} validations without a better {metric}"
+        return None
+
+    def _has_lost_patience(self) -> bool:
+        """Return whether a validation before the other limits has ended the run, and say it."""
+        if is_over := self.is_finished():
+            self._say_which_limit()
+        return is_over
 
     def _say_which_limit(self) -> None:
         when = "" if self.trainer.position.step else " before its first step"
-        limit = f"--patience {self._run.training.patience}"
-        if not self.is_finished():
+        limit = self.limit_reached()
+        if limit is None:
             limit = f"--max-minutes {self._run.training.max_minutes:g}, counted over the whole run"
         say(f"train: {self.run_dir} has reached {limit}{when}: set more to continue")
 
@@ -448,14 +464,20 @@ class TrainingRun:
         if not math.isfinite(loss):
             self._fail(position, f"the validation loss is {loss}")
         self.metrics = all_metrics(validations)
-        info = replace(self.data.info, metrics=self.metrics)
-        quality, best = info.quality(self._run.training.best_metric), self._state.best
-        self._state.validations_since_best += 1
-        if best is None or (quality is not None and quality > best):
+        metric, best = self._run.training.best_metric, self._state.best
+        quality = replace(self.data.info, metrics=self.metrics).quality(metric)
+        if quality is not None and (best is None or quality > best):
             self._state.best, self._state.validations_since_best = quality, 0
+        elif quality is not None:  # it is None if the metric command has failed
+            self._state.validations_since_best += 1
         # Before the checkpoint: if the process is killed in between, the line is written again.
         self._record.validated(
-            validations, step=position.step, epoch=position.epoch, minutes=self._minutes()
+            validations,
+            metric=metric,
+            best=self._state.best,
+            step=position.step,
+            epoch=position.epoch,
+            minutes=self._minutes(),
         )
 
     def _validate_on(self, split: ValidationSplit, model: Model) -> Validation:

@@ -15,7 +15,7 @@ from tfm.reporting import say
 from tfm.storage.files import atomic_write
 
 MEASURED = ("train", "validation")  # the kinds of records with measured values
-_NOT_MEASURED = ("kind", "signature", "text_pairs", "text_losses", "samples")
+_NOT_MEASURED = ("kind", "signature", "ranked_by", "text_pairs", "text_losses", "samples")
 _MAX_NUMBER = 1e300
 
 Record = dict[str, Any]

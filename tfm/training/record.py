@@ -7,6 +7,7 @@ from typing import Any
 
 from tfm.data.manifest import TrainingText
 from tfm.errors import DETAIL
+from tfm.folders.model_info import MAX_NOISE, ranking_metric
 from tfm.reporting import format_duration, say
 from tfm.training.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
@@ -36,6 +37,7 @@ class RunRecord:
         self._events: EventFile | None = None
         self._has_report = True
         self._has_printed_signature = self._has_printed_sources = False
+        self._has_explained_ranking = False
 
     def open(self, step: int) -> None:
         """Open metrics.jsonl, without the lines after this step.
@@ -74,10 +76,22 @@ class RunRecord:
         say(f"train: step {report.step:,} was skipped: {reason}")
 
     def validated(
-        self, validations: Mapping[str, Validation], *, step: int, epoch: int, minutes: float
+        self,
+        validations: Mapping[str, Validation],
+        *,
+        metric: str,
+        best: float | None,
+        step: int,
+        epoch: int,
+        minutes: float,
     ) -> None:
-        """Write and print the metrics of a validation on sets by name."""
+        """Write and print the metrics of a validation on sets by name.
+
+        `metric` is the run's best_metric, and `best` the best quality so far.
+        """
+        ranked_by = ranking_metric(metric, best)
         record = {"kind": "validation", "step": step, "epoch": epoch, "minutes": minutes}
+        record["ranked_by"] = ranked_by
         main = validations[""]
         signature = {"signature": main.score.signature} if main.score else {}
         text_losses = {"text_losses": main.text_losses} if main.text_losses else {}
@@ -87,9 +101,14 @@ class RunRecord:
             # On a line of its own: terminals break longer ones within words.
             say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
             self._has_printed_signature = True
+        if ranked_by != metric and not self._has_explained_ranking:
+            until = f"until the {metric} exceeds {MAX_NOISE:g}"
+            say(f"valid: {until}, the {ranked_by} decides on the best checkpoint and --patience")
+            self._has_explained_ranking = True
         for name, validation in validations.items():
             label = f"valid {name}" if name else "valid"
-            say(f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}")
+            shown = f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}"
+            say(shown if name or ranked_by == metric else f"{shown} · {ranked_by} decides")
         self._say_samples(main.samples)
 
     def _say_samples(self, samples: Sequence[Sample]) -> None:

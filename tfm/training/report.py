@@ -207,6 +207,7 @@ def _render_state(
             for chart, each in points
             if chart.best and each
         ),
+        ("Checkpoints ranked by", [*validation, {}][-1].get("ranked_by"), str),
         *(
             (title, f"{at_step(each[0])} → {at_step(each[-1])}", str)
             for title, each in of_sets
