@@ -58,9 +58,14 @@ def test_a_program_that_reads_everything_first_works_with_the_last_texts(tmp_pat
             "ended after 0 of 3 lines with exit code 1: no model: download it",
         ),
         ("print(1)", "ended after 1 of 3 lines with exit code 0"),
-        ("print('0.5 good')", 'printed "0.5 good" for line 1'),
-        ("print(1); print('nan')", 'printed "nan" for line 2'),
+        (
+            "import sys; print(0.5, file=sys.stderr)",
+            "ended after 0 of 3 lines with exit code 0: 0.5; it",
+        ),
+        ("print('0.5 good')", 'printed "0.5 good" for line 1: it must print one number, such as'),
+        ("input(); print(1, flush=True); input(); print('nan')", 'printed "nan" for line 2'),
         ("print(); import time; time.sleep(60)", 'printed "" for line 1'),
+        *[(f"print({x!r})", f'"{x}" for') for x in ("0,5", "1,000.5", "1_0", "-inf", "٣", "1e999")],
     ],
 )
 def test_a_program_that_fails_is_named_with_its_last_words(tmp_path, code, message):
@@ -71,6 +76,49 @@ def test_a_program_that_fails_is_named_with_its_last_words(tmp_path, code, messa
         command.scores(TEXTS)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+EACH = "import sys\nfor line in sys.stdin: print(1, flush=True)\n"
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("num_texts", [1, 2, 3])
+@pytest.mark.parametrize(
+    "code", [EACH.replace("1,", "'1\\n2',"), EACH.replace("1,", "1, '\\n\\n', 2,")]
+)
+def test_two_numbers_for_a_text_are_never_scored(tmp_path, code, num_texts, is_last):
+    command = MetricCommand(program(tmp_path, code))
+    with command, pytest.raises(MetricCommandError, match=r'printed ".*" .*: it must print one'):
+        command.scores(TEXTS[:num_texts], is_last=is_last)
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ("", None),
+        ("print()", None),
+        ("print('total 1.0')", 'printed "total 1.0" besides a number for each line'),
+        ("import time; time.sleep(1.5); print(3)", 'printed "3" besides'),
+        ("sys.exit('disk full')", "failed after its last number with exit code 1: disk full"),
+        ("import subprocess; subprocess.Popen(['sleep', '60'])", None),
+    ],
+)
+def test_what_a_program_prints_at_its_end_is_no_score(tmp_path, ending, message):
+    command = program(tmp_path, EACH + ending)
+    if message is None:
+        assert MetricCommand(command).scores(TEXTS, is_last=True) == [1, 1, 1]
+    else:
+        with pytest.raises(MetricCommandError, match=message):
+            MetricCommand(command).scores(TEXTS, is_last=True)
+
+
+def test_numbers_that_come_late_are_not_taken_for_the_next_texts(tmp_path):
+    late = EACH.replace("(1,", "(1, flush=True), time.sleep(0.5), print(2,")
+    with MetricCommand(program(tmp_path, f"import time, {late[7:]}")) as command:
+        assert command.scores(TEXTS[:1]) == [1]
+        time.sleep(1)
+        with pytest.raises(MetricCommandError, match='printed "2" besides a number for each line'):
+            command.scores(TEXTS)
 
 
 def test_a_program_that_does_not_exist_is_named():

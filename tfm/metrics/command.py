@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import queue
+import re
 import signal
 import subprocess
 import tempfile
@@ -14,8 +15,16 @@ from typing import IO, NamedTuple, Self, cast
 from tfm.errors import TfmError
 
 _MAX_SILENCE = 600.0  # seconds without an answer: loading a large model takes minutes
+_MAX_ENDING = 60.0  # seconds from the last number to the end of the program
 _TICK = 1.0  # seconds between two calls of `waiting`
+_GRACE = 0.2  # seconds to wait for a second number after the first text of a program
 _MAX_QUOTED = 200  # characters of what a program printed
+# No thousands separators, decimal commas, NaN, infinity, or other of Python's forms, such as 1_000.
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_CONTRACT = (
+    "it must print one number, such as 0.81, for each line of its input, and nothing else, on "
+    "standard output"
+)
 
 
 class ScoredText(NamedTuple):
@@ -60,19 +69,33 @@ class MetricCommand:
         """Return the number that the program prints for each text.
 
         Args:
-            texts: The texts, of which all are sent before the first answer is awaited.
+            texts: The texts. All are sent before the first answer is awaited, but the first text of
+                a program that gets more later is sent alone, which shows whether it prints several
+                numbers for a text.
             is_last: Close the program's standard input after them: programs that answer when they
                 have read everything can only be used so.
 
         Raises:
-            MetricCommandError: The program fails; it is ended.
+            MetricCommandError: The program fails, or does not print exactly one number for each
+                text; it is ended.
         """
-        program = self._program = self._program or _Program(self.command)
+        if not texts:
+            return []
+        is_first = self._program is None and not is_last
+        found: list[float] = []
         try:
-            sender = threading.Thread(target=program.send, args=(texts, is_last), daemon=True)
-            sender.start()
-            found = [self._next_score(program, number, len(texts)) for number in range(len(texts))]
-            sender.join()
+            if self._program is not None:
+                self._check_no_more(self._program, seconds=0)
+            program = self._program = self._program or _Program(self.command)
+            for part in filter(None, [texts[:1], texts[1:]] if is_first else [texts]):
+                sender = threading.Thread(target=program.send, args=(part, is_last), daemon=True)
+                sender.start()
+                for _ in part:
+                    found.append(self._next_score(program, len(found), len(texts)))
+                sender.join()
+                self._check_no_more(program, seconds=_GRACE if is_first else 0)
+            if is_last:
+                self._await_end(program, len(texts))
         except BaseException:
             self.close()
             raise
@@ -100,15 +123,34 @@ class MetricCommand:
                 "it must print each number at once (python -u, stdbuf -oL)"
             )
         if answer is None:
-            raise self._failure(f"ended after {answered}{program.reason()}")
-        text = answer.decode(errors="replace").strip()
-        with contextlib.suppress(ValueError):
-            if math.isfinite(value := float(text)):
-                return value
-        raise self._failure(
-            f'printed "{text[:_MAX_QUOTED]}" for line {number + 1:,}: it must print one number for '
-            "each line"
-        )
+            advice = "" if program.has_failed() else f"; {_CONTRACT}"
+            raise self._failure(f"ended after {answered}{program.reason()}{advice}")
+        text = _decoded(answer)
+        if _NUMBER.fullmatch(text) and math.isfinite(value := float(text)):
+            return value
+        raise self._failure(f'printed "{text[:_MAX_QUOTED]}" for line {number + 1:,}: {_CONTRACT}')
+
+    def _await_end(self, program: "_Program", total: int) -> None:
+        """Wait until the program, which has got all texts, ends without printing anything else."""
+        for _ in range(math.ceil(_MAX_ENDING / _TICK)):
+            self._waiting(total)
+            has_ended = program.has_ended()  # what it has started may keep its output open
+            if self._check_no_more(program, seconds=_TICK) or has_ended:
+                break
+        if program.has_failed():
+            raise self._failure(f"failed after its last number{program.reason()}: correct it")
+
+    def _check_no_more(self, program: "_Program", *, seconds: float) -> bool:
+        """Return whether the output has ended; raise MetricCommandError if there is more of it."""
+        with contextlib.suppress(queue.Empty):
+            while (answer := program.answers.get(timeout=seconds)) is not None:
+                if text := _decoded(answer)[:_MAX_QUOTED]:
+                    raise self._failure(
+                        f'printed "{text}" besides a number for each line: {_CONTRACT}'
+                    )
+            program.answers.put(None)  # for the next call
+            return True
+        return False
 
     def _failure(self, what: str) -> MetricCommandError:
         return MetricCommandError(f"the metric command {self.command} {what}")
@@ -144,10 +186,19 @@ class _Program:
             if is_last:
                 self._stdin.close()
 
+    def has_ended(self) -> bool:
+        """Return whether the program has ended."""
+        return self._process.poll() is not None
+
+    def has_failed(self) -> bool:
+        """Return whether the program, which has closed its output, ends with an error."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=5) != 0
+        return False
+
     def reason(self) -> str:
         """Return how the program, which has closed its output, ended, and its last words."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+        self.has_failed()
         code = self._process.returncode
         reason = "" if code is None else f" with exit code {code}"
         self._errors.seek(0)
@@ -173,6 +224,10 @@ def _receive(output: IO[bytes], answers: "queue.SimpleQueue[bytes | None]") -> N
         for line in output:
             answers.put(line)
     answers.put(None)
+
+
+def _decoded(answer: bytes) -> str:
+    return answer.decode(errors="replace").strip()
 
 
 def _on_one_line(text: str) -> str:
