@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
-from tfm.data import cleaning, text
+from tfm.data import cleaning
 from tfm.data.cleaning import Cleaner, PairCounts, SeenHashes
+from tfm.data.pair_checks import ratio_checks
+from tfm.text import lines
 
 KEEP_ALL = {
     "normalize_space": False,
@@ -19,9 +21,9 @@ KEEP_ALL = {
 }
 
 
-def clean(pairs, **config):
-    counts = PairCounts()
-    kept = list(Cleaner(CleaningConfig(**config)).clean(pairs, counts))
+def clean(pairs, ratio=1.0, **config):
+    counts, config = PairCounts(), CleaningConfig(**config)
+    kept = list(Cleaner(config).clean(pairs, counts, checks=ratio_checks(config, ratio)))
     return kept, counts
 
 
@@ -63,10 +65,16 @@ def test_length_limits_are_inclusive_and_count_characters_not_bytes():
     assert kept == pairs[:1]
 
 
-def test_length_ratio_adds_ten_characters_to_both_sides():
-    # (10 + 10) · 4 = 70 + 10
-    kept, _ = clean([(b"s" * 10, b"t" * 70), (b"s" * 10, b"t" * 71)], max_length_ratio=4.0)
-    assert [len(target) for _, target in kept] == [70]
+@pytest.mark.parametrize(
+    ("ratio", "source", "longest"),
+    [(1, "s" * 10, 50), (1, "雪" * 10, 90), (1, "s" * 10 + "!", 91), (4, "雪" * 10, 300)],
+)
+def test_a_side_may_be_twice_as_long_as_usual_after_a_margin_is_added(ratio, source, longest):
+    # (10 + 30) · 2 = 50 + 30; (30 · 2 + 30) · 2 = 300 / 2 + 30
+    pairs = [(source.encode(), b"t" * size) for size in (longest, longest + 2)]
+    for each in (pairs, [pair[::-1] for pair in pairs]):
+        kept, _ = clean(each, ratio if each is pairs else 1 / ratio)
+        assert kept == each[:1]
 
 
 def test_duplicates_are_found_across_texts_of_one_cleaner():
@@ -125,7 +133,7 @@ line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) |
 @given(st.lists(st.tuples(line, line), max_size=60), st.integers(1, 2000))
 def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(lines, "_CHUNK_BYTES", chunk_bytes)
         kept, counts = clean(pairs)
     assert counts.read == len(pairs)
     assert counts.kept == len(kept) == len(set(kept))

@@ -166,6 +166,17 @@ def test_rules_of_a_recipe_and_of_one_of_its_texts_are_applied(data_dir, recipe,
         prepare_text(changed)
 
 
+@pytest.mark.parametrize("num_copies", [12, 13])
+def test_a_rule_that_drops_much_of_a_text_is_warned_of(data_dir, tmp_path, capsys, num_copies):
+    pairs = [(f"雪舟は{i}年", f"Sesshu in the year {i}") for i in range(388)]
+    pairs += [(f"{i}", f"{i}") for i in range(num_copies)]
+    recipe = recipe_from_files(name="x", train=[write_pairs(tmp_path, "train", pairs)])
+    prepare(recipe, data_dir, text_only=True)
+    warning = f"the rule copy drops 3.2% of 1 train.en, {num_copies} of {len(pairs)} pairs: "
+    assert (warning in capsys.readouterr().err) == (num_copies == 13)
+    assert counts(data_dir)["train"]["texts"][0]["length_ratio"] == pytest.approx(1.7, abs=0.1)
+
+
 UNIGRAM, DROPOUT = {"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}
 BAD_SETTINGS = [
     ({"subword": {"character_coverage": 0.97}}, "character_coverage is 0.97, but must be at least"),
@@ -504,7 +515,8 @@ def make_older(data_dir):
     path = data_dir / "manifest.json"
     manifest = json.loads(path.read_text())
     inputs = manifest["steps"]["clean"]["inputs"]
-    del inputs["normalization"], inputs["cleaning"]["normalize_unicode"]
+    del inputs["normalization"], inputs["cleaning"]["normalize_unicode"], inputs["length_ratio"]
+    inputs["cleaning"]["max_length_ratio"] = 4.0
     path.write_text(json.dumps(manifest))
 
 

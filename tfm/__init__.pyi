@@ -127,7 +127,7 @@ def prepare(
         normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
         drop_empty: Drop pairs with an empty side.
         max_characters: Drop pairs with a side of more than N characters; 0 keeps all.
-        max_length_ratio: Drop pairs with a side over X times as long as the other (characters + 10); 0 keeps all.
+        max_length_ratio: Drop pairs with a side over X times as long as usual in the text; 0 keeps all.
         drop_duplicates: Keep only the first of identical pairs.
         drop_copies: Drop pairs whose two sides are the same text.
         drop_mojibake: Drop pairs with text decoded from the wrong encoding, such as fÃ¼r instead of für.

@@ -49,8 +49,8 @@ class CleaningConfig(Settings, section="cleaning"):
         limits=(0, MAX_COUNT),
     )
     max_length_ratio: float = setting(
-        4.0,
-        "Drop pairs with a side over X times as long as the other (characters + 10); 0 keeps all.",
+        2.0,
+        "Drop pairs with a side over X times as long as usual in the text; 0 keeps all.",
         limits=(0, MAX_COUNT),
     )
     drop_duplicates: bool = setting(True, "Keep only the first of identical pairs.")

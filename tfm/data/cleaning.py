@@ -20,25 +20,25 @@ from tfm.data.pair_checks import Check, is_mojibake
 from tfm.data.seen_text import SeenText
 from tfm.text.lines import BytesPair, in_chunks
 
-RULES = (
-    "not_utf8",
-    "mojibake",
-    "empty",
-    "too_long",
-    "length_ratio",
-    "copy",
-    "other_script",
-    "unequal_numbers",
-    "other_language",
-    "odd_length",
-    "odd_punctuation",
-    "duplicate",
-    "low_score",
-)
+# The rules, and the flag that changes each; lines that are not UTF-8 are no text at all.
+RULES = {
+    "not_utf8": None,
+    "mojibake": "--no-drop-mojibake",
+    "empty": "--no-drop-empty",
+    "too_long": "--max-characters",
+    "length_ratio": "--max-length-ratio",
+    "copy": "--no-drop-copies",
+    "other_script": "--no-drop-other-script",
+    "unequal_numbers": "--no-drop-unequal-numbers",
+    "other_language": "--no-drop-other-language",
+    "odd_length": "--max-length-deviations",
+    "odd_punctuation": "--max-punctuation-deviations",
+    "duplicate": "--no-drop-duplicates",
+    "low_score": "--min-score",
+}
 # Returns a score for each pair, higher for better ones.
 Score = Callable[[Sequence[BytesPair]], Sequence[float]]
 
-_RATIO_MARGIN = 10
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
 _MAX_HASHES_IN_MEMORY = 1 << 22
@@ -58,7 +58,7 @@ class PairCounts:
     `normalized` counts the pairs whose text was changed, and `windows_1252` the pairs among them in
     which characters were decoded. `in_held_out` counts the training pairs that are also in the
     validation or test text. `examples` are some of the pairs that each rule dropped, cut if they
-    are long.
+    are long. `length_ratio` is that of the text, if it was measured.
     """
 
     read: int = 0
@@ -68,6 +68,7 @@ class PairCounts:
     kept: int = 0
     in_held_out: int = 0
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    length_ratio: float | None = None
     _random: random.Random = field(default_factory=lambda: random.Random(1), repr=False)  # noqa: S311 - not for secrets
 
     def drop(self, rule: str, pair: BytesPair) -> None:
@@ -92,7 +93,8 @@ class PairCounts:
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         names = ("read", "normalized", "windows_1252", "dropped", "kept", "in_held_out")
-        return {name: getattr(self, name) for name in names}
+        record = {name: getattr(self, name) for name in names}
+        return record if self.length_ratio is None else record | {"length_ratio": self.length_ratio}
 
     def add(self, other: "PairCounts") -> None:
         """Add the counts of another text, and its examples up to their maximum number."""
@@ -118,14 +120,12 @@ class Cleaner:
     3. The normalization drops no pair, but changes the text that the next rules see.
     4. empty: A side has no text.
     5. too_long: A side has more than `max_characters`.
-    6. length_ratio: One side is more than `max_length_ratio` times as long as the other, after 10
-       characters are added to both, so that short sentences may differ more.
-    7. copy: Both sides are the same.
-    8. The checks of the text, from `pair_checks` and `deviation_checks`.
-    9. protected: A side is a copy, or nearly, of a line of `protected`.
-    10. duplicate: The pair occurred before, in any text with the same tag that this object has
+    6. copy: Both sides are the same.
+    7. The checks of the text, from `ratio_checks`, `pair_checks` and `deviation_checks`.
+    8. protected: A side is a copy, or nearly, of a line of `protected`.
+    9. duplicate: The pair occurred before, in any text with the same tag that this object has
        cleaned.
-    11. low_score: A model gives the pair less than `min_score`.
+    10. low_score: A model gives the pair less than `min_score`.
 
     The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. By default,
     `normalization` is the config's.
@@ -250,14 +250,8 @@ def passing(
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
     if config.drop_empty and not (source.strip() and target.strip()):
         return "empty"
-    short, long = len(source), len(target)
-    if short > long:
-        short, long = long, short
-    if config.max_characters and long > config.max_characters:
+    if config.max_characters and max(len(source), len(target)) > config.max_characters:
         return "too_long"
-    ratio = config.max_length_ratio
-    if ratio and long + _RATIO_MARGIN > ratio * (short + _RATIO_MARGIN):
-        return "length_ratio"
     if config.drop_copies and source == target:
         return "copy"
     return None

@@ -1,6 +1,6 @@
 """Checks for suspicious sentence pairs: encoding, script, numbers, language, length, punctuation.
 
-None is on by default: each also drops good pairs.
+Only that of the length ratio is on by default: the others also drop more good pairs.
 """
 
 import math
@@ -21,6 +21,7 @@ from tfm.data.languages import (
     script_of,
     with_ascii_digits,
 )
+from tfm.data.text_sample import length
 from tfm.errors import UsageError
 from tfm.text.lines import BytesPair
 
@@ -58,7 +59,8 @@ _GROUPED_NUMBER = re.compile(
     r"|\d{1,2}(?:,\d{2})+,\d{3})(?!\d)"
 )
 _DIGITS = re.compile(r"\d+")
-_LENGTH_MARGIN, _PUNCTUATION_MARGIN = 10, 1  # so that short sentences may differ more
+# So that short sentences may differ more.
+_RATIO_MARGIN, _LENGTH_MARGIN, _PUNCTUATION_MARGIN = 30, 10, 1
 _MIN_CONFIDENCE = 0.5  # of an identified language
 _ROUNDING = 1e-9
 
@@ -94,6 +96,21 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
         is_other = partial(_is_in_other_language, identifier, config.min_identified_characters)
         checks.append(("other_language", _of_any_side(is_other, expected)))
     return checks
+
+
+def ratio_checks(config: CleaningConfig, ratio: float) -> list[Check]:
+    """Return the check for sides that are much longer than the `length_ratio` of their text says.
+
+    The limit applies to both sides alike, after a margin is added to their lengths.
+    """
+    limit, scale = config.max_length_ratio, math.sqrt(ratio)
+
+    def is_unequal(source: str, target: str) -> bool:
+        one = length(source) * scale + _RATIO_MARGIN
+        other = length(target) / scale + _RATIO_MARGIN
+        return one > limit * other or other > limit * one
+
+    return [("length_ratio", is_unequal)] if limit else []
 
 
 def deviation_checks(config: CleaningConfig, pairs: Iterable[BytesPair]) -> list[Check]:

@@ -178,7 +178,8 @@ class JoinedShares:
         for record in self._records:
             text = record.texts[number]
             examples = {rule: list(pairs) for rule, pairs in text.examples.items()}
-            counts.add(PairCounts(**text.counts, examples=examples))
+            counts.add(of_share := PairCounts(**text.counts, examples=examples))
+            counts.length_ratio = of_share.length_ratio  # the same in all shares
 
     def pairs(self, number: int) -> Iterator[BytesPair]:
         """Return the pairs of a text, from 0 on."""

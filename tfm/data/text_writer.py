@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from tfm.config import CleaningConfig, Normalization, Table, settings_from, settings_to
 from tfm.data.cleaning import (
+    RULES,
     Cleaner,
     HeldOutPairs,
     PairCounts,
@@ -26,7 +27,7 @@ from tfm.data.cleaning import (
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
-from tfm.data.pair_checks import deviation_checks, pair_checks
+from tfm.data.pair_checks import deviation_checks, pair_checks, ratio_checks
 from tfm.data.seen_text import SeenText
 from tfm.data.sources import TextSources
 from tfm.data.text_parts import (
@@ -38,6 +39,7 @@ from tfm.data.text_parts import (
     ShareRecord,
     remove_shares,
 )
+from tfm.data.text_sample import length_ratio, sample_windows
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -51,8 +53,11 @@ _SPLITS_TRAINING_LAST: tuple[Split, ...] = ("test", "valid", "train")
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
+# Rules that drop a higher rate of the pairs of a text, and more than some pairs, are warned of.
+_MAX_DROPPED_RATE, _MAX_DROPPED = 0.03, 10
 # A higher rate of lines that are not UTF-8 means another encoding, not damage.
 _MAX_INVALID_RATE = 0.01
+_FIRST_MAX_LENGTH_RATIO = 4.0  # the default when length ratios were compared with 1
 # The disk needs this many times the size of the text: for the clean text, and for that which is
 # unpacked or for the token ids.
 _BYTES_PER_TEXT_BYTE = 2
@@ -93,7 +98,7 @@ class TextWriter:
         """Return whether the training text of the dataset is other text than `update` writes."""
         before = self.manifest.inputs("clean")
         after = self._clean_inputs()
-        if before is None or before == _of_first_rules(after):  # which is up to date
+        if before is None or before in _of_older_rules(after):  # which is up to date
             return False
         return _of_training_text(before) != _of_training_text(after)
 
@@ -175,6 +180,8 @@ class TextWriter:
         }
         if any(options):
             clean_inputs["options"] = options
+        if any(cleaning_of(text, self.cleaning).max_length_ratio for text in self.recipe.train):
+            clean_inputs["length_ratio"] = "of the text"  # older rules compared with 1
         if self.score_models:
             clean_inputs["score_models"] = dict(self.score_models)
         clean_inputs["cleaning"]["protect"] = [*self.cleaning.protect]
@@ -200,7 +207,8 @@ class TextWriter:
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of the steps ran on the same inputs; if so, print that with `name`."""
         older = ", by the rules of an older tfm; --force applies today's rules"
-        for rules, same_inputs in (("", inputs), (older, _of_first_rules(inputs))):
+        for number, same_inputs in enumerate([inputs, *_of_older_rules(inputs)]):
+            rules = older if number else ""
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
                 say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
                 return True
@@ -411,10 +419,19 @@ class TextWriter:
     def _cleaning_function(
         self, text: Text, cleaner: Cleaner, counts: PairCounts
     ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
-        """Return a function that yields the pairs that pass the rules of a training text."""
+        """Return a function that yields the pairs that pass the rules of a training text.
+
+        Their length ratio is measured in a sample of the text, also for a share of it.
+        """
         config = cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
         pairs = self.sources.pairs(text, "train")
+        if config.max_length_ratio:
+            sample = chain.from_iterable(window for _, window in sample_windows(pairs))
+            clean = passing(sample, PairCounts(), config, self.normalization)
+            counts.length_ratio = length_ratio(clean)
+            checks = [*ratio_checks(config, counts.length_ratio), *checks]
+            pairs = self.sources.pairs(text, "train")
         others = passing(pairs, PairCounts(), config, self.normalization, checks)
         score = None
         if config.score_model is not None:
@@ -479,6 +496,7 @@ class TextWriter:
         """Report the cleaning of a training text; raise DataError if it cannot be used."""
         if isinstance(text, TextFiles):
             _check_encoding(self.sources.locate_sides(text), counts)
+        _warn_of_rules(name, counts)
         if len(self.recipe.train) > 1:
             if not counts.kept:
                 raise DataError(
@@ -495,10 +513,17 @@ class TextWriter:
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 
-def _of_first_rules(inputs: Table) -> dict[str, Any]:
-    """Return inputs as they were recorded before the rules of normalization had versions."""
-    cleaning = {k: v for k, v in inputs["cleaning"].items() if k != "normalize_unicode"}
-    return {k: v for k, v in inputs.items() if k != "normalization"} | {"cleaning": cleaning}
+def _of_older_rules(inputs: Table) -> list[dict[str, Any]]:
+    """Return inputs as they were recorded by older rules, the newest first.
+
+    Length ratios were compared with 1 then, and the first rules of normalization had no version.
+    """
+    older = {name: value for name, value in inputs.items() if name != "length_ratio"}
+    if older["cleaning"]["max_length_ratio"] == CleaningConfig.max_length_ratio:
+        older["cleaning"] = older["cleaning"] | {"max_length_ratio": _FIRST_MAX_LENGTH_RATIO}
+    cleaning = {k: v for k, v in older["cleaning"].items() if k != "normalize_unicode"}
+    first = {k: v for k, v in older.items() if k != "normalization"} | {"cleaning": cleaning}
+    return [older, first]
 
 
 def _of_training_text(inputs: Table) -> list[Any]:
@@ -529,6 +554,18 @@ def _summary(counts: PairCounts, unit: str = "pairs") -> str:
     num_decoded = counts.windows_1252
     decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}" if num_decoded else ""
     return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}"
+
+
+def _warn_of_rules(name: str, counts: PairCounts) -> None:
+    """Warn of each rule that drops much of a training text."""
+    for rule, dropped in counts.dropped.items():
+        if dropped > max(_MAX_DROPPED, _MAX_DROPPED_RATE * counts.read):
+            flag = RULES.get(rule)
+            advice = f", or change the rule with {flag}" if flag else ""
+            say(
+                f"warning: the rule {rule} drops {dropped / counts.read:.1%} of {name}, "
+                f"{dropped:,} of {counts.read:,} pairs: look at examples in {DROPPED}{advice}"
+            )
 
 
 def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:

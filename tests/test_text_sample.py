@@ -1,0 +1,92 @@
+"""What a sample of a text tells of it before it is cleaned."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from tfm.config import CleaningConfig
+from tfm.data import text_sample
+from tfm.data.pair_checks import ratio_checks
+from tfm.data.text_sample import length_ratio, sample_windows
+
+# Characters of a target sentence per source character, and the alphabet of the source.
+SCRIPTS = {"latin": (1.1, "abcdefgh "), "han": (4.0, "雪舟水墨画家僧"), "lao": (0.8, "ກຂຄງຈສຊຍ")}
+
+
+def translations(script, number=400, seed=1):
+    """Pairs of one to three sentences whose lengths are related as in real text."""
+    draw = random.Random(seed)
+    expansion, alphabet = SCRIPTS[script]
+    pairs = []
+    for _ in range(number):
+        sizes = [draw.randint(10, 60) for _ in range(draw.choice([1, 1, 1, 2, 3]))]
+        sides = [
+            (alphabet, "。" if script == "han" else ". ", 1),
+            ("abcdefgh ", ". ", expansion * draw.lognormvariate(0, 0.15)),
+        ]
+        pair = [
+            "".join("".join(draw.choices(letters, k=int(size * factor))) + end for size in sizes)
+            for letters, end, factor in sides
+        ]
+        pairs.append((pair[0].encode(), pair[1].encode()))
+    return pairs
+
+
+def damaged(pairs, kind, side):
+    """Pairs of which a side is another's, is cut, or has more sentences than the other side."""
+    texts = [pair[side].decode() for pair in pairs]
+    change = {
+        "shifted": lambda n: texts[n - 1],
+        "cut": lambda n: texts[n][: len(texts[n]) // 4],
+        "joined": lambda n: texts[n - 2] + texts[n - 1] + texts[n],
+    }[kind]
+    changed = [change(number).encode() for number in range(len(pairs))]
+    others = [pair[1 - side] for pair in pairs]
+    return list(zip(*((changed, others) if side == 0 else (others, changed)), strict=True))
+
+
+def absolute_rule(source, target):
+    """The rule that compares all text with a ratio of 1."""
+    sizes = sorted((len(source), len(target)))
+    return sizes[1] + 10 > 4 * (sizes[0] + 10)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_lengths_are_compared_with_the_texts_own_ratio(script):
+    pairs = translations(script)
+    [(_, is_unequal)] = ratio_checks(CleaningConfig(), length_ratio(pairs))
+
+    def rate(rule, some):
+        return sum(rule(source.decode(), target.decode()) for source, target in some) / len(some)
+
+    assert rate(is_unequal, pairs) < 0.01
+    found = before = 0
+    for kind, least in (("shifted", 0.1), ("cut", 0.7), ("joined", 0.7)):
+        for side in (0, 1):
+            broken = damaged(pairs, kind, side)
+            assert rate(is_unequal, broken) > least
+            found += rate(is_unequal, broken)
+            before += rate(absolute_rule, broken)
+    assert found > before
+
+
+def test_a_few_damaged_pairs_or_few_pairs_at_all_do_not_change_the_ratio():
+    pairs = translations("han")
+    mixed = damaged(pairs[:120], "joined", 1) + pairs[120:]
+    assert length_ratio(mixed) == pytest.approx(length_ratio(pairs), rel=0.1)
+    assert length_ratio(pairs[:19]) == length_ratio([]) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 30, 32, 33, 100, 1_000])
+def test_windows_are_evenly_spaced_and_bounded(monkeypatch, number):
+    monkeypatch.setattr(text_sample, "_WINDOW_PAIRS", 4)
+    monkeypatch.setattr(text_sample, "_MAX_WINDOWS", 8)
+    pairs = [(b"%d" % n, b"x" * 10_000) for n in range(number)]
+    windows = sample_windows(iter(pairs))
+    starts = [start for start, _ in windows]
+    assert len({b - a for a, b in pairwise(starts)}) <= 1
+    assert len(windows) == -(-number // 4) if number <= 32 else 4 < len(windows) <= 8
+    for start, window in windows:
+        assert [source for source, _ in window] == [s for s, _ in pairs[start : start + 4]]
+        assert all(len(target) == 4_096 for _, target in window)
