@@ -105,7 +105,7 @@ def prepare(
 
     Args:
         recipe: Name of a built-in recipe, or path of a recipe's TOML file.
-        train: Training text: source and target file, or one .tsv file with both; repeatable.
+        train: Training text: source and target file, or one .tsv or .xml with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
@@ -870,7 +870,8 @@ def evaluate(
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, or SOURCE:REFERENCE; repeatable.
+        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or an XML file of WMT;
+            repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         out: Folder that keeps the translations.
         page: HTML page to write.

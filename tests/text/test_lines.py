@@ -16,7 +16,8 @@ from tfm.text.lines import read_blocks, read_lines, read_pairs
 def read(tmp_path, content, name="text.en", *, strict=True):
     path = tmp_path / name
     path.write_bytes(content)
-    return [line.decode(errors="surrogateescape") for line in read_lines(path, strict=strict)]
+    lines = read_lines(path, strict=strict, part="src")
+    return [line.decode(errors="surrogateescape") for line in lines]
 
 
 def test_only_line_feeds_end_lines_and_carriage_returns_before_them_are_removed(tmp_path):

@@ -33,7 +33,8 @@ from tfm.commands.serve import serve
 from tfm.commands.train import train
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.text.files import unpacked_name
+from tfm.text.files import suffix_of
+from tfm.text.formats import COLUMNS, SEGMENTS
 
 if TYPE_CHECKING:
     from tfm.applications.export.check import Agreement
@@ -43,10 +44,10 @@ _MAX_DIFFERENCES = 5
 
 
 class _PrepareCommand(Command):
-    """A command whose flags of text take two files, or one .tsv file with both columns."""
+    """A command whose flags of text take two files, or one with both sides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a .tsv file as source and target."""
+        """Give a file with both sides as source and target."""
         return super().parse_args(ctx, _with_both_sides(args))
 
 
@@ -56,7 +57,7 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
     The flag is repeated for each: typer has no flags that are repeatable and take two values.
 
     Raises:
-        UsageError: A flag has a single file that is not .tsv.
+        UsageError: A flag has a single file whose format has one side.
     """
     words: list[str] = []
     rest = list(args)
@@ -69,7 +70,7 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
         files = list(takewhile(lambda word: not word.startswith("-"), following[:2]))
         rest = following[len(files) :]
         if len(files) == 1:
-            if not unpacked_name(files[0]).endswith(".tsv"):
+            if suffix_of(files[0]) not in (COLUMNS, *SEGMENTS):
                 raise UsageError(
                     f"{flag} takes two files, source and target, or one .tsv file with two "
                     f"columns: add the translation of {files[0]}"

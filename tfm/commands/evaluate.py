@@ -16,6 +16,8 @@ from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT, existing_file, new_file
+from tfm.text.formats import columns_in
+from tfm.text.segments import SOURCE
 
 if TYPE_CHECKING:
     from tfm.applications.evaluate.tables import Evaluation
@@ -54,7 +56,8 @@ def evaluate(
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, or SOURCE:REFERENCE; repeatable.
+        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or an XML file of WMT;
+            repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         out: Folder that keeps the translations.
         page: HTML page to write.
@@ -143,6 +146,8 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     from tfm.folders.model_folder import NoSplitError
 
     paths = [Path(part) for part in name.split(":")]
+    if len(paths) == 1 and SOURCE in columns_in(paths[0]):
+        paths *= 2
     if len(paths) > 1 and any(path.exists() for path in paths):
         return existing_file(paths)
     try:

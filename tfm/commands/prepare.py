@@ -73,7 +73,7 @@ def prepare(
 
     Args:
         recipe: Name of a built-in recipe, or path of a recipe's TOML file.
-        train: Training text: source and target file, or one .tsv file with both; repeatable.
+        train: Training text: source and target file, or one .tsv or .xml with both; repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
@@ -195,7 +195,7 @@ def _validated_on(recipe: "Recipe", sets: "Iterable[NamedSet]", archives: "Downl
 
 
 def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:
-    """Return the files of source and target of each text; a .tsv file is both."""
+    """Return the files of source and target of each text; one file is both."""
     several = one_or_several(texts)
     if several and all(isinstance(each, str | os.PathLike) for each in several):
         several = [several]

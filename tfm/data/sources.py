@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tfm.config import Table
 from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import (
@@ -22,9 +23,12 @@ from tfm.data.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.data.manifest import SPLITS, Split
 from tfm.data.tags import untagged
 from tfm.data.trees import Tree, linearize, normalize, read_trees, words_of
+from tfm.errors import DataError
 from tfm.storage.files import read_json, sha256_of, write_json
-from tfm.text.files import unpacked_name
-from tfm.text.lines import BytesPair, read_columns, read_lines, read_pairs
+from tfm.text.files import suffix_of
+from tfm.text.formats import SEGMENTS, columns_in, format_of
+from tfm.text.lines import BytesPair, read_columns, read_every_line, read_pairs
+from tfm.text.segments import REFERENCE, SOURCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ class TextSources:
 
         for number, mono in enumerate(recipe.mono, 1):
             if is_url(mono.side) or mono.side.endswith(".gz"):
-                path = raw_dir / f"mono-{number}.{mono.language}"
+                path = raw_dir / f"mono-{number}.{mono.language}{_format_suffix(mono.side)}"
                 self._unpacked.setdefault((None, mono.side), path)
 
     @property
@@ -184,8 +188,13 @@ class TextSources:
             # Invalid lines may be dropped from training text, but not from test text.
             strict = split != "train"
             if text.source == text.target:
-                return read_columns(source_path, strict=strict, num_lines=text.lines)
-            return read_pairs(source_path, target_path, strict=strict, num_lines=text.lines)
+                if suffix_of(source_path.name) not in SEGMENTS:
+                    return read_columns(source_path, strict=strict, num_lines=text.lines)
+                if SOURCE not in columns_in(source_path):
+                    raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
+            parts = SOURCE, REFERENCE
+            options: Table = {"strict": strict, "num_lines": text.lines, "parts": parts}
+            return read_pairs(source_path, target_path, **options)
         if isinstance(text, TreeFile):
             return (
                 (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
@@ -199,7 +208,7 @@ class TextSources:
     def lines(self, language: str) -> Iterator[bytes]:
         """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""
         for path in self.mono_paths(language):
-            yield from read_lines(path, strict=False)
+            yield from read_every_line(path, strict=False)
 
     def mono_paths(self, language: str) -> list[Path]:
         """Return the files of the monolingual texts in a language."""
@@ -231,8 +240,7 @@ def _location(text: Text) -> dict[str, Any]:
 
 
 def _format_suffix(side: str) -> str:
-    """Return the suffix that makes a reader of text parse SGML or the tags of IWSLT."""
+    """Return the suffix that tells a reader of text the format of a side."""
     name = Archive(url=side).name if is_url(side) else PurePosixPath(side).name
-    if name.startswith("train.tags."):
-        return ".iwslt"
-    return ".sgm" if unpacked_name(name).endswith((".sgm", ".sgml", ".xml")) else ""
+    text_format = format_of(name)
+    return "" if text_format is None else text_format.suffixes[0]

@@ -28,7 +28,7 @@ from tfm.reporting import say
 from tfm.storage.files import write_text
 from tfm.storage.lock import lock_folder
 from tfm.storage.paths import existing_file
-from tfm.text.lines import read_lines
+from tfm.text.lines import read_every_line
 
 if TYPE_CHECKING:
     from sacrebleu.dataset.base import Dataset
@@ -242,7 +242,7 @@ def read_protected(
     lines: list[bytes] = []
     for path in map(Path, names):
         if path.exists():
-            lines += read_lines(existing_file(path), strict=True)
+            lines += read_every_line(existing_file(path), strict=True)
             continue
         try:
             named = NamedSet.parse(str(path))

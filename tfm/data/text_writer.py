@@ -44,7 +44,7 @@ from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_text
-from tfm.text.lines import BytesPair, in_chunks, read_lines, read_pairs
+from tfm.text.lines import BytesPair, in_chunks, read_every_line, read_pairs
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
@@ -574,7 +574,7 @@ def _check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pair
     if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
         for path in paths:
             try:
-                deque(read_lines(path, strict=True), maxlen=0)
+                deque(read_every_line(path, strict=True), maxlen=0)
             except DataError as error:
                 raise DataError(
                     f"{num_invalid:,} of {counts.read:,} {unit} of {' and '.join(map(str, paths))} "

@@ -3,7 +3,7 @@
 import select
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing_extensions import override
 from tfm.errors import DataError
 from tfm.inference.batches import CHUNK_LINES
 from tfm.inference.steps import Segment
-from tfm.text.files import TextFile
+from tfm.text.formats import open_text
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
+from tfm.text.segments import REFERENCE, SOURCE
 
 _CHUNK_CHARACTERS = 1 << 24
 MAX_DOCUMENT_BYTES = 10 << 20
@@ -32,6 +33,7 @@ class LineReader:
         paired_path: The second file, or None.
         chunk_lines: Maximum number of lines per chunk.
         keep_ends: Whether lines keep their line ends.
+        parts: The part of each that is read, as `open_text` says.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class LineReader:
         *,
         chunk_lines: int = CHUNK_LINES,
         keep_ends: bool = False,
+        parts: Sequence[str | None] = (SOURCE, REFERENCE),
     ) -> None:
         self._paths = [path] if paired_path is None else [path, paired_path]
+        self._parts = parts
         self._names = [str(each or STANDARD_INPUT) for each in self._paths]
         self._columns: list[_ArrivingLines] = []
         self.chunk_lines = chunk_lines
@@ -51,10 +55,10 @@ class LineReader:
 
     def __enter__(self) -> "LineReader":
         with self._opened:
-            for path in self._paths:
+            for path, part in zip(self._paths, self._parts, strict=False):
                 source = sys.stdin.fileno() if path is None else path
                 file = self._opened.enter_context(FileIO(source, closefd=path is not None))
-                self._columns.append(_ArrivingLines(file, path))
+                self._columns.append(_ArrivingLines(file, path, part))
             self._opened = self._opened.pop_all()
         return self
 
@@ -158,11 +162,11 @@ def _without_mark(lines: Iterator[str]) -> Iterator[str]:
         yield from lines
 
 
-def count_lines(path: Path) -> int:
+def count_lines(path: Path, part: str | None = SOURCE) -> int:
     """Count the lines of a file; raises as `LineReader` does of files that are not text."""
     num_ends, last = 0, b"\n"
     with path.open("rb") as file:
-        text = TextFile(file, path)
+        text = open_text(file, path, part)
         while block := text.read(1 << 20):
             num_ends += block.count(b"\n")
             last = block[-1:]
@@ -175,8 +179,8 @@ class _ArrivingLines:
     Reading compressed text is taken not to: its programs send it in blocks of many lines.
     """
 
-    def __init__(self, file: FileIO, path: Path | None) -> None:
-        self._file, self._text = file, TextFile(file, path)
+    def __init__(self, file: FileIO, path: Path | None, part: str | None) -> None:
+        self._file, self._text = file, open_text(file, path, part)
         self._lines: deque[bytes] = deque()
         self._partial = bytearray()  # the line whose end has not arrived yet
         self._has_ended = False

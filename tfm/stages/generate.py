@@ -35,6 +35,7 @@ from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGenera
 from tfm.steps import StepsConfig
 from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_record
 from tfm.storage.paths import existing_file, new_file
+from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
@@ -69,6 +70,11 @@ class Generation:
     def info(self) -> ModelInfo:
         """The description of the models."""
         return ensemble_info(self.models)
+
+    @property
+    def parts(self) -> tuple[str | None, str]:
+        """What is read of text and paired file; documents and splits are read as they are."""
+        return None if self.is_document or self.source.split else SOURCE, REFERENCE
 
 
 def plan_generation(
@@ -111,8 +117,6 @@ def plan_generation(
     for given in (source.path, paired):
         if given is not None and not given.exists():
             raise DataError(f"{given} does not exist: check its name")
-    if paired is not None:
-        _check_alignment(source, paired)
     plan = Generation(
         models=folders,
         source=source,
@@ -121,6 +125,8 @@ def plan_generation(
         is_document=document,
         is_whole=whole,
     )
+    if paired is not None:
+        _check_alignment(plan, paired)
     if output is not None:
         _check_output(plan, output, [Path(path) for path in other_files if path is not None])
     return plan
@@ -290,13 +296,14 @@ def _check_output(plan: Generation, output: Path, other_files: Sequence[Path]) -
     new_file(output, flag="--output")
 
 
-def _check_alignment(source: Source, paired_path: Path) -> None:
+def _check_alignment(plan: Generation, paired_path: Path) -> None:
     """Raise DataError if two regular files differ in their numbers of lines."""
-    if source.path is not None and source.path.is_file() and paired_path.is_file():
-        num_lines, num_paired = count_lines(source.path), count_lines(paired_path)
+    path = plan.source.path
+    if path is not None and path.is_file() and paired_path.is_file():
+        num_lines, num_paired = map(count_lines, (path, paired_path), plan.parts)
         if num_lines != num_paired:
             raise DataError(
-                f"{source} has {num_lines:,} lines, but {paired_path} has {num_paired:,}: "
+                f"{path} has {num_lines:,} lines, but {paired_path} has {num_paired:,}: "
                 "line N of one must belong to line N of the other"
             )
 
@@ -311,7 +318,7 @@ def _open(
 ) -> Iterator[tuple[Chain, LineReader, Progress]]:
     """Open the files of a plan and load its models, in this process or in worker processes."""
     path = plan.source.path
-    total = num_sentences = count_lines(path) if path is not None and path.is_file() else None
+    total = num_sentences = count_lines(path, plan.parts[0]) if path and path.is_file() else None
     if plan.is_document and path is not None and total is not None:
         num_sentences = path.stat().st_size // _SENTENCE_BYTES
         total = 1 if plan.is_whole else total
@@ -323,7 +330,7 @@ def _open(
     with ExitStack() as stack:
         paired_path = plan.prefixes or plan.targets
         new_reader = DocumentReader if plan.is_whole else LineReader
-        reader = new_reader(path, paired_path, keep_ends=plan.is_document)
+        reader = new_reader(path, paired_path, keep_ends=plan.is_document, parts=plan.parts)
         stack.enter_context(reader)
         with Progress("generate", start="loading the model", **counts):
             engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)

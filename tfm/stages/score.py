@@ -18,8 +18,10 @@ from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
-from tfm.text.files import unpacked_name
+from tfm.text.files import suffix_of, unpacked_name
+from tfm.text.formats import JSON_LINES, columns_in
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
+from tfm.text.segments import REFERENCE, SOURCE, TRANSLATION
 
 if TYPE_CHECKING:
     from tfm.data.test_sets import NamedSet
@@ -124,20 +126,21 @@ def score(
         label, source = f"{named} reference", source or source_of_set
         language = language or named.languages[1]
     references = list(references) or default_references(runs_dir)
-    read = {_name_of(each, f"{label} {n}"): each for n, each in enumerate(references, 1)}
     for path in references:
-        if _is_same(STDIN_FILE if hypotheses is None else hypotheses, path):
+        is_same = _is_same(STDIN_FILE if hypotheses is None else hypotheses, path)
+        if is_same and not (isinstance(path, Path) and len(columns_in(path)) > 1):
             raise UsageError(f"{name} is the reference {path} itself: name a file of translations")
-    texts = {name: hypothesis_lines} | {key: read_lines(each, key) for key, each in read.items()}
+    read = _read_references(references, label)
+    texts = {name: hypothesis_lines} | read
     if baseline is not None:
         compared = _name_of(baseline, "baseline")
         texts[compared] = read_lines(baseline, compared)
     others = [] if lines is None else lines.others
     texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
-    source_name = None if source is None else _name_of(source, "source")
+    source_name = None if source is None else _name_of(source, "source", SOURCE)
     if source and source_name and (lines is not None or (metrics and "command" in metrics)):
-        texts[source_name] = read_lines(source, source_name)
+        texts[source_name] = read_lines(source, source_name, part=SOURCE)
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
     _handle_byte_order_marks(texts, chosen_metrics)
@@ -215,7 +218,7 @@ def _seen(
         record = None if models else _last_generation(runs_dir / LAST_GENERATION)
         if record is not None and source is None and record.reference is None:
             source = Path(record.source)
-        sources = [] if source is None else read_lines(source, "source")
+        sources = [] if source is None else read_lines(source, "source", part=SOURCE)
         paths = [Path(each) for each in record.model] if record else []
         if len(sources) == len(texts[0]) and all(map(Path.is_dir, paths)):
             from tfm.features.seen.report import find_seen
@@ -275,7 +278,7 @@ def read_hypotheses(path: Text | None) -> list[str]:
         return read_lines(path, "hypotheses")
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no translations to score: pipe them in, or name a file (--hypotheses)")
-    lines = read_text(sys.stdin.buffer, None)
+    lines = read_text(sys.stdin.buffer, None, TRANSLATION)
     if not lines:
         raise DataError(
             f"{STANDARD_INPUT} is empty, without any translations: did tfm generate fail?"
@@ -283,19 +286,34 @@ def read_hypotheses(path: Text | None) -> list[str]:
     return lines
 
 
-def _name_of(text: Text, name: str) -> str:
-    """Return the path of a text, or this name for a list of lines."""
-    return str(text) if isinstance(text, Path) else name
+def _name_of(text: Text, name: str, part: str = TRANSLATION) -> str:
+    """Return the path of a text, with the part of a file that has several; or its other name."""
+    if not isinstance(text, Path):
+        return name
+    return f"{text} ({part})" if len(columns_in(text)) > 1 else str(text)
 
 
 def _is_same(one: Text, other: Text) -> bool:
     return isinstance(one, Path) and isinstance(other, Path) and is_same_file(one, other)
 
 
-def read_lines(path: Text, name: str = "") -> list[str]:
+def _read_references(references: Sequence[Text], label: str) -> dict[str, list[str]]:
+    """Read references by their names; a file may hold those of several translators."""
+    read = {}
+    for number, text in enumerate(references, 1):
+        columns = columns_in(text) if isinstance(text, Path) else []
+        parts = [each for each in columns if each.startswith(REFERENCE)] or [REFERENCE]
+        for part in parts:
+            name = _name_of(text, f"{label} {number}", part)
+            read[name] = read_lines(text, name, part=part)
+    return read
+
+
+def read_lines(path: Text, name: str = "", *, part: str = TRANSLATION) -> list[str]:
     """Read a text file whose lines end with LF or CR LF; a byte order mark is text.
 
-    Of a .jsonl file of `tfm generate --json`, these are the best translations.
+    Of a .jsonl file of `tfm generate --json`, these are the best translations. The `part` is that
+    of `open_text`.
 
     Lines of a list may have line ends, as from `readlines`; its `name` is for messages.
 
@@ -306,9 +324,10 @@ def read_lines(path: Text, name: str = "") -> list[str]:
         if not path:
             raise DataError(f"{name} is empty: it has no lines to score")
         return [line.removesuffix("\n").removesuffix("\r") for line in path]
+    is_json = suffix_of(path.name) == JSON_LINES
     try:
         with path.open("rb") as file:
-            lines = read_text(file, path)
+            lines = read_text(file, path, None if is_json else part)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: check its name") from None
     except OSError as error:
@@ -317,7 +336,7 @@ def read_lines(path: Text, name: str = "") -> list[str]:
         raise DataError(f"{str(path)!r} is not a valid file name: check it") from error
     if not lines:
         raise DataError(f"{path} is empty: it has no lines to score")
-    if path.suffix == ".jsonl":
+    if is_json:
         return [text for text, _ in read_json(lines, path)]
     return lines
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from tfm.config import ScoreConfig
 from tfm.errors import DataError
 from tfm.storage.files import write_text
+from tfm.text.files import suffix_of
+from tfm.text.formats import JSON_LINES
 from tfm.text.lines import read_text
 
 _COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
@@ -75,7 +77,9 @@ def report_lines(
     sources = texts.get(source or "")
     rows: list[list[LineScore]] = [[] for _ in texts[first]]
     for name in (each for each in texts if each == first or each not in (*references, source)):
-        confidences = _confidences(Path(name)) if name.endswith(".jsonl") else [None] * len(rows)
+        confidences = (
+            _confidences(Path(name)) if suffix_of(name) == JSON_LINES else [None] * len(rows)
+        )
         all_scores = sentence_scores(texts[name], of_references, config, language)
         for index, scores in enumerate(all_scores):
             line = LineScore(

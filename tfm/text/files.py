@@ -58,7 +58,13 @@ ALWAYS_ALLOWED_BYTES = 64 << 20
 
 def unpacked_name(name: str) -> str:
     """Return the name of a file without the suffix of its compression."""
-    return next((name.removesuffix(s) for s in PACKED_SUFFIXES if name.endswith(s)), name)
+    suffixes = (each for each in PACKED_SUFFIXES if name.lower().endswith(each))
+    return name[: len(name) - len(next(suffixes, ""))]
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file, in lower case and without that of its compression."""
+    return Path(unpacked_name(name)).suffix.lower()
 
 
 def open_packed(file: Any, start: bytes) -> Any | None:
@@ -129,7 +135,12 @@ class TextFile:
 
     def readall(self) -> bytes:
         """Return all that is left; raises as `read` does."""
-        return b"".join(iter(lambda: self.read(1 << 20) or b"", b""))
+        blocks = []
+        while (data := self.read(1 << 20)) != b"":
+            if data is None:
+                select.select([self._file], [], [])
+            blocks.append(data or b"")
+        return b"".join(blocks)
 
     def _unpack(self, size: int) -> bytes:
         try:

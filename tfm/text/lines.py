@@ -1,14 +1,15 @@
-"""Read plain and SGML text line by line."""
+"""Read text line by line."""
 
 import codecs
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tfm.errors import DataError, explain_os_error
-from tfm.text.files import TextFile, conversion, unpacked_name
+from tfm.text.files import TextFile, conversion, suffix_of
+from tfm.text.formats import COLUMNS, open_text
+from tfm.text.segments import ALL
 
 BYTE_ORDER_MARK = "\ufeff"
 STANDARD_INPUT = "standard input"
@@ -17,39 +18,44 @@ _MAX_LINE_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
 _PAIR_OVERHEAD_BYTES = 100
-_TAG = re.compile(rb"<seg\b", re.IGNORECASE)
-_SEGMENT = re.compile(rb"<seg\b[^<>]*>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
-_ENTITY = re.compile(rb"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#x([0-9A-Fa-f]{1,6}));")
-_ENTITIES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
-_TALK_MARKUP = re.compile(rb"<[^<>]*>")
-_TALK_TEXT = (b"<title>", b"<description>")
-_LINE_ENDS = re.compile(rb"[\r\n]+")
 
 BytesPair = tuple[bytes, bytes]
 Block = tuple[list[bytes], list[bytes]]
 
 
 def read_pairs(
-    source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
+    source_path: Path,
+    target_path: Path,
+    *,
+    strict: bool,
+    num_lines: int | None = None,
+    parts: Sequence[str | None] = (None, None),
 ) -> Iterator[BytesPair]:
     """Read line pairs one by one, with the arguments and errors of `read_blocks`."""
-    blocks = read_blocks(source_path, target_path, strict=strict, num_lines=num_lines)
+    options: Mapping[str, Any] = {"strict": strict, "num_lines": num_lines, "parts": parts}
+    blocks = read_blocks(source_path, target_path, **options)
     for sources, targets in blocks:
         yield from zip(sources, targets, strict=True)
 
 
 def read_blocks(
-    source_path: Path, target_path: Path, *, strict: bool, num_lines: int | None = None
+    source_path: Path,
+    target_path: Path,
+    *,
+    strict: bool,
+    num_lines: int | None = None,
+    parts: Sequence[str | None] = (None, None),
 ) -> Iterator[Block]:
     """Read a parallel corpus, two files with translations line by line, in blocks of bounded size.
 
     If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded. `num_lines` is the
-    expected number of lines.
+    expected number of lines, `parts` are those of `read_lines`.
 
     Raises:
         DataError: The sides have different numbers of lines, or a file is damaged.
     """
-    readers = [_read_blocks(path, strict=strict) for path in (source_path, target_path)]
+    paths = (source_path, target_path)
+    readers = [_read_blocks(*each, strict=strict) for each in zip(paths, parts, strict=True)]
     sources: list[bytes] = []
     targets: list[bytes] = []
     num_pairs = 0
@@ -101,20 +107,24 @@ def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> I
         )
 
 
-def read_lines(path: Path, *, strict: bool) -> Iterator[bytes]:
-    r"""Read the lines of a plain, SGML (.sgm, .xml) or IWSLT text, without line ends.
-
-    The text may be compressed, whatever its name.
+def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator[bytes]:
+    r"""Read the lines of a text, which may be compressed, without line ends.
 
     Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
-    U+2028, are text. A byte order mark at the start is dropped. In SGML, each <seg> is a line. In
-    training text of IWSLT (.iwslt), the lines about talks are dropped but for their titles and
-    descriptions. If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded.
+    U+2028, are text. A byte order mark at the start is dropped. If `strict`, a line that is not
+    UTF-8 is an error; otherwise, it is yielded. Text that users give is opened by its format, as
+    `open_text` says of the `part`; other files are plain.
 
     Raises:
-        DataError: A line is too long, the SGML is damaged, or the path is not a readable text file.
+        DataError: A line is too long, or the path is not a readable text file.
     """
-    return chain.from_iterable(_read_blocks(path, strict=strict))
+    return chain.from_iterable(_read_blocks(path, part, strict=strict))
+
+
+def read_every_line(path: Path, *, strict: bool) -> Iterator[bytes]:
+    """Read the lines of a text that users give, of all parts or columns, as `read_lines` does."""
+    part = None if suffix_of(path.name) == COLUMNS else ALL
+    return read_lines(path, strict=strict, part=part)
 
 
 def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
@@ -131,15 +141,15 @@ def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:
         yield chunk
 
 
-def read_text(file: Any, path: Path | None) -> list[str]:
-    """Read the lines of a plain text from a binary file, which is at `path` or standard input.
+def read_text(file: Any, path: Path | None, part: str | None = None) -> list[str]:
+    """Read the lines of a text from a binary file, which is at `path` or standard input.
 
-    A byte order mark is text, unlike in `read_lines`.
+    A byte order mark is text, unlike in `read_lines`. The `part` is that of `open_text`.
 
     Raises:
         DataError: A line is too long or not UTF-8, or the file is not a text file.
     """
-    blocks = _check_utf8(_plain_blocks(TextFile(file, path), path), path)
+    blocks = _check_utf8(_plain_blocks(open_text(file, path, part), path), path)
     return [line.decode() for lines in blocks for line in lines]
 
 
@@ -163,21 +173,13 @@ def decode_lines(
         yield _decode(line if keep_ends else line.rstrip(b"\r\n"), path, number)
 
 
-def _read_blocks(path: Path, *, strict: bool) -> Iterator[list[bytes]]:
-    """Read the lines of a plain or SGML text in blocks of at least one line."""
+def _read_blocks(path: Path, part: str | None, *, strict: bool) -> Iterator[list[bytes]]:
+    """Read the lines of a text in blocks of at least one line."""
     if path.exists() and not path.is_file():  # reading a pipe might block, or never end
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
-    suffix = Path(unpacked_name(path.name)).suffix
     try:
         with path.open("rb") as file:
-            text = TextFile(file, path)
-            blocks: Iterator[list[bytes]]
-            if suffix in (".sgm", ".sgml", ".xml"):
-                blocks = ([segment] for segment in _segments(text.readall(), path))
-            else:
-                blocks = _without_mark(_plain_blocks(text, path))
-            if suffix == ".iwslt":
-                blocks = filter(None, map(_without_talk_markup, blocks))
+            blocks = _without_mark(_plain_blocks(open_text(file, path, part), path))
             yield from _check_utf8(blocks, path) if strict else blocks
     except OSError as error:
         raise DataError(f"{path} cannot be read: {explain_os_error(error)}") from error
@@ -204,12 +206,6 @@ def _without_mark(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
     for first, *lines in blocks:
         yield [first.removeprefix(codecs.BOM_UTF8), *lines]
         yield from blocks
-
-
-def _without_talk_markup(lines: list[bytes]) -> list[bytes]:
-    """Return the lines of talks, their titles and descriptions, without others about them."""
-    kept = (line for line in lines if line[:1] != b"<" or line.startswith(_TALK_TEXT))
-    return [_TALK_MARKUP.sub(b"", line).strip() if line[:1] == b"<" else line for line in kept]
 
 
 def _check_utf8(blocks: Iterable[list[bytes]], path: Path | None) -> Iterator[list[bytes]]:
@@ -239,22 +235,3 @@ def _decode(line: bytes, path: Path | None, number: int) -> str:
             f"{path or STANDARD_INPUT}, line {number:,} is not UTF-8 ({error.reason} at its byte "
             f"{error.start + 1}): {conversion(line, path)}"
         ) from error
-
-
-def _segments(text: bytes, path: Path) -> Iterator[bytes]:
-    """Yield the content of each <seg> element, which may span lines, as one line."""
-    segments = _SEGMENT.findall(text)
-    if len(segments) != len(_TAG.findall(text)):
-        raise DataError(f"{path} is truncated or damaged: not every <seg> has its </seg>")
-    for segment in segments:
-        lines = _LINE_ENDS.split(_ENTITY.sub(_unescape, segment))
-        yield b" ".join(filter(None, (line.strip() for line in lines)))
-
-
-def _unescape(match: re.Match[bytes]) -> bytes:
-    name, decimal, hexadecimal = match.groups()
-    if name:
-        return _ENTITIES[name]
-    code = int(decimal) if decimal else int(hexadecimal, 16)
-    is_character = 0 < code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-    return chr(code).encode() if is_character else match[0]

@@ -15,6 +15,7 @@ from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.inference.steps import Output
 from tfm.reporting import Progress
 from tfm.text.lines import read_lines, read_pairs
+from tfm.text.segments import REFERENCE, SOURCE
 
 _NUM_WORST = 10
 
@@ -66,7 +67,8 @@ def read_test_set(
     first = None
     tags = folder.vocabulary.source.tags()
     source_path, reference_path = files
-    for source, reference in read_pairs(source_path, reference_path, strict=True):
+    parts = SOURCE, REFERENCE
+    for source, reference in read_pairs(source_path, reference_path, strict=True, parts=parts):
         tag, line = split_tag(source.decode(), tags)
         if line.strip() and reference.strip() and first in (None, tag):
             first = tag

@@ -18,6 +18,7 @@ from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment
 from tfm.text.lines import read_lines
+from tfm.text.segments import SOURCE
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2
@@ -65,7 +66,9 @@ def lines_to_check(model: ModelFolder, number: int, path: Path | None = None) ->
             path, _ = model.split("test", advice=advice)
     lines = []
     if path is not None:
-        lines = [line.decode() for line in islice(read_lines(path, strict=True), number)]
+        lines = [
+            line.decode() for line in islice(read_lines(path, strict=True, part=SOURCE), number)
+        ]
     if not any(line.strip() for line in lines):
         where = path or f"{Path(model.info.data_dir)}, the model's dataset"
         raise DataError(f"there is no test set from {model.info.source} in {where}: {advice}")

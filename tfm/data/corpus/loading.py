@@ -34,7 +34,8 @@ from tfm.data.languages import base_language
 from tfm.data.manifest import SPLITS
 from tfm.errors import UsageError, list_problems
 from tfm.reporting import say
-from tfm.text.files import unpacked_name
+from tfm.text.files import suffix_of, unpacked_name
+from tfm.text.formats import COLUMNS, FORMATS, SEGMENTS
 
 EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
 
@@ -47,7 +48,7 @@ PathPair = tuple[Path, Path]
 
 _LANGUAGE_SUFFIX = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]+)*")
 _WORDS, _TREES = "words", "trees"  # used in place of languages
-_FORMAT_SUFFIXES = ("sgm", "tsv", "txt", "xml")
+_FORMAT_SUFFIXES = (".txt", *chain(*(each.suffixes for each in FORMATS)))
 _TREE_SUFFIXES = (".mrg", ".ptb", ".trees", ".txt")
 
 
@@ -177,9 +178,10 @@ def recipe_from_files(
     test: Sequence[PathPair] = (),
     languages: tuple[str, str] | None = None,
 ) -> Recipe:
-    """Build a recipe from (source, target) paths of plain or .sgm text files.
+    """Build a recipe from (source, target) paths of text files.
 
-    A pair of the same file twice is text in two columns separated by a tab (.tsv). Languages that
+    A pair of the same file twice has both sides: two columns separated by a tab (.tsv), or <src>
+    and <ref> (.xml). Languages that
     are None are the suffixes of the first pair (text.en, text.de). If it has none, they are called
     "source" and "target", with a warning.
 
@@ -245,12 +247,12 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     """
     expected = [[base_language(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
-        are_tsv = [unpacked_name(path.name).endswith(".tsv") for path in pair]
+        are_tsv = [suffix_of(path.name) == COLUMNS for path in pair]
         if pair[0] == pair[1]:
-            if not are_tsv[0]:
+            if suffix_of(pair[0].name) not in (COLUMNS, *SEGMENTS):
                 yield (
                     f"{pair[0]} is given as source and target: give two files, or one .tsv file "
-                    "with two columns"
+                    "with two columns, or one of WMT's .xml files with <src> and <ref>"
                 )
             continue
         for path, is_tsv in zip(pair, are_tsv, strict=True):
@@ -271,7 +273,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
 def _language_of(path: Path) -> str:
     """Return the suffix of a text file if it is a language, or "" otherwise."""
     suffix = Path(unpacked_name(path.name)).suffix[1:]
-    is_language = _LANGUAGE_SUFFIX.fullmatch(suffix) and suffix not in _FORMAT_SUFFIXES
+    is_language = _LANGUAGE_SUFFIX.fullmatch(suffix) and f".{suffix}" not in _FORMAT_SUFFIXES
     return suffix if is_language else ""
 
 
