@@ -419,7 +419,7 @@ def train(
         checkpoint_steps: Validate and save every N steps, instead of every N minutes.
         keep_last: Number of newest checkpoints to keep.
         keep_best: Number of best checkpoints to keep besides the newest.
-        best_metric: Rank checkpoints by validation loss, score (BLEU, bracket F1; the loss until it exceeds 1) or metric_command, or NAME:score.
+        best_metric: Rank checkpoints by validation loss, score (BLEU, F1; once above 1), metric_command or NAME:score.
         also_valid: Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.
         average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.

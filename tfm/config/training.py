@@ -166,8 +166,8 @@ class TrainingConfig(Settings, section="training"):
     )
     best_metric: BestMetric = setting(
         "score",
-        "Rank checkpoints by validation loss, score (BLEU, bracket F1; the loss until it exceeds "
-        "1) or metric_command, or NAME:score.",
+        "Rank checkpoints by validation loss, score (BLEU, F1; once above 1), "
+        "metric_command or NAME:score.",
         metavar="[NAME:]loss|score|command",
     )
     also_valid: tuple[AlsoValid, ...] = setting(
