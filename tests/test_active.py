@@ -18,7 +18,7 @@ from tfm.data.subword import EOS, UNK
 from tfm.model import cache
 from tfm.search import active, search
 from tfm.search.active import ActiveHypotheses
-from tfm.search.beam import finish
+from tfm.search.beam import finish, num_candidates
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
 
@@ -264,8 +264,9 @@ def test_a_step_of_beam_search_waits_for_the_device_only_for_its_choice(
         hypotheses = ActiveHypotheses(transformer(), *batch_of(SOURCES), config, prefixes)
         while hypotheses.num_open:
             with Waits() as waits:
-                chosen = hypotheses.best_continuations(beam_size)
-                hypotheses.advance(chosen, finish(hypotheses, chosen, finished, n_best=1))
+                candidates = hypotheses.best_continuations(num_candidates(beam_size))
+                continued = finish(hypotheses, candidates, finished, beam_size, n_best=1)
+                hypotheses.advance(*continued)
             assert waits.counts["numpy"] == 3  # the three arrays of continuations, at once
             for name in ("nonzero", "item", "tolist", "cpu", "__bool__", "__int__", "__float__"):
                 assert waits.counts[name] == 0, name

@@ -13,7 +13,7 @@ from tfm.config import SearchConfig
 from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses, length_penalty
-from tfm.search.beam import finish
+from tfm.search.beam import finish, num_candidates
 from tfm.search.model import SearchableModel
 
 V = 7  # 4, 5 and 6 are words
@@ -62,7 +62,10 @@ def find(model, sources, **config):
 
 
 def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
-    """Keep the best `beam_size` continuations at each step, up to the maximum length."""
+    """Keep `beam_size` hypotheses alive at each step, up to the maximum length.
+
+    An EOS among as many best continuations ends one. A beam of one ends with it: greedy search.
+    """
     live, finished = [((BOS,), 0.0)], []
     for length in range(1, max_length + 1):
         candidates = []
@@ -72,13 +75,13 @@ def slow_search(table, source, *, beam_size, alpha, max_length, n_best=1):
             allowed = [EOS] if length == max_length else [EOS, *words]
             candidates += [((*prefix, token), log_prob + log_probs[token]) for token in allowed]
         candidates.sort(key=lambda candidate: -candidate[1])
-        kept = candidates[:beam_size]
+        ended = [candidate for candidate in candidates[:beam_size] if candidate[0][-1] == EOS]
         finished += [
             (prefix[1:-1], log_prob, log_prob / ((5 + length) / 6) ** alpha)
-            for prefix, log_prob in kept
-            if prefix[-1] == EOS
+            for prefix, log_prob in ended
         ]
-        live = [candidate for candidate in kept if candidate[0][-1] != EOS]
+        others = [candidate for candidate in candidates if candidate[0][-1] != EOS]
+        live = [] if ended and beam_size == 1 else others[:beam_size]
     return sorted(finished, key=lambda output: -output[2])[:n_best]
 
 
@@ -114,6 +117,17 @@ def test_stopping_early_never_changes_the_result(seed, beam_size, alpha, spread,
         assert_same(best, expected)
 
 
+def test_a_beam_of_one_is_greedy_search():
+    """Even if a longer output would have a better score."""
+    for seed in range(20):
+        table = Table(seed)
+        found = find(table, SOURCES, beam_size=1, length_penalty=3.0, max_extra_length=4)
+        for best, source in zip(found, SOURCES, strict=True):
+            limit = len(source) + 4
+            expected = slow_search(table, source, beam_size=1, alpha=3.0, max_length=limit)
+            assert_same(best, expected)
+
+
 class CountingTable(Table):
     """Counts the hypotheses that are extended."""
 
@@ -129,10 +143,12 @@ def find_unpruned(model, config):
     hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, None)
     finished = [[] for _ in SOURCES]
     while hypotheses.num_open:
-        chosen = hypotheses.best_continuations(config.beam_size)
-        is_open = finish(hypotheses, chosen, finished, config.n_best).any(axis=1, keepdims=True)
-        is_possible = (chosen.tokens != EOS) & (chosen.totals > -math.inf)
-        hypotheses.advance(chosen, is_open & is_possible)
+        candidates = hypotheses.best_continuations(num_candidates(config.beam_size))
+        continued, can_improve = finish(
+            hypotheses, candidates, finished, config.beam_size, config.n_best
+        )
+        is_possible = (continued.tokens != EOS) & (continued.totals > -math.inf)
+        hypotheses.advance(continued, can_improve.any(axis=1, keepdims=True) & is_possible)
     return finished
 
 

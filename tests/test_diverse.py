@@ -47,15 +47,14 @@ class SlowGroup:
             log_probs = log_probs_after(prefix)
             candidates += [((*prefix, t), total + log_probs[t]) for t in allowed]
         candidates.sort(key=lambda c: -(c[1] - strength * times_chosen[c[0][-1]]))
-        kept = candidates[: self.size]
+        ended = [candidate for candidate in candidates[: self.size] if candidate[0][-1] == EOS]
         self.finished += [
-            (prefix[1:-1], p, p / ((5 + length) / 6) ** self.alpha)
-            for prefix, p in kept
-            if prefix[-1] == EOS
+            (prefix[1:-1], p, p / ((5 + length) / 6) ** self.alpha) for prefix, p in ended
         ]
         self.finished = sorted(self.finished, key=lambda f: -f[2])[: self.size]
-        self.live = [candidate for candidate in kept if candidate[0][-1] != EOS]
-        for prefix, _ in kept:
+        others = [candidate for candidate in candidates if candidate[0][-1] != EOS]
+        self.live = [] if ended and self.size == 1 else others[: self.size]
+        for prefix, _ in [*ended, *self.live]:
             times_chosen[prefix[-1]] += 1
 
 

@@ -25,43 +25,57 @@ from tfm.search.active import (
 def beam_search(hypotheses: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
     """Find the n best outputs of sentences, which start from one hypothesis each.
 
-    At each step, all continuations of a sentence's hypotheses compete. Of the `beam_size` most
-    probable, those with EOS are finished and ranked by score, and the others are continued (a beam
-    of one is greedy search). A sentence is finished only if no active hypothesis can still enter
-    its n best.
+    At each step, all continuations of a sentence's hypotheses compete, and the 2K most probable of
+    them are its candidates in a beam of K hypotheses. Those with EOS among the first K are finished
+    and ranked by score. The K most probable without EOS are continued, so that a hypothesis that
+    ends leaves no place empty. An EOS of a lower rank is dropped, as in fairseq (Ott et al. 2019)
+    and CTranslate2. A beam of one has one candidate: it is greedy search.
+
+    A sentence is finished only if no active hypothesis can still enter its n best.
     """
     finished: list[list[Hypothesis]] = [[] for _ in hypotheses.sentences]
     while hypotheses.num_open:
-        chosen = hypotheses.best_continuations(config.beam_size)
-        can_improve = finish(hypotheses, chosen, finished, config.n_best)
-        hypotheses.advance(chosen, can_improve)
+        candidates = hypotheses.best_continuations(num_candidates(config.beam_size))
+        continued = finish(hypotheses, candidates, finished, config.beam_size, config.n_best)
+        hypotheses.advance(*continued)
     return finished
+
+
+def num_candidates(beam_size: int) -> int:
+    """Return how many continuations of a sentence are candidates: see `beam_search`."""
+    return 2 * beam_size if beam_size > 1 else 1
 
 
 def finish(
     hypotheses: ActiveHypotheses,
-    chosen: Continuations,
+    candidates: Continuations,
     finished: list[list[Hypothesis]],
+    beam_size: int,
     n_best: int,
-) -> Array:
-    """Add the outputs that continuations [B, K'] finish to the n best of their sentences.
+) -> tuple[Continuations, Array]:
+    """Add the outputs that candidates finish to the n best; return the others: see `beam_search`.
 
     Args:
         hypotheses: The hypotheses that are continued.
-        chosen: Their continuations.
+        candidates: Their best continuations [B, K'], best first.
         finished: The n best outputs of each sentence of the batch, best first.
+        beam_size: K.
         n_best: n.
 
     Returns:
-        [B, K'] whether a continuation can still enter the n best. Not extending the others cannot
-        change the n best: less probable continuations take their place.
+        The best candidates without EOS [B, K], and [B, K] whether each can still enter the n best.
+        Not extending the others cannot change the n best: less probable continuations take their
+        place.
     """
-    ends = chosen.tokens == EOS
-    for sentence, hypothesis in hypotheses.finished(chosen, ends):
+    ends = candidates.tokens == EOS
+    is_first = np.arange(ends.shape[1]) < beam_size
+    for sentence, hypothesis in hypotheses.finished(candidates, ends & is_first):
         keep_best(finished[sentence], hypothesis, n_best)
+    order = ends.argsort(axis=1, kind="stable")[:, :beam_size]
+    continued = Continuations(*(np.take_along_axis(x, order, axis=1) for x in candidates))
     to_beat = [nth_score(finished[sentence], n_best) for sentence in hypotheses.sentences]
-    can_improve: Array = ~ends & (chosen.totals > hypotheses.min_log_probs(to_beat)[:, None])
-    return can_improve
+    bounds = hypotheses.min_log_probs(to_beat)[:, None]
+    return continued, (continued.tokens != EOS) & (continued.totals > bounds)
 
 
 def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:
@@ -96,10 +110,11 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
             if config.diversity_steps is not None:
                 strengths[num_free >= config.diversity_steps] = 0.0
                 is_free[sentences] |= totals.isfinite().flatten(1).sum(1) > 1
-            chosen = _choose(totals, times_chosen, sentences, strengths, size)
-            can_improve = finish(group, chosen, group_finished, size)
+            candidates = _choose(totals, times_chosen, sentences, strengths, size)
+            continued, can_improve = finish(group, candidates, group_finished, size, size)
             is_open = can_improve.any(axis=1, keepdims=True)
-            group.advance(chosen, is_open & (chosen.tokens != EOS) & np.isfinite(chosen.totals))
+            is_possible = (continued.tokens != EOS) & np.isfinite(continued.totals)
+            group.advance(continued, is_open & is_possible)
         num_free += is_free
     return [_merge_groups(of_groups, config.n_best) for of_groups in zip(*finished, strict=True)]
 
@@ -107,22 +122,25 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
 def _choose(
     totals: Tensor, times_chosen: Tensor, sentences: Tensor, strengths: Tensor, size: int
 ) -> Continuations:
-    """Return the best continuations of a group's hypotheses, and count their tokens.
+    """Return the candidates of a group, and count the tokens of those that end or are continued.
 
     Args:
         totals: [B, K, V] log probabilities of all continuations.
         times_chosen: [all sentences, V] how often earlier groups chose a token.
         sentences: [B] indices of the sentences among all.
         strengths: [all sentences] nats by which a token ranks lower for each time.
-        size: Maximum number of continuations of a sentence.
+        size: The size of the group's beam.
     """
     penalties = strengths[sentences, None] * times_chosen[sentences]
     ranked = (totals - penalties[:, None, :]).flatten(1)
-    index = ranked.topk(min(size, ranked.size(1)), dim=1).indices
+    index = ranked.topk(min(num_candidates(size), ranked.size(1)), dim=1).indices
     totals, vocab_size = totals.flatten(1).gather(1, index), totals.size(2)
     tokens = index % vocab_size
-    is_possible = totals.isfinite().to(times_chosen.dtype)
-    times_chosen.index_put_((sentences[:, None], tokens), is_possible, accumulate=True)
+    is_end, ones = tokens == EOS, torch.ones_like(tokens)
+    # Of candidates with EOS, the rank among all counts; of others, the rank among themselves.
+    rank = torch.where(is_end, ones.cumsum(1), (~is_end).cumsum(1))
+    is_chosen = ((rank <= size) & totals.isfinite()).to(times_chosen.dtype)
+    times_chosen.index_put_((sentences[:, None], tokens), is_chosen, accumulate=True)
     return Continuations(*to_host(totals, index // vocab_size, tokens))
 
 
