@@ -103,6 +103,25 @@ def test_minutes_and_steps_between_checkpoints_replace_each_other(tables, expect
     assert (training.checkpoint_steps, training.checkpoint_minutes) == expected
 
 
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ([], (100_000, 50)),
+        ([{"max_steps": 100_000}], (100_000, None)),
+        ([{"max_epochs": 7}, {"max_steps": 9}], (9, 7)),
+        ([{"max_steps": 9}, {"seed": 7}], (9, None)),
+    ],
+)
+def test_given_steps_replace_the_epochs_of_a_preset_also_when_the_run_is_restored(tables, expected):
+    run = run_config("medium", *({"training": table} for table in tables))
+    for each in (
+        run,
+        run_config(None, run_table(run)),
+        run_config(None, tomllib.loads(run_toml(run))),
+    ):
+        assert (each.training.max_steps, each.training.max_epochs) == expected
+
+
 def test_minutes_and_steps_between_checkpoints_exclude_each_other_in_one_table(tmp_path):
     both = {"training": {"checkpoint_minutes": 2.0, "checkpoint_steps": 7}}
     assert "checkpoint_minutes and checkpoint_steps exclude each other" in problem("base", both)
@@ -120,11 +139,20 @@ def test_a_file_may_name_the_preset():
     ("num_pairs", "on_gpu", "task", "expected"),
     [
         (2_000, False, "translation", ("tiny", "2,000 pairs on a CPU")),
-        (100_000, False, "translation", ("small", "100,000 pairs on a CPU")),
         (99_999, True, "translation", ("tiny", "99,999 pairs on a GPU")),
-        (999_999, True, "translation", ("small", "999,999 pairs on a GPU")),
+        (100_000, True, "translation", ("medium", "100,000 pairs on a GPU")),
+        (999_999, True, "translation", ("medium", "999,999 pairs on a GPU")),
         (4_500_000, True, "translation", ("base", "4,500,000 pairs on a GPU")),
         (40_000, False, "parsing", ("parser", "40,000 trees")),
+        *(
+            (
+                n,
+                False,
+                "translation",
+                ("small", f"{n:,} pairs on a CPU, on which {arch} would take days"),
+            )
+            for n, arch in ((100_000, "medium"), (999_999, "medium"), (1_000_000, "base"))
+        ),
     ],
 )
 def test_the_preset_follows_from_dataset_and_device(num_pairs, on_gpu, task, expected):

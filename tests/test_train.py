@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import math
 import re
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 import torch
 from helpers import edit_json, metrics_of, same_weights, steps_of
 
-from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config
+from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config, settings_to
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute, one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
@@ -24,7 +25,7 @@ from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.model.build import new_model
 from tfm.stages.binarize import binarize
-from tfm.stages.forecast import forecast
+from tfm.stages.forecast import Estimate, forecast
 from tfm.stages.train import _with_history, train
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
@@ -465,6 +466,28 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     steps = 1001 * found.steps_per_epoch
     warning = forecast(data_dir, tiny_run(training={"max_steps": steps})).estimate.warning
     assert "training would pass over the data about 1,001 times (" in warning
+
+
+def test_the_steps_of_medium_follow_from_the_size_of_the_text(data_dir, tiny_run):
+    sizes = settings_to(tiny_run().model)
+    for arch, limits in (("medium", {}), ("base", {}), ("medium", {"max_steps": 70})):
+        run = run_config(arch, {"model": sizes, "training": {"device": "cpu", **limits}})
+        found = forecast(data_dir, run)
+        expected = limits.get(
+            "max_steps", 100_000 if arch == "base" else 50 * found.steps_per_epoch
+        )
+        assert found.estimate.num_steps == expected
+        assert found.rows()["steps"].startswith(
+            f"{expected:,}; {found.steps_per_epoch:,} per epoch, "
+        )
+
+
+@pytest.mark.parametrize(("hours", "is_long"), [(23.9, False), (24.1, True), (math.nan, False)])
+def test_a_run_longer_than_a_day_is_announced(hours, is_long):
+    found = Estimate(
+        num_steps=100, epochs=1, flops_per_step=1, seconds_per_step=36 * hours, checkpoint_bytes=1
+    )
+    assert (found.warning is not None) is is_long
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import re
 import tomllib
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import resources
@@ -28,6 +28,8 @@ from tfm.errors import UsageError, explain_os_error, list_problems
 
 # A table that sets one of these in [training] replaces the other.
 _ALTERNATIVES = {"checkpoint_minutes": "checkpoint_steps", "checkpoint_steps": "checkpoint_minutes"}
+# The presets for translation on a GPU and on a CPU, from a number of training pairs on.
+_SUITABLE = ((1_000_000, "base", "small"), (100_000, "medium", "small"), (0, "tiny", "tiny"))
 
 
 @cache
@@ -41,10 +43,11 @@ def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]
     """Return the preset for a number of training pairs of a task, and the reason in words."""
     if task == "parsing":
         return "parser", f"{num_pairs:,} trees"
-    arch = "tiny"
-    if num_pairs >= 100_000:
-        arch = "base" if on_gpu and num_pairs >= 1_000_000 else "small"
-    return arch, f"{num_pairs:,} pairs on a {'GPU' if on_gpu else 'CPU'}"
+    for_gpu, for_cpu = next(names for least, *names in _SUITABLE if num_pairs >= least)
+    if on_gpu:
+        return for_gpu, f"{num_pairs:,} pairs on a GPU"
+    too_slow = "" if for_cpu == for_gpu else f", on which {for_gpu} would take days"
+    return for_cpu, f"{num_pairs:,} pairs on a CPU{too_slow}"
 
 
 def adapting_table(run: RunConfig) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
             "folder of a model"
         )
     kinds["model"] = RecurrentConfig if arch == "rnn" else TransformerConfig
-    merged, places, problems = _merge(kinds, (presets()[arch], *tables))
+    merged, places, problems = _merge(kinds, (_preset(arch, tables), *tables))
     for name in sorted(_settings_of_other_models(kinds["model"]) & merged["model"].keys()):
         del merged["model"][name]
         advice = "leave it out" if arch == "rnn" else "leave it out, or use arch rnn"
@@ -113,6 +116,17 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     if problems:
         raise UsageError(list_problems(problems))
     return run
+
+
+def _preset(arch: str, tables: Sequence[Table]) -> Table:
+    """Return the settings of a preset, without its number of epochs if a table sets the steps."""
+    given = [table.get("training") for table in tables]
+    has_steps = any(isinstance(each, Mapping) and "max_steps" in each for each in given)
+    left_out = {("training", "max_epochs")} if has_steps else set()
+    return {
+        section: {name: each[name] for name in each if (section, name) not in left_out}
+        for section, each in presets()[arch].items()
+    }
 
 
 def _settings_of_other_models(kind: type[Settings]) -> set[str]:

@@ -26,7 +26,7 @@ from tfm.reporting import format_duration
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
 from tfm.training.microbatches import max_microbatch_tokens
 
-_MAX_SECONDS, _MAX_EPOCHS = 7 * 86_400, 1000  # warn about a longer run
+_MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
@@ -136,7 +136,6 @@ class Forecast:
     def rows(self) -> dict[str, str]:
         """Return names and values of a table."""
         cost, estimate = self.cost, self.estimate
-        max_steps = self.data.info.run.training.max_steps
         source, target = self.data.info.vocab_sizes
         several = f"each of {self.num_processes} processes"
         is_sharded = self.data.info.run.training.shard
@@ -156,10 +155,10 @@ class Forecast:
             "global batch": f"{self.tokens_per_step:,.0f} target tokens per step, in "
             f"{self.microbatches_per_step:.1f} microbatches on "
             f"{'one device' if self.num_processes == 1 else several}",
-            "steps": f"{max_steps:,}; {self.steps_per_epoch:,} per epoch, "
-            f"{max_steps / self.steps_per_epoch:.1f} epochs",
+            "steps": f"{estimate.num_steps:,}; {self.steps_per_epoch:,} per epoch, "
+            f"{estimate.epochs:.1f} epochs",
             "training FLOPs": f"{estimate.flops_per_step:.3g} per step, "
-            f"{estimate.flops_per_step * max_steps:.3g} in total",
+            f"{estimate.flops_per_step * estimate.num_steps:.3g} in total",
             "memory, about": f"{cost.state_bytes / num_shards / 2**30:.2f} GiB for weights and "
             f"optimizer, {average}{self.microbatch_tokens * cost.token_bytes / 2**30:.2f} GiB for "
             f"a microbatch{gathered}",
