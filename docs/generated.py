@@ -45,6 +45,7 @@ from tfm.data.corpus.texts import (
     TreeFile,
 )
 from tfm.features.align import heads
+from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
 from tfm.folders import model_folder, run_folder
 from tfm.inference.steps import Output
@@ -202,6 +203,15 @@ def formats() -> str:
     return "\n" + _table(("file", "format"), _FORMATS.items())
 
 
+def placeholder_table() -> str:
+    """Return a table of the placeholders of other programs."""
+    rows = (
+        (f"`{row.example}`", row.programs, "always" if row.use == "always" else "`--protect-for`")
+        for row in placeholders()
+    )
+    return "\n" + _table(("example", "programs", "copied"), rows)
+
+
 def exit_codes() -> str:
     """Return a table of the exceptions that end a command, with their exit codes."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
@@ -230,6 +240,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     **{f"reference/commands/{name}": partial(command_page, name) for name in _COMMANDS},
     "reference/exit-codes": exit_codes,
     "reference/files": formats,
+    "reference/placeholders": placeholder_table,
     "reference/presets": presets,
     "reference/recipe-files": recipe_files,
     "reference/settings": settings,

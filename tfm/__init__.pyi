@@ -641,6 +641,7 @@ def generate(
     align_reverse: StrPath | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
+    protect_for: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
@@ -701,6 +702,7 @@ def generate(
         align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
@@ -831,6 +833,7 @@ def evaluate(
     bootstrap_seed: int | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
+    protect_for: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
@@ -887,6 +890,7 @@ def evaluate(
         bootstrap_seed: Random seed of the paired bootstrap test.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
@@ -935,6 +939,7 @@ def check(
     junit: StrPath | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
+    protect_for: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
     search: Literal['beam', 'sample', 'exact'] | None = ...,
     beam_size: int | None = ...,
@@ -986,6 +991,7 @@ def check(
         junit: Write a JUnit file for build servers.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         search: Beam search, random sampling, or exact search, provably the best.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
@@ -1075,6 +1081,7 @@ def serve(
     batch_characters: int | None = ...,
     glossary: StrPath | None = ...,
     protect: Iterable[StrPath] | None = ...,
+    protect_for: Iterable[StrPath] | None = ...,
     no_protect: bool | None = ...,
     beam_size: int | None = ...,
     beam: int | None = ...,
@@ -1122,6 +1129,7 @@ def serve(
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
         glossary: Glossary of source terms and their translations, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
+        protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
         beam_size: Hypotheses kept at each step; 1 is greedy; exact search starts from the beam's result.
         length_penalty: Exponent α of the GNMT length penalty; 0 ranks by log probability.

@@ -53,6 +53,12 @@ class StepsConfig(Settings, section="steps"):
         "may be repeated.",
         metavar="REGEX",
     )
+    protect_for: tuple[str, ...] = setting(
+        (),
+        "Also copy what could be ordinary text, but is a placeholder of this program, such as "
+        "laravel or qt; may be repeated.",
+        metavar="NAME",
+    )
     no_protect: bool = setting(
         False, "Translate placeholders, addresses, file names, hashtags and mentions as any text."
     )
@@ -60,8 +66,11 @@ class StepsConfig(Settings, section="steps"):
     def _conflicts(self) -> Iterator[str]:
         for pattern in self.protect:
             yield from _pattern_problems(pattern)
-        if self.protect and self.no_protect:
-            yield "protect and no_protect exclude each other: give one"
+        for program in self.protect_for:
+            yield from _program_problems(program)
+        for name in ("protect", "protect_for"):
+            if getattr(self, name) and self.no_protect:
+                yield f"{name} and no_protect exclude each other: give one"
         if self.document and self.format not in ("lines", "text"):
             yield f"document is for plain text, but format is {self.format}: give one"
         if self.align_reverse is not None and not (self.align or self.has_markup):
@@ -86,6 +95,15 @@ def _pattern_problems(pattern: str) -> Iterator[str]:
         regex.compile(pattern)
     except regex.error as error:
         yield f"protect: {pattern} is no regular expression, {error}: correct it"
+
+
+def _program_problems(name: str) -> Iterator[str]:
+    """Yield what is wrong with the name of a program that has placeholders."""
+    from tfm.features.protect.placeholders import programs
+
+    if name.lower() not in programs():
+        known = ", ".join(programs())
+        yield f"protect_for: {name} is no program whose placeholders are known: give one of {known}"
 
 
 def new_aligner(
@@ -133,7 +151,8 @@ def steps_around(
     tags = () if info is None or config.has_markup else info.tags
     aligner = aligner or cache(lambda: new_aligner(search, config, models[0], device))
     reserved = cache(lambda: models[0].vocabulary.source.tags() if models else tags)
-    protect = _protect(config, info, reserved, aligner if models else None, scores_given)
+    new_or_none = aligner if models else None
+    protect = _protect(config, info, reserved, new_or_none, notify, scores_given)
     steps: list[Step] = []
     if config.has_markup:
         from tfm.features.formats.step import Formats
@@ -165,6 +184,7 @@ def _protect(
     info: "ModelInfo | None",
     tags: Callable[[], Collection[str]],
     aligner: "Callable[[], Align] | None",
+    notify: Callable[[str], None],
     scores_given: bool,
 ) -> "Protect | None":
     """Return the step that protects text; None if users or what is searched exclude it."""
@@ -173,13 +193,16 @@ def _protect(
         what = "scores of given targets"
     elif info is not None and info.task == "parsing":
         what = "trees of a parser"
-    if config.protect and what is not None:
-        raise UsageError(f"protect has no effect on the {what}: leave it out")
+    for name in ("protect", "protect_for"):
+        if getattr(config, name) and what is not None:
+            raise UsageError(f"{name} has no effect on the {what}: leave it out")
     if config.no_protect or what is not None:
         return None
     from tfm.features.protect.step import Protect
 
-    return Protect(config.protect, tags, aligner, () if info is None else info.masks)
+    masks = () if info is None else info.masks
+    programs = config.protect_for
+    return Protect(config.protect, tags, aligner, masks, programs=programs, notify=notify)
 
 
 def _steps_of_model(

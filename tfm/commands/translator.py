@@ -117,7 +117,8 @@ class Translator:
             lines: Plain text, one sentence per line, or a single sentence; empty lines stay empty.
             config: Search settings; the model's defaults if None.
             **settings: Settings of [search] by name, instead of `config`, and `protect`,
-                `no_protect` or `glossary`, which is a file or source terms with their translations.
+                `protect_for`, `no_protect` or `glossary`, which is a file or source terms with
+                their translations.
 
         Returns:
             The best translation of each line, with line ends replaced by spaces; a single string
@@ -147,7 +148,8 @@ class Translator:
             format: What the text is: "text", "html", "xml" or "srt", as in `tfm generate --format`.
             align_reverse: A model of the reverse direction, which helps to place markup.
             **settings: Settings of [search] by name, instead of `config`, and `protect`,
-                `no_protect` or `glossary`, which is a file or source terms with their translations.
+                `protect_for`, `no_protect` or `glossary`, which is a file or source terms with
+                their translations.
 
         Raises:
             UsageError: A setting is unknown, wrong or without effect; or the model is a parser, or
@@ -186,8 +188,8 @@ class Translator:
             prefixes: A forced beginning of each line's translations; empty ones force nothing.
             first_line: Number of the first line, for messages and the random seeds of sampling.
             **settings: Settings of [search] by name, instead of `config`, and `protect`,
-                `no_protect`, `align` for word alignments, or `glossary`, which is a file or source
-                terms with their translations.
+                `protect_for`, `no_protect`, `align` for word alignments, or `glossary`, which is a
+                file or source terms with their translations.
 
         Returns:
             The `n_best` translations of each line, best first.

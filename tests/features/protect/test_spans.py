@@ -5,22 +5,72 @@ import time
 import pytest
 
 from tfm.errors import DataError
+from tfm.features.protect.placeholders import placeholders, programs
 from tfm.features.protect.step import Protect
 
 
-def found(text, *patterns):
-    return [text[slice(*span)] for span in Protect(patterns).spans(text, "line 1")]
+def found(text, *patterns, programs=()):
+    spans = Protect(patterns, programs=programs).spans(text, "line 1")
+    return [text[slice(*span)] for span in spans]
+
+
+AROUND = [
+    *(("", ""), ("Click ", " now."), ("(", ")"), ("„", "“!"), ("你好", "，世界"), ("在", "里")),
+    *(("مرحبا ", "، شكرا"), ("ключ: ", ", да"), ("नाम ", "।"), ("e\u0301t ", " 👍🏽")),
+]
+
+
+@pytest.mark.parametrize("row", placeholders(), ids=lambda row: row.name)
+def test_each_placeholder_of_the_table_is_found_whole_in_any_sentence(row):
+    program = row.programs.split(", ")[0]
+    for before, after in AROUND:
+        text = f"{before}{row.example}{after}"
+        assert found(text, programs=[program]) == [row.example]
+        if row.use == "asked" and row.name != "gettext-escape":
+            assert found(text) == []
+
+
+# More of what the programs write; two spaces are between examples.
+EXAMPLES = r"""
+{$name}  { -brand(case: "x") }  {-brand}  { NUMBER($n, digits: 2) }  { msg.title }  { "" }
+{n,plural,=0{none}one{# a}other{# b}}
+{ n , select, a {{m, plural, one {{x}} other {# y}}} other {z} }
+{n, plural, one {'{' {x}} other {'}'}}  {0,choice,0#none|1#one|1<{0} many}  {n, number, ::percent}
+{ $n -> [one] a {x} *[other] b }  {d, date, d MMM}  {n, selectordinal, one {#st} other {#th}}
+{{ x | date:'short' }}  {{#if x}}  {{/if}}  {{> part}}  {{- n}}  {{ {a: {b: 1}}.a }}  {{{{raw}}}}
+{!$Label.c.Name}  {!IF(a, "b", "c")}  {!! $x !!}  {#if x}  {:else}  {/if}  {@html x}  {if $x > 1}
+{%- endif -%}  {% set x = {"a": 1} %}  {# note #}  <% if (a > b) { %>  <%- f('a') %>  <?= $x ?>
+%{count}  ${a ? {b: 1} : c}  ${{ github.ref }}  $!{x}  @{/path}  $t(a.b, {"n": {{n}} })  $(^Name)
+%<n>.2f  %-10<n>s  %user.name%  %id%  %%FirstName%%  *|END:IF|*  %1$S  %2$*1$d  %I64d  %'d  %(,.2f
+%tY  %1$tY  %<tB  %(full name)s  %1$@  %2$#@n@  %1!02d!  %#v  %T  %[1]d  %Ln  %-m  %%=v(@x)=%%
+$a->b->c  $env:PATH  *{x}  %r
+$user['a']  $user.name  $NAME$  $name$  $INFO[Player.Title]  @:common.title  @:(key)  @.lower:key
+{:?}  {:#?}  {:>width$}  {v:{w}.{p}f}  {0,10:N2}  {0,-10}  {d:%d %B %Y}  {a["k"]}  {'a'}  {\an8}
+<0/>  <a href="{{u}}">  <size=20>  </Bold>  <NAME>  <@!123>  <:smile:12>  <!here>  </#if>  @+id/x
+{1:N2}  {}  {a.b}  %@  %5.2f  #{x}  @TOKEN@  @angular/core  &brand.name;  \C[2]  <1}  [1}  {1]
+"""
+
+
+@pytest.mark.parametrize("example", EXAMPLES.replace("\n", "  ").strip().split("  "))
+def test_what_else_programs_write_is_found_whole(example):
+    for before, after in AROUND:
+        assert found(f"{before}{example}{after}") == [example]
+
+
+def test_placeholders_of_a_program_that_could_be_ordinary_text_are_found_on_request():
+    text = "Hi :name, %1 of [20,*], {x}"
+    assert found(text) == ["{x}"]
+    assert found(text, programs=["Laravel"]) == [":name", "[20,*]", "{x}"]
+    assert found(text, programs=["qt", "laravel"]) == [":name", "%1", "[20,*]", "{x}"]
+    assert {"angular", "i18next", "laravel", "qt", "symfony"} <= {*programs()}
 
 
 FOUND = [
     ("Hello {name}, you have %d mails and %s.", ("{name}", "%d", "%s")),
-    ("{{x}} {0} {1:N2} {} {a.b}", ("{{x}}", "{0}", "{1:N2}", "{}", "{a.b}")),
     ("in {n, number}, not {n, m}", ("{n, number}",)),
-    ("%(n)d %1$s %@ %5.2f %{x}", ("%(n)d", "%1$s", "%@", "%5.2f", "%{x}")),
-    ("${x} $user $HOME #{x}", ("${x}", "$user", "$HOME", "#{x}")),
     ("$1 and $2", ("$1", "$2")),
     ("on %Y-%m-%d at %H:%M, %d%% done in %dms", ("%Y-%m-%d", "%H:%M", "%d%%", "%d")),
-    ('A <ph id="1"/> and <b>x</b>, <0>y</0>.', ('<ph id="1"/>', "<b>", "</b>", "<0>", "</0>")),
+    ("A <b>x</b>, <0>y</0>.", ("<b>", "</b>", "<0>", "</0>")),
     ("See (https://x.org/a_(b)?q=1&r=2#z).", ("https://x.org/a_(b)?q=1&r=2#z",)),
     ("example.com, www.x.de/{id} or", ("example.com", "www.x.de/{id}")),
     ("de.wikipedia.org/wiki/Köln!", ("de.wikipedia.org/wiki/Köln",)),
@@ -63,6 +113,20 @@ def test_a_numbered_argument_within_an_address_belongs_to_it():
         "{{",
         "1.",
         "'",
+        *(
+            "{n, plural, ",
+            "{ $n -> [",
+            "{% ",
+            "{ $",
+            "<% ",
+            "<?",
+            "$(",
+            "*|",
+            "%<",
+            "@:(",
+            "<a b='",
+        ),
+        *("%a", "{!", "$a->", "<A>", "%%=", "\\", "__MSG_", "{a:{", "'{"),
     ],
 )
 def test_hostile_text_takes_linear_time(part):
@@ -79,6 +143,16 @@ def test_hostile_text_takes_linear_time(part):
         *("It costs $5, $1.50 or $2.", "$1 million", "US$5, A$AP, Ke$ha", "Cost: 5$/month"),
         *("a.m. and e.g. this, U.S. 3.5", "the end.Then", "Wait...what", "Dr. Smith vs. No. 5"),
         *("and/or", "1/2/3, 30 km/h, he/she", "10:30 - 11:00", "https: //", "C#, C++, F#"),
+        *(
+            "50%ige und 100%ige",
+            "100 %ig",
+            "yüzde %1 ile %2",
+            "Oh!no",
+            "¡Ah!",
+            "R&D;",
+            "a[1] [sic]",
+        ),
+        *("Ke$ha's $5(a)", "1:name", "10:30", "<<bonjour>>", "[f]/e/, /kwa/ (x)/Maekawa/Driving"),
         *("#1 fan", "@ home", "x@y", "I <3 you", "a < b and c > d", "{a, b} and {1, 2, 3}"),
     ],
 )

@@ -110,10 +110,18 @@ def test_a_translation_that_equals_its_source_gets_its_spans_where_they_were(wor
         ("{name} plays", "plays", "spielt", "{name} spielt"),
         ('Say "{word}" now', "Say now", "Sag jetzt", 'Sag "{word}" jetzt'),
         ("about {n}% less", "about less", "etwa weniger", "etwa {n}% weniger"),
+        ("see <name>'s car", "see car", "sieh Auto", "sieh <name>'s Auto"),
         ("好{name}，再", "好，再", "Hello, bye", "Hello {name}, bye"),
         ("Hello {name}, bye", "Hello, bye", "你好，再见", "你{name}好，再见"),
         ("see http://x.org.", "see.", "siehe.", "siehe http://x.org."),
         ("bir {x} var", "bir var", "هناك واحد", "هناك {x} واحد"),
+        # Words in and beside tags and line breaks are translated.
+        ("red <b>hat</b> now", "red hat now", "roter Hut nun", "roter <b>Hut</b> nun"),
+        ("A <0>b</0>, <a b='c'>d</a>.", "A b, d.", "E f, g.", "E <0>f</0>, <a b='c'>g</a>."),
+        ("Red<br/>hat \\C[2]on\\C[0] me", "Red hat on me", "A b c d", "A<br/>b \\C[2]c\\C[0] d"),
+        ("A hat.\\nTwo", "A hat. Two", "Ein Hut. Zwei", "Ein Hut.\\nZwei"),
+        ("{% if x %}A b{% end %} c", "A b c", "A B C", "{% if x %}A B{% end %} C"),
+        ("点<b>这</b>吧", "点这吧", "Klick hier jetzt", "Klick <b>hier</b> jetzt"),
     ],
 )
 def test_spans_go_between_the_translations_of_their_neighbors(source, searched, target, result):
@@ -126,6 +134,18 @@ def test_spans_go_between_the_translations_of_their_neighbors(source, searched, 
 def test_a_span_moves_with_its_neighbors():
     [text] = translated("red {x} car", lambda _: ["Auto rotes"], aligner=Diagonal(is_reversed=True))
     assert text == "Auto {x} rotes"
+
+
+def test_messages_with_forms_are_copied_with_a_warning():
+    notes = []
+    protect = Protect(notify=notes.append)
+    message = "{n, plural, one {# item} other {{x} items, all of them}}"
+    texts = ("{x} and {n, number}", f"You have {message}.", message, "{ $n -> [a] b *[c] d }")
+    for number, text in enumerate(texts):
+        protect.before(Segment(number, text))
+    assert [note[:17] for note in notes] == [f"warning: line {n}: " for n in (1, 2, 3)]
+    quoted = "{n, plural, one {# item} other {{x} item…"
+    assert f": the text in {quoted} is copied, not translated: translate it in" in notes[0]
 
 
 def test_text_without_spans_is_passed_on_unchanged():
@@ -198,6 +218,8 @@ class Unneeded:
         ("see ({a})'s", "see QX1", "qx1 sehen", "({a})'s sehen"),
         ("好{a}，再", "好QX1，再", "再QX1好，", "再{a}好，"),
         ("انظر {a}", "انظر QX1", "QX1انظر", "{a}انظر"),
+        ("see <b>it</b>.", "see QX1 it QX2.", "QX1 es QX2 sehen.", "<b>es</b> sehen."),
+        ("<i>{n}</i>ms off", "QX1 ms off", "QX1 ms aus", "<i>{n}</i> ms aus"),
         ("<2de> see {a}", "<2de> see QX1", "QX1s sehen", "{a}s sehen"),
     ],
 )
@@ -343,6 +365,11 @@ def test_spans_are_aligned_with_their_copies(translator, trained_run):
 def test_translator_takes_patterns(translator):
     assert "HAT" in translator.translate("a red HAT", protect=["HAT"])
     assert translator.translate_text("a {x}. a HAT.", protect=["HAT"]).count("HAT") == 1
+    assert ":hat" in translator.translate("a red :hat", protect_for=["Laravel"])
+    with pytest.raises(
+        UsageError, match=r"protect_for: x is no program .* known: give one of .net"
+    ):
+        translator.translate("a", protect_for=["x"])
     with pytest.raises(UsageError, match=r"protect: \(a is no regular expression"):
         translator.translate("a", protect=["(a"])
     with pytest.raises(UsageError, match="exclude each other"):

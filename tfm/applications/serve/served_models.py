@@ -110,7 +110,9 @@ class ServedModel:
     def protected_spans(self) -> Callable[[str, str], Sequence[Span]] | None:
         """What finds the spans of a text that no sentence ends within, as `Sentences` takes it."""
         config = self._steps_config
-        return None if config.no_protect else Protect(config.protect).spans
+        if config.no_protect:
+            return None
+        return Protect(config.protect, programs=config.protect_for).spans
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.

@@ -19,6 +19,15 @@ _CLOSING = ".,;:!?…)]}»”’%。，、；：！？）」』》〉،؛؟।"
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _PAIRS = dict(zip("([\"'“„«‘「", ")]\"'”“»’」", strict=True))
 _BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]{1,40}$")
+# Tags, conditions and the like around text, and line breaks: the words beside them are translated.
+_BREAK = r"\\[nrt]|<[bh]r\s*/?>"
+_MARK = (
+    rf"{_BREAK}|(?P<opening><[A-Za-z\d](?:[^<>]*[^<>/])?>)|(?P<closing></[A-Za-z\d][^<>]*>)"
+    r"|\{%.*?%\}|\{\{[#/^!][^{}]*\}\}|\{[#/:@\\][^{}]*\}|<%(?![=-]).*?%>|<!--.*?-->|</?#[^<>]*>"
+    r"|\*\|(?:IF|ELSE|END)[^|]*\|\*|\\[A-Za-z]+\[\d+\]"
+)
+_STARTS_WITH_MARK, _ENDS_WITH_MARK = regex.compile(_MARK), regex.compile(rf"(?:{_MARK})$")
+_BREAKS = regex.compile(rf"(?:{_BREAK})+")
 _AFTER = regex.compile(r"[-'’]?[A-Za-z\d%°€$£+]+(?!\w)|%")
 
 
@@ -45,11 +54,28 @@ class Cut:
         """Where it is in the text."""
         return self.start, self.start + len(self.text)
 
+    @property
+    def joins(self) -> tuple[bool, bool]:
+        """Whether it is a mark that has no space before it, and after it, beside words."""
+        first, last = _STARTS_WITH_MARK.match(self.text), _ENDS_WITH_MARK.search(self.text)
+        return (
+            bool(first and not first["opening"] and self.before.strip()),
+            bool(last and not last["closing"] and self.after.strip()),
+        )
+
+
+def spaced(cut: Cut, mask: str) -> str:
+    """Return a mask with spaces to tell it from words, which are beside tags and the like."""
+    first, last = _STARTS_WITH_MARK.match(cut.text), _ENDS_WITH_MARK.search(cut.text)
+    is_word = [each.isalnum() and not _UNSPACED.match(each) for each in (cut.before, cut.after)]
+    return " " * bool(first and is_word[0]) + mask + " " * bool(last and is_word[1])
+
 
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
     """Return a text without spans, which are in order, and the spans.
 
-    Of the spaces on both sides of a span, one remains; none does before a punctuation mark.
+    Of the spaces on both sides of a span, one remains; none does before a punctuation mark. One
+    takes the place of a line break.
     """
     remaining, cuts, end = "", list[Cut](), 0
     for start, stop in spans:
@@ -61,24 +87,30 @@ def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
         elif after.isspace() and (remaining[-1:].isspace() or not remaining):
             end += 1
         cuts.append(Cut(text[start:stop], start, len(remaining), before, after))
+        is_break = before.strip() and after.strip() and _BREAKS.fullmatch(text, start, stop)
+        if is_break and after not in _CLOSING and not _UNSPACED.match(before):
+            remaining += " "
     return remaining + text[end:], cuts
 
 
 def grown(text: str, spans: Sequence[Span], *, start: int = 0) -> list[Span]:
     """Return spans with quotes and brackets around them, and with what is attached to them.
 
-    This is text such as the ends of {n}% and {name}'s, which means nothing without the span. What
-    is before `start` is not looked at.
+    This is text such as the ends of {n}% and {name}'s, which means nothing without the span, but
+    not the words in and beside tags. What is before `start` is not looked at.
     """
     found: list[Span] = []
-    low = start
+    low, has_tags = start, "</" in text
     for first, end in spans:
         first = max(first, low)
         while first > low and _PAIRS.get(text[first - 1]) == text[end : end + 1] != "":
             first, end = first - 1, end + 1
-        if attached := _BEFORE.search(text, low, first):
+        marks = _STARTS_WITH_MARK.match(text, first, end), _ENDS_WITH_MARK.search(text, first, end)
+        # A tag that nothing closes, such as <name>, is a word.
+        starts, ends = (bool(mark and (has_tags or not mark["opening"])) for mark in marks)
+        if (attached := _BEFORE.search(text, low, first)) and not starts:
             first = attached.start()
-        if attached := _AFTER.match(text, end):
+        if (attached := _AFTER.match(text, end)) and not ends:
             end = attached.end()
         if found and first == low:
             found[-1] = found[-1][0], end
@@ -108,11 +140,13 @@ def put_back(
         following = text[stop:].lstrip()
         end = len(text) - len(following)
         is_exact = index in as_written
-        written += _space(written[-1:], cut.before, _OPENING, is_exact=is_exact)
+        joins = cut.joins
+        written += "" if joins[0] else _space(written[-1:], cut.before, _OPENING, is_exact=is_exact)
         kept.append((cut.span, (len(written), len(written) + len(cut.text))))
         written += cut.text
         is_exact = is_exact and cut.after != ""  # a prefix may end here
-        written += _space(following[:1], cut.after, _CLOSING, is_exact=is_exact)
+        if not joins[1]:
+            written += _space(following[:1], cut.after, _CLOSING, is_exact=is_exact)
     return written + text[end:], sorted(kept)
 
 

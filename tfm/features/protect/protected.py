@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tfm.data.masks import with_masks
 from tfm.data.units import Span
-from tfm.features.protect.placing import Cut, Link, grown, place, put_back, take_out
+from tfm.features.protect.placing import Cut, Link, grown, place, put_back, spaced, take_out
 from tfm.inference.steps import Output, Segment
 
 _SPACE = re.compile(r"\s+")
@@ -53,7 +53,8 @@ class Protected:
             return None
         if len(cuts) > len(masks) or _pattern(masks).search(remaining):
             return cls(replace(unit, source=remaining), remaining, cuts, {})
-        masked = with_masks(unit.source, dict(zip(spans, masks, strict=False)))
+        written = map(spaced, cuts, masks)
+        masked = with_masks(unit.source, dict(zip(spans, written, strict=True)))
         return cls(replace(unit, source=masked), remaining, cuts, {}, masks[: len(cuts)])
 
     def unmasked(self, output: Output) -> "tuple[Protected, Output]":
@@ -65,7 +66,10 @@ class Protected:
         for name, cut in zip(names, taken, strict=True):
             if counts[name] == 1 and name in self.masks:
                 index = self.masks.index(name)
-                cuts[index] = replace(cuts[index], before=cut.before, after=cut.after)
+                own, joins = cuts[index], cuts[index].joins
+                before = own.before if joins[0] else cut.before
+                after = own.after if joins[1] else cut.after
+                cuts[index] = replace(own, before=before, after=after)
                 forced[index] = len("".join(text[: cut.at].split()))
         return replace(self, cuts=cuts, forced=forced), replace(output, text=text)
 

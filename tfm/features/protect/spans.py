@@ -7,11 +7,14 @@ Patterns prefer to miss something rare to touching ordinary text: "100 % sure", 
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import regex
 
 from tfm.data.units import Span
 from tfm.errors import DataError
+from tfm.features.protect.placeholders import placeholders
 
 _SECONDS = 1.0  # for a pattern of the user and a text
 
@@ -27,51 +30,38 @@ _EXTENSIONS = (
     "|properties|ps1|py|rar|rb|rst|rtf|sh|sql|srt|svg|tar|tex|tiff?|toml|tsv|tsx|txt|vtt|wav|webp"
     "|xlsx?|xml|xz|ya?ml|zip"
 )
-# A conversion of printf: %s, %-5.2f, %1$s, %(n)d, %@. No space belongs to it, unlike in 5 % sicher.
-_CONVERSION = (
-    r"(?<![\d%])%(?:\([^()\s]{1,60}\)|\d+\$)?[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
-    r"(?:hh?|ll?|[zjtL])?[diouxXeEfFgGcs@p](?![A-Za-z]{3})"
-)
+_ROOTS = "api|app|bin|dev|etc|lib|mnt|opt|run|srv|src|sys|tmp|usr|var"
+# What is protected besides the table of placeholders.
 _PATTERNS = (
-    # {{x}}, {{#each y}}; ${x}, %{x}, #{x}; {}, {0}, {0:N2}, {name!r:>10}, {n, number}.
-    r"\{\{[^{}\n]{1,200}\}\}",
-    r"[$%#]\{[^{}\n]{1,200}\}",
-    r"\{(?:(?=[\w$\[])(?:[\w.$-]|\[\w+\]){1,200}+)?+(?:![rsa])?(?::[^{}\s]{0,40})?\}",
-    r"\{\w+, ?(?:number|date|time|spellout|ordinal|duration)(?:, ?[^{}\n]{1,40})?\}",
-    # Conversions; %Y, %VALUE%, %%.
-    _CONVERSION,
-    r"(?<![\d%])%[YmdHMSBbyjpAaIZ](?![A-Za-z\d])",
-    r"%[A-Z][A-Z\d_]+%|%%",
-    # $name, $HOME; $1 is dealt with below.
-    r"(?<![\w$])\$(?:[a-z_][A-Za-z\d_]+|[A-Z][A-Z\d_]{3,})",
-    # <ph id="1"/>, <b>, </b>, <0>.
-    r"</?[a-z][\w:.-]*(?:\s+[\w:.-]+=(?:\"[^\"<>]*\"|'[^'<>]*'))*\s*/?>|</?\d{1,3}/?>",
     # Addresses, with placeholders in them.
-    rf"(?<![A-Za-z\d])(?:[A-Za-z][A-Za-z\d+.-]{{1,15}}://|www\.)(?:{_URL}|\{{{{?\w+\}}?\}})+",
+    rf"(?<address>(?<![A-Za-z\d])(?:[A-Za-z][A-Za-z\d+.-]{{1,15}}://|www\.)(?:{_URL}|\{{{{?\w+\}}?\}})+)",
     rf"(?<![A-Za-z\d])(?:mailto:)?[A-Za-z\d._%+-]{{0,63}}[A-Za-z\d]@{_DOMAIN}[A-Za-z]{{2,}}",
-    rf"(?<![\w@./-]){_DOMAIN}(?:(?:com|org|net|edu|gov|io|info)(?![\w-])|[a-z]{{2,3}}(?=/\w))(?:/{_URL}*)?",
-    # Paths and the names of files.
-    r"(?<![\w/.<:])(?:~|\.\.?)?/(?:[A-Za-z\d_.@+-]{1,99}+/){1,40}+[A-Za-z\d_.@+-]*+",
+    rf"(?<address>(?<![\w@./-]){_DOMAIN}(?:(?:com|org|net|edu|gov|io|info)(?![\w-])|[a-z]{{2,3}}(?=/\w))(?:/{_URL}*)?)",
+    # Paths, but for phonemes such as /e/, and the names of files.
+    rf"(?<address>(?<![\w/.<:)])(?:~|\.\.?)?/(?!(?!{_ROOTS})[A-Za-z]{{1,3}}/(?![A-Za-z\d_.@+-]))(?:[A-Za-z\d_.@+-]{{1,99}}+/){{1,40}}+[A-Za-z\d_.@+-]*+)",
     r"(?<![A-Za-z\d])[A-Za-z]:\\(?:[\w.$-]+\\)*[\w.$-]*",
     rf"(?<!{_WORD}|[.\\/])(?:{_WORD}|[-./\\~]){{0,120}}{_WORD}\.(?i:{_EXTENSIONS})(?![A-Za-z\d]|\.[A-Za-z])",
     # Hashtags and mentions.
     rf"(?<!{_WORD}|[&/#])#(?={_WORD}*\p{{L}}){_WORD}+|#[\p{{Han}}\w]{{1,30}}#",
     rf"(?<!{_WORD}|[@./])@(?={_WORD}*\p{{L}}){_WORD}(?:{_WORD}|[.-](?=\w)){{1,60}}",
 )
-_BUILT_IN = regex.compile("|".join(f"(?:{each})" for each in _PATTERNS), regex.VERSION1)
+_BRACE = regex.compile(r"'[{}]+'|[{}]")
 _FINAL = ".,;:!?'*"  # marks after an address
 _BRACKETS = {")": "(", "]": "["}
 _NUMBERED = regex.compile(r"(?<![\w$])\$([1-9])(?![\w]|[.,]\d| ?(?:million|billion|Million|Mill))")
 _BETWEEN = regex.compile(r"[!-/:-@\[-`{-~]{1,3}")
 
 
-def protected_spans(text: str, patterns: Sequence[str], *, name: str) -> list[Span]:
+def protected_spans(
+    text: str, patterns: Sequence[str], *, name: str, programs: frozenset[str] = frozenset()
+) -> list[Span]:
     """Return the protected spans of a text, in order; adjacent ones become one.
 
     Args:
         text: The text.
         patterns: Patterns of the user, which take precedence.
         name: What the text is, for messages, such as "line 3".
+        programs: The programs whose placeholders are protected that could be ordinary text.
 
     Raises:
         DataError: A pattern takes too long.
@@ -86,17 +76,43 @@ def protected_spans(text: str, patterns: Sequence[str], *, name: str) -> list[Sp
                 "write one that has no repetition within a repetition"
             ) from error
         spans = _added(spans, (_stripped(text, *span) for span in found))
-    spans = _added(spans, _built_in(text))
+    spans = _added(spans, _built_in(text, _table(programs)))
     return _joined(text, _added(spans, _numbered(text)))
 
 
-def _built_in(text: str) -> Iterator[Span]:
+@cache
+def _table(programs: frozenset[str]) -> Any:
+    """Return the built-in patterns as one, with those of programs."""
+    rows = (row for row in placeholders() if row.use == "always" or row.is_of(programs))
+    patterns = [*(row.pattern for row in rows), *_PATTERNS]
+    return regex.compile("|".join(f"(?:{each})" for each in patterns), regex.VERSION1)
+
+
+def _built_in(text: str, table: Any) -> Iterator[Span]:
     """Yield the spans of the built-in patterns, but for numbered arguments."""
-    for found in _BUILT_IN.finditer(text):
+    closed, position = dict(_braces(text)), 0
+    while found := table.search(text, position):
         start, end = found.span()
-        if "://" in found[0] or "www." in found[0] or "/" in found[0]:
+        if found["open"]:
+            end = closed.get(found.start("open"), start)
+        elif found["address"]:
             end = _end_of_address(text, start, end)
-        yield start, end
+        if start < end:
+            yield start, end
+        position = max(end, start + 1)
+
+
+def _braces(text: str) -> Iterator[Span]:
+    """Yield where each brace that is closed is, and where the text up to its closing one ends.
+
+    Braces in single quotes are text of messages.
+    """
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            yield opened.pop(), brace.end()
 
 
 def _numbered(text: str) -> Iterator[Span]:

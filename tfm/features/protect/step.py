@@ -9,13 +9,19 @@ from typing_extensions import override
 
 from tfm.data.tags import split_tag
 from tfm.inference.steps import Output, Segment, Step, UnitAligner
+from tfm.reporting import say
 
 if TYPE_CHECKING:
     from tfm.data.units import Span
     from tfm.features.protect.protected import Protected
 
 # What any protected text has; the modules that find and place it are only imported for it.
-_HINT = re.compile(r"[{<\\]|[%@#]\S|\$\w|\w[./](?:[^\W\d]|7z)|[./~]/")
+_HINT = re.compile(r"[{}<\\]|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/")
+# A placeholder with text in it, whose forms depend on a number or another value.
+_MESSAGE = re.compile(
+    r"\{\s*(?:[\w.-]+\s*,\s*(?:plural|select|selectordinal|choice)\b|[-$A-Z][^{}]*->)"
+)
+_MAX_QUOTED = 40
 
 
 class Protect(Step):
@@ -30,6 +36,8 @@ class Protect(Step):
         new_aligner: Returns what aligns sources and translations, when the first one is needed;
             without it, protected text keeps its share of a translation.
         masks: Words that the model has learned to copy; perhaps none.
+        programs: Programs whose placeholders are protected, too, that could be ordinary text.
+        notify: Receives warnings of messages with text that is not translated.
     """
 
     def __init__(
@@ -38,10 +46,14 @@ class Protect(Step):
         tags: Callable[[], Collection[str]] = tuple,
         new_aligner: Callable[[], UnitAligner] | None = None,
         masks: Sequence[str] = (),
+        *,
+        programs: Collection[str] = (),
+        notify: Callable[[str], None] = say,
     ) -> None:
         self._patterns, self._tags, self._new_aligner = tuple(patterns), tags, new_aligner
-        self._masks = masks
-        self.settings = {"protect": list(patterns)}
+        self._masks, self._notify = masks, notify
+        self._programs = frozenset(map(str.lower, programs))
+        self.settings = {"protect": list(patterns), "protect_for": sorted(self._programs)}
 
     def spans(self, text: str, name: str) -> "list[Span]":
         """Return the protected spans of a text, which `name` names in messages.
@@ -49,11 +61,12 @@ class Protect(Step):
         Raises:
             DataError: A pattern takes too long.
         """
-        if not self._patterns and not _HINT.search(text):
+        if not (self._patterns or self._programs or _HINT.search(text)):
             return []
         from tfm.features.protect.spans import protected_spans
 
-        start, spans = self._start(text), protected_spans(text, self._patterns, name=name)
+        spans = protected_spans(text, self._patterns, name=name, programs=self._programs)
+        start = self._start(text)
         return [span for span in spans if span[0] >= start]
 
     def _start(self, text: str) -> int:
@@ -63,9 +76,17 @@ class Protect(Step):
 
     @override
     def before(self, unit: Segment) -> tuple[Sequence[Segment], "Protected | Output | None"]:
-        spans = self.spans(unit.source, f"{unit.unit} {unit.number:,}")
+        name = f"{unit.unit} {unit.number:,}"
+        spans = self.spans(unit.source, name)
         if not spans:
             return [unit], None
+        for message in (unit.source[slice(*span)] for span in spans):
+            if _MESSAGE.search(message):
+                quoted = message if len(message) <= _MAX_QUOTED else f"{message[:_MAX_QUOTED]}…"
+                self._notify(
+                    f"warning: {name}: the text in {quoted} is copied, not translated: translate "
+                    "it in lines of its own"
+                )
         from tfm.features.protect.protected import Protected, copied
 
         start = self._start(unit.source)
