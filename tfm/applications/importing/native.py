@@ -1,10 +1,16 @@
 """Transformers in Marian's own files: weights with settings (.npz), and vocabularies."""
 
+import errno
 import re
+import struct
+import tokenize
+import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -22,16 +28,23 @@ from tfm.applications.importing.foreign import (
     renumber,
     sinusoids,
 )
-from tfm.applications.importing.npz import read_arrays
 from tfm.applications.importing.yaml_lines import read_mapping
 from tfm.data.foreign_subword import pieces_by_id, with_vocabulary, word_model
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.files import read_json
+from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors
 from tfm.text.lines import read_lines
 
 _SETTINGS = "special:model.yml"  # an array of bytes beside the weights
 _STATES = (".optimizer.npz", ".orig.npz")  # of training
 _MAX_POSITIONS = 1024
+_MAX_PREFIX_BYTES = 12  # before a header, with its length
+_MAX_HEADER_BYTES = 256  # that of a matrix has 118; numpy's parser might take deeply nested ones
+# Of damaged archives and headers; a header is a Python literal.
+_ERRORS: tuple[type[Exception], ...] = (
+    *(zipfile.BadZipFile, struct.error, RuntimeError, MemoryError),
+    *(ValueError, LookupError, TypeError, ArithmeticError, SyntaxError, tokenize.TokenError),
+)
 _FLAGS = (
     "right-left",
     "transformer-disable-position-embeddings",
@@ -97,7 +110,7 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
         CheckpointError: Weights are missing or damaged.
         DataError: A vocabulary or SentencePiece model is missing or damaged.
     """
-    arrays = read_arrays(path)
+    arrays = _read_arrays(path)
     settings = _settings(arrays, path)
     tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
     weights = _renamed(checked_weights(tensors, path), path)
@@ -119,6 +132,46 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
         vocabulary=joint_or_separate(models, path.parent),
     )
     return model, takes_tokens
+
+
+def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of numbers in a file, of any shape, in the byte order of this machine.
+
+    Raises:
+        CheckpointError: The file is damaged, expands too much, or has something else than numbers.
+    """
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False, max_header_size=_MAX_HEADER_BYTES) as arrays,
+        ):
+            members = arrays.zip.infolist()
+            limit = max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * path.stat().st_size)
+            if sum(each.file_size for each in members) > limit:
+                raise ValueError("it expands to more than weights can")
+            # NumPy compares the checksum of a member only if its header asks for all bytes.
+            if arrays.zip.testzip() is not None:
+                raise ValueError("the checksum of a member differs")
+            sizes = (each.file_size for each in members)
+            found = zip(arrays.items(), sizes, strict=True)
+            return {name: _numbers(each, num_bytes) for (name, each), num_bytes in found}
+    except _ERRORS + damage_errors() as error:
+        # Decompressors give no number, and a seek to an impossible place EINVAL.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
+        raise CheckpointError(
+            f"{path} is damaged, or no file of NumPy with arrays of numbers: download it again"
+        ) from error
+
+
+def _numbers(array: npt.NDArray[Any], num_bytes: int) -> npt.NDArray[Any]:
+    """Return the array in a member of this size, whose header may claim another one."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu" or array.itemsize > 8:
+        raise ValueError("it has something else than arrays of numbers")
+    if num_bytes - array.nbytes > _MAX_PREFIX_BYTES + _MAX_HEADER_BYTES:
+        raise ValueError("an array is shorter than its member")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Arrays of .npz files are read as NumPy wrote them, and damaged or hostile ones are refused."""
+"""Arrays of Marian's files are read as NumPy wrote them, and damaged or hostile ones refused."""
 
 import io
 import warnings
@@ -6,9 +6,13 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
+from native_models import new_native
 
-from tfm.applications.importing import npz
+from tfm.applications.importing import native
+from tfm.commands.import_model import import_model
 from tfm.errors import CheckpointError
+from tfm.folders.model_folder import ModelFolder
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -20,11 +24,41 @@ def test_arrays_are_read_as_they_were_written(tmp_path, save):
         "empty": np.zeros((0, 3)),
     }
     save(tmp_path / "x.npz", **arrays)
-    found = npz.read_arrays(tmp_path / "x.npz")
+    found = native._read_arrays(tmp_path / "x.npz")
     assert found.keys() == arrays.keys()
     for name, each in arrays.items():
         assert found[name].dtype == each.dtype
         assert np.array_equal(found[name], each)
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+@pytest.mark.parametrize("order", "<>")
+def test_numbers_of_any_size_and_byte_order_become_those_of_this_machine(tmp_path, kind, order):
+    numbers = np.arange(6).reshape(2, 3).astype(order + kind)
+    np.savez(tmp_path / "x.npz", a=numbers, b=numbers.T)
+    found = native._read_arrays(tmp_path / "x.npz")
+    assert all(each.dtype == np.dtype(kind) for each in found.values())
+    assert torch.from_numpy(found["a"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert torch.from_numpy(found["b"]).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4"])
+def test_weights_of_another_machine_give_an_equal_model(tmp_path, kind):
+    pytest.importorskip("transformers")
+    new_native(tmp_path / "marian")
+    path = tmp_path / "marian" / "model.npz"
+    with np.load(path) as arrays:
+        weights = {name: arrays[name] for name in arrays}
+    digests = set()
+    for order in "<>":
+        changed = {
+            k: each.astype(order + kind if each.dtype.kind == "f" else each.dtype)
+            for k, each in weights.items()
+        }
+        np.savez(path, **changed)
+        out = import_model(path, out=tmp_path / f"ours{len(digests)}").out_dir
+        digests.add(ModelFolder(out).weights_digest)
+    assert len(digests) == 1
 
 
 def member(header, content=bytes(24)):
@@ -42,6 +76,10 @@ def member(header, content=bytes(24)):
         member(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({1 << 60},), }}"),
         member("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }"),
         member("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
+        member("{'descr': '<f2', 'fortran_order': False, 'shape': (13,), }"),
+        member("{'descr': '<f2', 'fortran_order': False, 'shape': (150,), }", bytes(600)),
+        member("{'descr': '<f16', 'fortran_order': False, 'shape': (1,), }", bytes(16)),
+        member("{'descr': '|b1', 'fortran_order': False, 'shape': (24,), }"),
         member("{'descr': '<c8', 'fortran_order': False, 'shape': (3,), }"),
         member("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (6,), }"),
         member("__import__('os').system('touch canary')"),
@@ -57,7 +95,7 @@ def test_members_that_are_no_arrays_of_numbers_are_refused(tmp_path, monkeypatch
     with pytest.raises(
         CheckpointError, match=r"^x\.npz is damaged, or no file of NumPy"
     ) as refused:
-        npz.read_arrays(tmp_path.relative_to(tmp_path) / "x.npz")
+        native._read_arrays(tmp_path.relative_to(tmp_path) / "x.npz")
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
@@ -65,14 +103,14 @@ def test_members_that_are_no_arrays_of_numbers_are_refused(tmp_path, monkeypatch
 def test_a_pickle_is_refused(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.array([{"a": 1}], dtype=object))
     with pytest.raises(CheckpointError, match="is damaged"):
-        npz.read_arrays(tmp_path / "x.npz")
+        native._read_arrays(tmp_path / "x.npz")
 
 
 def test_arrays_that_expand_too_much_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "ALWAYS_ALLOWED_BYTES", 1000)
+    monkeypatch.setattr(native, "ALWAYS_ALLOWED_BYTES", 1000)
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros((1000, 1000)))
     with pytest.raises(CheckpointError, match="is damaged"):
-        npz.read_arrays(tmp_path / "x.npz")
+        native._read_arrays(tmp_path / "x.npz")
 
 
 def test_each_changed_byte_is_refused_or_harmless(tmp_path):
@@ -85,7 +123,7 @@ def test_each_changed_byte_is_refused_or_harmless(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
-                found = npz.read_arrays(path)
+                found = native._read_arrays(path)
             except CheckpointError:
                 continue
         assert all(np.array_equal(each, np.ones((2, 2))) for each in found.values())
