@@ -150,16 +150,6 @@ def test_the_lines_before_a_bad_one_are_kept(folder, run, make_model, arguments,
     assert (folder / "out").read_text().startswith(out)
 
 
-def test_the_partial_file_is_not_read_and_overwritten(folder, command):
-    (folder / "in.en").rename(folder / "out.partial")
-    (folder / "in.en").symlink_to("out.partial")
-    code, err = command("--output out")
-    assert (code, err) == (
-        2, "tfm: out would be both read and overwritten: choose another name with --output\n"
-    )  # fmt: skip
-    assert (folder / "out.partial").read_bytes() == TEXT
-
-
 @pytest.fixture
 def start(folder, fork_python):
     """Start tfm generate in another process; return it and a pipe that it reads."""

@@ -116,8 +116,6 @@ def test_the_page_shows_texts_as_text_and_marks_differences(run, files):
         (["--page", "p.html", "--compare", "none"], 2, "none does not exist: .*"),
         (["--page", "p.html", "--compare", "one"], 1, "out and one have 3 and 1 lines: .*"),
         (["--worst", "1", "--metric", "bracket-f1"], 2, ".* are for text, not for trees: .*"),
-        (["--page", "ref.de"], 2, "ref.de would be both read and overwritten: .* --page"),
-        (["--per-line", "./out"], 2, "out would be both read and overwritten: .* --per-line"),
     ],
 )
 def test_mistakes_are_one_line(run, files, arguments, code, message):

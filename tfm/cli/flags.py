@@ -19,6 +19,7 @@ from tfm.commands.declaration import (
     is_repeatable,
 )
 from tfm.config import Settings, flag_of
+from tfm.storage.paths import check_streams
 
 Call = partial[Any]  # of a function with its arguments
 
@@ -55,6 +56,7 @@ def add_command(
     def call(**values: Any) -> None:
         values.pop("help_all", None)  # its callback has read it
         given = {name: value for name, value in values.items() if value not in (None, [])}
+        check_streams(declaration.inputs(given))
         for name in given.keys() & parameters.keys():
             if parameters[name].flag.kind == TextPairs:
                 given[name] = [*zip(given[name][::2], given[name][1::2], strict=True)]
@@ -103,7 +105,7 @@ def _flag_of_parameter(parameter: Parameter) -> inspect.Parameter:
     if not parameter.has_flag:
         default = ... if default is inspect.Parameter.empty else default
         return _flag(parameter.name, hint, typer.Argument(default, **shown))
-    name = flag.name or "--" + parameter.name.replace("_", "-")
+    name = parameter.flag_name
     name += f"/--no-{name.removeprefix('--')}" * (default is True)
     return _flag(parameter.name, hint, typer.Option(default, name, **shown))
 

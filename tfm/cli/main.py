@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
+from typing_extensions import override
 
 import tfm.cli.commands  # noqa: F401 - it adds the commands
 from tfm.cli.app import app, explain_mistake
@@ -103,21 +104,33 @@ def _report_stop(stop: InterruptedRunError) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Replace output streams that the caller has closed by /dev/null.
+    """Replace streams that the caller has closed, so that no other file gets their numbers.
 
-    A closed standard input stays None, which tells commands that there is none; its descriptor is
-    opened, so that no other file gets its number.
+    A closed standard input stays None, which tells commands that there is none.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    if sys.stdout is None:
+        os.open(os.devnull, os.O_WRONLY)  # for the programs that this one starts
+        sys.stdout = _ClosedStdout()
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+
+class _ClosedStdout(io.TextIOBase):
+    """Standard output that the caller has closed: commands that print nothing succeed."""
+
+    @override
+    def write(self, _: str) -> int:
+        raise TfmError(
+            "standard output is closed, so the output is lost: leave out >&-, or redirect it to "
+            "a file"
+        )
 
 
 def _drop_output() -> None:
     """Redirect stdout to /dev/null, so that Python does not fail again when it flushes it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _print_error(message: str) -> None:

@@ -10,7 +10,7 @@ from tfm.commands.declaration import Flag, command
 from tfm.config import InferenceDevice, SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.storage.paths import RUNS_ROOT, existing_folder, new_file
+from tfm.storage.paths import RUNS_ROOT, OutputPath, existing_folder
 
 if TYPE_CHECKING:
     from tfm.data.subword import SubwordModel
@@ -30,13 +30,34 @@ class AttendResult:
     paths: list[Path]
 
 
+def _pictures(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the files to write; UsageError if names or contents are not those of pictures."""
+    files = tuple(each / _DEFAULT_NAME if each.is_dir() else each for each in paths or [Path()])
+    for path in files:
+        if path.suffix.lower() not in _FORMATS:
+            raise UsageError(
+                f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}"
+            )
+        if path.is_file():
+            from tfm.applications.attend.content import GENERATOR
+
+            with path.open("rb") as file:
+                header = file.read(_HEADER_BYTES)
+            if header and GENERATOR.encode() not in header:
+                raise UsageError(
+                    f"{path} exists and was not written by {GENERATOR}: choose another name with "
+                    "--out"
+                )
+    return files
+
+
 @command()
 def attend(
     model: Annotated[str | None, Flag("MODEL")] = None,
     sentence: Annotated[str | None, Flag("SENTENCE")] = None,
     *,
     target: str | None = None,
-    out: Annotated[tuple[Path, ...], Flag("FILE")] = (),
+    out: Annotated[tuple[Path, ...], _pictures, OutputPath(), Flag("FILE")] = (),
     kind: Literal["encoder", "decoder", "cross"] = "cross",
     layer: int | None = None,
     head: int | None = None,
@@ -79,7 +100,6 @@ def attend(
     from tfm.inference.chain import Chain
     from tfm.inference.engine import Engine
 
-    paths = [_check_picture_path(path) for path in out or [Path()]]
     compute = choose_compute(device, "fp32")
     opened = ModelFolder.open(folder or newest_run(RUNS_ROOT))
     vocabulary = opened.vocabulary
@@ -113,7 +133,7 @@ def attend(
         languages=(opened.info.source, opened.info.target),
         note=f"{opened}, {origin}",
     )
-    for path in paths:
+    for path in out:
         if path.suffix.lower() == ".html":
             write_page(path, content)
         else:
@@ -122,7 +142,7 @@ def attend(
 
             write_figure(path, content)
     say(f"attend: {opened.path}: {sentence} → {target}")
-    return AttendResult(model_dir=opened.path, target=target, paths=paths)
+    return AttendResult(model_dir=opened.path, target=target, paths=[*out])
 
 
 def _model_and_sentence(model: str | None, sentence: str | None) -> tuple[Path | None, str]:
@@ -157,21 +177,3 @@ def _check_length(ids: Sized, max_pieces: int, *, name: str) -> None:
             f"{name} has {len(ids) + 1:,} pieces, more than the {max_pieces} that fit in a "
             "picture: give a shorter sentence"
         )
-
-
-def _check_picture_path(path: Path) -> Path:
-    """Return the file to write; UsageError if its name or its content is not a picture's."""
-    if path.is_dir():
-        path = path / _DEFAULT_NAME
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path} is not a picture: use a name that ends in {', '.join(_FORMATS)}")
-    from tfm.applications.attend.content import GENERATOR
-
-    if new_file(path, flag="--out") and path.exists():
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-        if header and GENERATOR.encode() not in header:
-            raise UsageError(
-                f"{path} exists and was not written by {GENERATOR}: choose another name with --out"
-            )
-    return path

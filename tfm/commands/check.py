@@ -1,13 +1,12 @@
 """tfm check: a model → how it behaves on changed text, and whether that is good enough."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, command
+from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, NewFile, command
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import UsageError
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT, new_file
+from tfm.storage.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
@@ -24,8 +23,8 @@ def check(
     lines: Annotated[int, Flag("N")] = 100,
     thresholds: ExistingFile = None,
     baseline: Annotated[ExistingFolder, Flag("MODEL")] = None,
-    page: Annotated[Path | None, Flag("FILE")] = None,
-    junit: Annotated[Path | None, Flag("FILE")] = None,
+    page: NewFile = None,
+    junit: NewFile = None,
     **settings: Any,
 ) -> "CheckResult":
     """Check how a model translates capitals, typos, numbers, addresses, long lines and the like.
@@ -65,9 +64,6 @@ def check(
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
 
-    read = (source, reference, thresholds)
-    new_file(page, flag="--page", read=read)
-    new_file(junit, flag="--junit", read=(*read, page))
     limits = measures.read_thresholds(thresholds)
     folders = [
         ModelFolder.open(each) for each in (model or newest_run(RUNS_ROOT), baseline) if each

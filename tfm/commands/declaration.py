@@ -1,7 +1,8 @@
 """Declaring a command: a function whose signature and docstring also make its flags and help.
 
-Types of parameters may have marks, `Annotated[TYPE, MARK, …]`: a `Flag`, or a function that checks
-the value and returns it. A tuple of any length is a repeatable flag, and in Python one or several.
+Types of parameters may have marks, `Annotated[TYPE, MARK, …]`: a `Flag`, a function that checks the
+value and returns it, or an `OutputPath`, for what the command writes: the other paths are read. A
+tuple of any length is a repeatable flag, and in Python one or several.
 """
 
 import functools
@@ -9,21 +10,29 @@ import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from tfm.config import Settings, by_section
 from tfm.config.schema import convert
 from tfm.errors import UsageError
-from tfm.storage.paths import existing_file, existing_folder, new_folder
+from tfm.storage.paths import (
+    OutputPath,
+    check_outputs,
+    existing_file,
+    existing_folder,
+    files_of_command,
+)
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 TextPairs = tuple[tuple[Path, Path], ...]  # source and target file of each text
 Line = Annotated[str, re.compile(".*", re.DOTALL), "text"]  # of any length
 
+_PATH_KINDS = (Path | None, tuple[Path, ...], TextPairs)  # of parameters that may be text in Python
+_PATH_METAVARS = ("FILE", "MODEL", "PATH")  # of settings
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SECTION = re.compile(r"\n\n(Args|Returns|Yields|Raises|Note):\n")
 _EXAMPLES = re.compile(r"^Examples::\n\n((?:    .*\n?)+)", re.MULTILINE)
@@ -60,9 +69,12 @@ class Flag:
 Hidden = Annotated[T, Flag(hidden=True)]
 ExistingFile = Annotated[Path | None, existing_file]
 ExistingFolder = Annotated[Path | None, existing_folder]
-NewFolder = Annotated[Path | None, new_folder]
+NewFile = Annotated[Path | None, OutputPath(), Flag("FILE")]
+NewFolder = Annotated[Path | None, OutputPath(is_folder=True)]
 Dataset = Annotated[ExistingFolder, Flag("DATA")]
 Share = Annotated[str | None, Flag("I/N")]
+
+_MAX_FILES = 100  # in a list of Python: a longer one has lines of text
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,7 @@ class Parameter:
     flag: Flag
     has_flag: bool
     checks: tuple[Callable[[Any], Any], ...]
+    output: OutputPath | None
 
     @classmethod
     def of(cls, parameter: inspect.Parameter, help_text: str) -> "Parameter":
@@ -94,7 +107,26 @@ class Parameter:
             flag=flag,
             has_flag=parameter.kind is parameter.KEYWORD_ONLY or flag.kind is not None,
             checks=tuple(each for each in marks if callable(each)),
+            output=next((each for each in marks if isinstance(each, OutputPath)), None),
         )
+
+    @property
+    def flag_name(self) -> str:
+        """The name of its flag."""
+        return self.flag.name or "--" + self.name.replace("_", "-")
+
+    def paths(self, value: Any) -> list[Path]:
+        """Return the paths in a value: of the type, or in Python text in place of a path."""
+        may_be_text = self.flag.kind in _PATH_KINDS
+        several = [value] if isinstance(value, str | os.PathLike) else value
+        if not isinstance(several, list | tuple) or len(several) > _MAX_FILES:
+            return []
+        return [
+            Path(path)
+            for item in several
+            for path in (item if isinstance(item, list | tuple) else [item])
+            if isinstance(path, os.PathLike) or (may_be_text and isinstance(path, str))
+        ]
 
     def checked(self, value: Any) -> Any:
         """Return a value as the type of the parameter; raise UsageError if it is of another."""
@@ -180,6 +212,20 @@ class Declaration:
                     found.setdefault(item.name, {})[kind] = item
         return found
 
+    def inputs(self, values: Mapping[str, Any]) -> Iterator[Path]:
+        """Yield the paths that a call reads, by the values of parameters and settings."""
+        for name, each in self.parameters.items():
+            if each.output is None:
+                yield from each.paths(values.get(name))
+        for name, items in self.settings().items():
+            metavar = next(iter(items.values())).metadata["metavar"]
+            texts = one_or_several(values.get(name))
+            for text in (each for each in texts if isinstance(each, str | os.PathLike)):
+                if metavar == "COMMAND":
+                    yield from files_of_command(str(text))
+                elif metavar in _PATH_METAVARS:
+                    yield Path(text)
+
     def checked(self, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Return the arguments of a call as the types of the parameters.
 
@@ -192,6 +238,13 @@ class Declaration:
         bound.apply_defaults()
         given = bound.arguments
         checked = {name: each.checked(given[name]) for name, each in self.parameters.items()}
+        outputs = [
+            replace(each.output, path=path, flag=each.flag_name)
+            for name, each in self.parameters.items()
+            if each.output is not None
+            for path in each.paths(checked[name])
+        ]
+        check_outputs(outputs, self.inputs(checked | given.get("settings", {})))
         if not self.groups:
             return checked
         names = {name: name for name in self.parameters} | {**self.elsewhere}

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm import __version__
-from tfm.commands.declaration import Flag, NewFolder, argument, command, one_or_several
+from tfm.commands.declaration import Flag, NewFile, NewFolder, argument, command, one_or_several
 from tfm.commands.generate import Models, generate
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
@@ -15,7 +14,7 @@ from tfm.data.languages import target_language
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT, existing_file, new_file
+from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, existing_file
 from tfm.text.formats import columns_in
 from tfm.text.segments import SOURCE
 
@@ -42,7 +41,7 @@ def evaluate(
         Flag("METRIC", kind=tuple[str, ...]),
     ] = None,
     out: NewFolder = Path("evaluation"),
-    page: Annotated[Path | None, partial(new_file, flag="--page"), Flag("FILE")] = None,
+    page: NewFile = None,
     mirror: str | None = None,
     gpus: Annotated[str | None, Flag("[N|auto]")] = None,
     **settings: Any,
@@ -91,6 +90,9 @@ def evaluate(
     searches = {name: _search(model, settings["search"]) for name, model in opened.items()}
     first = next(iter(opened))
     texts = {name: _files(name, opened[first], folder, mirror) for name in on}
+    if page is not None:
+        written = OutputPath(path=page, flag="--page")
+        check_outputs([written], [path for paths in texts.values() for path in paths])
     results = []
     for set_name, (source, *references) in texts.items():
         outputs = {

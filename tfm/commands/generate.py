@@ -15,10 +15,12 @@ from tfm.errors import UsageError, tfm_command
 from tfm.reporting import printable, say
 from tfm.steps import StepsConfig, steps_around
 from tfm.storage.paths import (
+    PARTIAL,
     RUNS_ROOT,
+    STANDARD_STREAM,
+    OutputPath,
     existing_file_or_stream,
     existing_folder,
-    new_file_or_stream,
     where_instead,
 )
 
@@ -45,6 +47,11 @@ def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
     return existing_folder(paths)
 
 
+def _file_or_stdout(path: Path | None) -> Path | None:
+    """Return the path, but None if it is "-", standard output."""
+    return None if path == STANDARD_STREAM else path
+
+
 Models = Annotated[tuple[Path, ...], existing_models, Flag("MODEL")]
 
 
@@ -53,7 +60,7 @@ def generate(
     models: Models = (),
     *,
     input: Annotated[Path | None, existing_file_or_stream] = None,  # noqa: A002 - named as its flag
-    output: Annotated[Path | None, new_file_or_stream] = None,
+    output: Annotated[Path | None, _file_or_stdout, OutputPath(others=PARTIAL)] = None,
     split: Annotated[str | None, Flag("NAME")] = None,
     gpus: Annotated[str | None, Flag("[N|auto]")] = None,
     processes: Hidden[int | None] = None,
@@ -123,7 +130,6 @@ def generate(
         document=steps_config.has_paragraphs,
         whole=steps_config.has_markup,
         output=output,
-        other_files=(steps_config.glossary, settings["search"].get("ban")),
     )
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])

@@ -14,7 +14,7 @@ from tfm.commands.declaration import command
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
 from tfm.reporting import format_duration, format_table
 from tfm.storage.files import read_json
-from tfm.storage.paths import new_folder
+from tfm.storage.paths import OutputPath
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"
@@ -51,7 +51,7 @@ _NEXT_STEPS = (
 
 
 @command()
-def quickstart(*, out: Annotated[Path, new_folder] = Path("quickstart")) -> None:
+def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quickstart")) -> None:
     """Run all seven stages on a generated corpus in minutes, without network or GPU.
 
     Example: tfm quickstart

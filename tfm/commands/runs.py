@@ -1,12 +1,10 @@
 """tfm runs: run folders → a list of their states, and a page with their curves."""
 
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from tfm.commands.declaration import Flag, command
+from tfm.commands.declaration import NewFile, command
 from tfm.commands.models import Folders, folders_or_default, say_none
-from tfm.storage.paths import RUNS_ROOT, new_file
+from tfm.storage.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
     from tfm.stages.run_summaries import RunSummary
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 def runs(
     folders: Folders = (),
     *,
-    out: Annotated[Path | None, partial(new_file, flag="--out"), Flag("FILE")] = None,
+    out: NewFile = None,
 ) -> "list[RunSummary]":
     """List runs with state, step, best validation, speed and age, the newest first.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from tfm.commands.declaration import Flag, Line, argument, command, one_or_several
+from tfm.commands.declaration import Flag, Line, NewFile, argument, command, one_or_several
 from tfm.config import ScoreConfig, settings_from
 from tfm.config.schema import shown
 from tfm.errors import UsageError
@@ -15,7 +15,6 @@ from tfm.storage.paths import (
     STANDARD_STREAM,
     existing_file,
     existing_file_or_stream,
-    new_file,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def score(
     baseline: Annotated[Text | None, Flag(kind=Path | None)] = None,
     source: Annotated[Text | None, Flag(kind=Path | None)] = None,
     worst: Annotated[int, Flag("N")] = 0,
-    per_line: Annotated[Path | None, Flag("FILE")] = None,
-    page: Annotated[Path | None, Flag("FILE")] = None,
+    per_line: NewFile = None,
+    page: NewFile = None,
     compare: Annotated[tuple[Path, ...], existing_file, Flag("FILE")] = (),
     **settings: Any,
 ) -> "ScoreResult":
@@ -122,9 +121,6 @@ def score(
     if has_lines:
         from tfm.stages.score_lines import LineOutputs
 
-        read = (text, *references, baseline, source, *compare)
-        new_file(per_line, flag="--per-line", read=read)
-        new_file(page, flag="--page", read=(*read, per_line))
         lines = LineOutputs(per_line=per_line, page=page, worst=worst, others=compare)
     from tfm.stages import score as stage
 

@@ -21,7 +21,7 @@ from tfm.config import (
 )
 from tfm.errors import DataError, UsageError, install_command, tfm_command
 from tfm.reporting import say
-from tfm.storage.paths import RUNS_ROOT, kind_of, where_instead
+from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, kind_of, where_instead
 from tfm.world import World
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class TrainingPlan:
         is_new = run is not None and kind_of(run) != "run"
         if run is not None and is_new and (advice := where_instead(run, "run")):
             raise UsageError(f"{run} is no run: {advice}, or choose a new folder with --run")
+        if run is not None and is_new and self.config is not None:
+            written = OutputPath(path=run, flag="--run", is_folder=True, others=["config.toml"])
+            check_outputs([written], [self.config])
         if self.data is not None or run is None or not run.exists():
             return chosen_dataset(self.data)
         from tfm.folders.run_folder import trained_on

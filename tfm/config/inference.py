@@ -81,7 +81,9 @@ class SearchConfig(Settings, section="search"):
         most=MAX_LENGTH,
     )
     ban: str | None = setting(
-        None, "File of words and phrases, one per line, that no translation contains."
+        None,
+        "File of words and phrases, one per line, that no translation contains.",
+        metavar="FILE",
     )
     n_best: int = count(
         1, "Number of translations per sentence, best first.", most=1024, common=True

@@ -33,8 +33,8 @@ from tfm.search.constraints import read_phrases
 from tfm.stages.partial_output import PartialOutput
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGeneration
 from tfm.steps import StepsConfig
-from tfm.storage.files import STDIN_FILE, is_same_file, sha256_of, write_record
-from tfm.storage.paths import existing_file, new_file
+from tfm.storage.files import STDIN_FILE, sha256_of, write_record
+from tfm.storage.paths import PARTIAL, OutputPath, check_outputs, existing_file
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
 
@@ -88,12 +88,11 @@ def plan_generation(
     document: bool = False,
     whole: bool = False,
     output: Path | None = None,
-    other_files: Sequence[str | None] = (),
 ) -> Generation:
     """Check models and text, with the newest run and standard input or test set as defaults.
 
     Takes the arguments and raises the errors of the command; `targets` has translations to score,
-    `runs_dir` is the folder of all runs, and `other_files` are read, too.
+    `runs_dir` is the folder of all runs.
     """
     if input_path is not None and split is not None:
         raise UsageError("--input and --split exclude each other: give one")
@@ -128,7 +127,8 @@ def plan_generation(
     if paired is not None:
         _check_alignment(plan, paired)
     if output is not None:
-        _check_output(plan, output, [Path(path) for path in other_files if path is not None])
+        written = OutputPath(path=output, flag="--output", others=PARTIAL)
+        check_outputs([written], read=[source.path or STDIN_FILE, *source.references])
     return plan
 
 
@@ -281,19 +281,6 @@ def _standard_input_has_text() -> bool:
     except io.UnsupportedOperation:  # that of a notebook
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def _check_output(plan: Generation, output: Path, other_files: Sequence[Path]) -> None:
-    """Raise UsageError if the output is a file that is read, or must not be replaced."""
-    source = plan.source
-    partial = PartialOutput(output, {}).path
-    given = (source.path or STDIN_FILE, *source.references, plan.prefixes, plan.targets)
-    for path in (*given, *other_files):
-        if path is not None and (is_same_file(output, path) or is_same_file(partial, path)):
-            raise UsageError(
-                f"{output} would be both read and overwritten: choose another name with --output"
-            )
-    new_file(output, flag="--output")
 
 
 def _check_alignment(plan: Generation, paired_path: Path) -> None:

@@ -1,6 +1,5 @@
 """tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,6 +24,7 @@ from tfm.reporting import say
 from tfm.stages.binarize import check_models, check_task, find_origins, update_token_ids
 from tfm.stages.dataset_runs import check_runs, runs_on
 from tfm.stages.learn_bpe import merged_table, update_subword_models
+from tfm.storage.paths import OutputPath, check_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,15 +255,11 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
     """Raise UsageError rather than overwrite anything but this dataset."""
     languages = (recipe.source, recipe.target)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
-    outputs = [out_dir / f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
-    outputs += [out_dir / f"mono.{text.language}" for text in recipe.mono]
-    # Path.resolve raises an error on a link to itself.
-    inputs = {os.path.realpath(path) for path in recipe.local_paths()}
-    for path in outputs:
-        if os.path.realpath(path) in inputs:
-            raise UsageError(
-                f"{path} would be both read and overwritten: choose another folder with --out"
-            )
+    names = [f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
+    names += [f"mono.{text.language}" for text in recipe.mono]
+    written = OutputPath(path=out_dir, flag="--out", is_folder=True, others=names)
+    check_outputs([written], recipe.local_paths())
+    outputs = written.files
     if not text_only:
         outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
     if not (out_dir / "manifest.json").exists():

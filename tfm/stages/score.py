@@ -139,6 +139,8 @@ def score(
     texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
     source_name = None if source is None else _name_of(source, "source", SOURCE)
+    if lines is not None:
+        lines.check([*references, source])
     if source and source_name and (lines is not None or (metrics and "command" in metrics)):
         texts[source_name] = read_lines(source, source_name, part=SOURCE)
     check_lengths(texts)

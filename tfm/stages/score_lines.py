@@ -1,13 +1,14 @@
 """The scores of single lines, for tfm score: in a file, on a page, and the worst of them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.config import ScoreConfig
 from tfm.errors import DataError
 from tfm.storage.files import write_text
+from tfm.storage.paths import OutputPath, check_outputs
 from tfm.text.files import suffix_of
 from tfm.text.formats import JSON_LINES
 from tfm.text.lines import read_text
@@ -23,6 +24,12 @@ class LineOutputs:
     page: Path | None = None
     worst: int = 0
     others: Sequence[Path] = ()
+
+    def check(self, read: Iterable[object]) -> None:
+        """Raise UsageError if a file that is `read`, besides the arguments, would be replaced."""
+        given = {"--per-line": self.per_line, "--page": self.page}
+        written = [OutputPath(path=path, flag=flag) for flag, path in given.items() if path]
+        check_outputs(written, [each for each in read if isinstance(each, Path)])
 
 
 @dataclass(frozen=True, kw_only=True)

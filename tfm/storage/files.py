@@ -25,7 +25,7 @@ _MAX_JSON_BYTES = 1 << 26  # a thousand times the size of tfm's own files
 _PARTIAL = re.compile(r"\.(.+)\.([0-9]+)\.partial")
 _MAX_LINKS = 40  # of a chain, as in Linux
 _OPEN_FILES = re.compile(r"/dev/fd|/proc/.+/fd")  # folders with the open files of a process
-_STREAMS = {1: "it is standard output", 2: "it is standard error"}
+STREAMS = {1: "it is standard output", 2: "it is standard error"}
 # Errors of file systems that cannot flush directories.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
@@ -57,7 +57,7 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
     except OSError as error:  # such as a loop of links
         obstacle = str(error.strerror)
     if obstacle is not None:
-        advice = f"leave {flag} out, or " if flag and obstacle == _STREAMS[1] else ""
+        advice = f"leave {flag} out, or " if flag and obstacle == STREAMS[1] else ""
         raise UsageError(f"cannot write to {path}: {obstacle}: {advice}choose another name")
     return target
 
@@ -66,17 +66,17 @@ def _obstacle(path: Path, target: Path, status: os.stat_result, *, is_folder: bo
     """Return why a file or folder must not be replaced, or None; `path` leads to `target`."""
     if is_folder != stat.S_ISDIR(status.st_mode):
         return "it is a file, not a folder" if is_folder else "it is a folder"
-    streams = [name for number, name in _STREAMS.items() if _is_open_as(number, status)]
+    streams = [name for number, name in STREAMS.items() if is_open_as(number, status)]
     if streams:
         return streams[0]
     if not is_folder and not stat.S_ISREG(status.st_mode):
         return "it is a pipe or a device"
-    if _is_open_as(0, status):
+    if is_open_as(0, status):
         raise UsageError(f"{path} would be both read and overwritten: choose another name")
     return "it is an open file" if _is_open_file(target) else None
 
 
-def _is_open_as(descriptor: int, status: os.stat_result) -> bool:
+def is_open_as(descriptor: int, status: os.stat_result) -> bool:
     """Return whether this process has a file open under a number."""
     with contextlib.suppress(OSError):  # that of a closed stream
         return os.path.samestat(os.fstat(descriptor), status)
@@ -310,7 +310,9 @@ def have_sizes(folder: Path, sizes: Mapping[str, int]) -> bool:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to the same existing file, also through links."""
+    """Return whether two paths lead to the same file or folder, also through links."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
     return one.exists() and other.exists() and one.samefile(other)
 
 

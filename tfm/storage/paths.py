@@ -5,18 +5,33 @@ The checks are annotations of parameters, so that a wrong path is reported befor
 
 import os
 import re
-from collections.abc import Collection, Iterable
-from itertools import islice
+import shlex
+import shutil
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from tfm.errors import UsageError, explain_os_error
-from tfm.storage.files import existing_parent, intact_directory, is_same_file, output_target
+from tfm.errors import DataError, UsageError, explain_os_error
+from tfm.storage.files import (
+    STDIN_FILE,
+    STREAMS,
+    existing_parent,
+    intact_directory,
+    is_open_as,
+    is_same_file,
+    output_target,
+    read_json,
+)
 
 PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
 STANDARD_STREAM = Path("-")
+PARTIAL = (".partial", ".partial.json")  # of FILE, which is continued: its lines, and their record
 DATA_ROOT, RUNS_ROOT, MODELS_ROOT = Path("data"), Path("runs"), Path("models")
 
 # The paths of the files that belong to a folder, by a file that shows the kind of the folder.
@@ -25,11 +40,15 @@ _OWN_FILES = {
         "dataset",
         (
             r"(manifest|runs)\.json|dropped\.txt|(shortlist|seen)\.safetensors|bpe\..+|(bin|raw|downloads|sets)/.+"
-            r"|(train|valid|test)(\.[0-9]+)?\.[^.]+"
+            r"|(train|valid|test|mono)(\.[0-9]+)?\.[^.]+|\.lock"
         ),
     ),
     "config.json": ("model", r"(config|tfm|alignment)\.json|.+\.safetensors|model\.bin|bpe\..+"),
-    "config.toml": ("run", r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*"),
+    "tfm.json": ("model", r"tfm\.json"),
+    "config.toml": (
+        "run",
+        r"config\.toml|data\.json|metrics\.jsonl|report\.html|events\.out\..*|\.lock",
+    ),
 }
 
 # What shows the kind of a folder, and how many of the folders around and in it are looked at.
@@ -112,42 +131,114 @@ def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, for
         )
 
 
-def new_file(path: Path | None, *, flag: str, read: Iterable[object] = ()) -> Path | None:
-    """Return the path; raise UsageError unless a file can be created or replaced there.
+@dataclass(frozen=True, kw_only=True)
+class OutputPath:
+    """What a command writes; as a mark of a parameter, without a path and a flag.
 
-    Files of datasets, models and runs are not replaced, nor the paths among what is `read`. The
-    errors name the flag of the path.
+    Attributes:
+        path: A file, or a folder.
+        flag: The flag that names it, for messages.
+        is_folder: Whether it is a folder.
+        others: Endings of the names of files that are written beside a file, such as ".partial", or
+            names of files that are written into a folder.
     """
-    if path is None:
-        return None
-    paths = [Path(each) for each in read if isinstance(each, str | os.PathLike)]
-    if path in paths or any(is_same_file(path, each) for each in paths):
-        raise UsageError(
-            f"{path} would be both read and overwritten: choose another name with {flag}"
+
+    path: Path = Path()
+    flag: str = ""
+    is_folder: bool = False
+    others: Collection[str] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are written, as far as they are known."""
+        if self.is_folder:
+            return [self.path / name for name in self.others]
+        # Of a link, they are beside the file that it leads to.
+        beside = (Path(f"{os.path.realpath(self.path)}{ending}") for ending in self.others)
+        return [self.path, *beside]
+
+    def collides_with(self, other: "OutputPath") -> bool:
+        """Return whether one would replace the other, or is a file where the other has a folder."""
+        if any(is_same_file(*pair) for pair in product(self.files, other.files)):
+            return True
+        one, two = Path(os.path.realpath(self.path)), Path(os.path.realpath(other.path))
+        is_inside = (not self.is_folder and one in two.parents) or (
+            not other.is_folder and two in one.parents
         )
+        return is_inside or one == two
+
+
+def check_outputs(outputs: Sequence[OutputPath], read: Iterable[Path]) -> None:
+    """Raise UsageError unless a command can write its outputs without losing anything.
+
+    An output is nothing that is `read`, no other output, and no file of a dataset, model or run,
+    whatever names and links lead to it.
+    """
+    inputs = [path for path in read if not path.is_dir()] if outputs else []
+    for number, output in enumerate(outputs):
+        advice = f"choose another {'folder' if output.is_folder else 'name'} with {output.flag}"
+        for file, path in product(output.files, inputs):
+            if is_same_file(file, path):
+                name = file if output.is_folder else output.path
+                raise UsageError(f"{name} would be both read and overwritten: {advice}")
+        for other in filter(output.collides_with, outputs[:number]):
+            raise UsageError(f"{other.flag} writes to {output.path}, too: {advice}")
+        _check_writable(output)
+
+
+def check_streams(read: Iterable[Path]) -> None:
+    """Raise UsageError if standard output or error go to a file that is `read`."""
+    for path in (STDIN_FILE, *read):
+        with suppress(OSError):  # of a path that does not exist
+            status = path.stat()
+            names = [name for number, name in STREAMS.items() if is_open_as(number, status)]
+            if names and stat.S_ISREG(status.st_mode):
+                raise UsageError(
+                    f"{path} would be both read and overwritten, because {names[0]}: redirect it "
+                    "to another file"
+                )
+
+
+def _check_writable(output: OutputPath) -> None:
+    """Raise UsageError if an output cannot be written, or belongs to a dataset, model or run."""
+    path, flag = output.path, output.flag
+    if output.is_folder:
+        _check_takes_files(output_target(path, is_folder=True), path)
+        return
     if path == STANDARD_STREAM:
         raise UsageError(f"{path} is standard output: leave {flag} out, or give the name of a file")
     target = output_target(path, flag=flag)
     real_path = Path(os.path.realpath(target))
-    for folder in real_path.parents[:2]:
+    for folder in real_path.parents[:_MAX_LEVELS]:
         name = real_path.relative_to(folder).as_posix()
         for marker, (kind, own_names) in _OWN_FILES.items():
-            if re.fullmatch(own_names, name) and (folder / marker).is_file():
+            if (folder / marker).is_file() and (
+                re.fullmatch(own_names, name) or name in _listed_files(folder / marker)
+            ):
                 raise UsageError(f"{path} belongs to a {kind}: choose another name with {flag}")
     _check_takes_files(target.parent, path)
-    return path
 
 
-def new_file_or_stream(path: Path | None) -> Path | None:
-    """Return the path, as `new_file` for --output does, but None if it is "-", standard output."""
-    return None if path == STANDARD_STREAM else new_file(path, flag="--output")
+def _listed_files(record_path: Path) -> set[str]:
+    """Return the files that the record of a model or an export lists; none of another file."""
+    with suppress(DataError, OSError):
+        record = read_json(record_path)
+        lists = (record.get("sha256"), record.get("files"))
+        return {str(name) for names in lists if isinstance(names, list | dict) for name in names}
+    return set()
 
 
-def new_folder(path: Path | None) -> Path | None:
-    """Return the path; raise UsageError unless it is a folder or can be created."""
-    if path is not None:
-        _check_takes_files(output_target(path, is_folder=True), path)
-    return path
+def files_of_command(command: str) -> list[Path]:
+    """Return the files that a command line names: programs, also those on PATH, and arguments."""
+    words = shlex.shlex(command, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    found: list[Path] = []
+    with suppress(ValueError):  # a quotation mark without its end, of which the shell complains
+        for word in words:
+            path = Path(shutil.which(word) or word)
+            with suppress(OSError, ValueError):  # of a word that cannot be a name
+                found += [path] * path.is_file()
+    return found
 
 
 def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:

@@ -17,7 +17,7 @@ from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
 from tfm.stages.binarize import binarize
 from tfm.stages.score import score
 from tfm.storage.files import sha256_of
-from tfm.storage.paths import new_file
+from tfm.storage.paths import OutputPath, check_outputs
 
 NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]
 
@@ -227,4 +227,4 @@ def test_a_text_of_which_all_was_seen_has_no_clean_score(scored, monkeypatch):
 
 def test_the_path_of_a_record_is_not_an_output(data_dir):
     with pytest.raises(UsageError, match="dataset"):
-        new_file(data_dir / FILE, flag="--output")
+        check_outputs([OutputPath(path=data_dir / FILE, flag="--output")], read=[])
