@@ -3,14 +3,17 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
+from helpers import contents
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import GeneratedText
+from tfm.data.corpus.texts import GeneratedText, MonoText
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
+from tfm.data.text_parts import Share
 from tfm.errors import UsageError
 from tfm.folders.run_folder import record_dataset, record_run, recorded_runs
 from tfm.stages.binarize import binarize
@@ -110,6 +113,26 @@ def test_what_does_not_change_the_training_pairs_is_not_refused(files):
     for recipe in (RECIPE, replace(RECIPE, valid=held_out, test=held_out)):
         assert prepare(recipe, FOLDER, text_only=True).is_new == bool(recipe.test)
         assert runs_on(FOLDER) == [RUN]
+
+
+def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mono.txt").write_text("ein Hund\n" * 9)
+    held_out = (GeneratedText(generator="numbers", num_pairs=9),)
+    mono = (MonoText(language="de", text="mono.txt"),)
+    recipe = replace(RECIPE, subword={}, valid=held_out, test=held_out, mono=mono)
+    prepare(recipe, FOLDER, text_only=True)
+    before = contents(FOLDER)
+    for changes in ({"test": ()}, {"valid": ()}, {"mono": ()}, {"valid": (), "mono": ()}):
+        with pytest.raises(UsageError, match=rf"has {' and '.join(changes)}.* name it.*--force"):
+            prepare(replace(recipe, **changes), FOLDER, text_only=True)
+        with pytest.raises(UsageError, match=r"--force"):
+            prepare(replace(recipe, **changes), FOLDER, text_only=True, share=Share(1, 2))
+    append_text(replace(LARGER, subword={}), FOLDER, text_only=True)
+    assert contents(FOLDER).items() >= {**before, "manifest.json": ANY}.items()
+    prepare(replace(recipe, test=(), mono=()), FOLDER, text_only=True, force=True)
+    assert "warning: data/x loses its test and mono.de text" in capsys.readouterr().err
+    assert not [*FOLDER.glob("test.*"), *FOLDER.glob("mono.*")]
 
 
 def test_appending_says_which_runs_need_the_dataset_as_it_was(files, capsys):

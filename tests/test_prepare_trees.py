@@ -99,7 +99,8 @@ def test_steps_are_repeated_only_for_a_changed_tree(treebank, tmp_path):
     (out / "test.gold").unlink()
     assert prepare(recipe, out, text_only=True).is_new
     train.write_text("(S (NN a))", encoding="utf-8")
-    assert prepare(recipe_from_trees(name="x", train=[train]), out, text_only=True).is_new
+    recipe = recipe_from_trees(name="x", train=[train])
+    assert prepare(recipe, out, text_only=True, force=True).is_new
     assert lines(out, "train.words") == ["a"]
     assert not list(out.glob("test.*"))
 

@@ -102,6 +102,16 @@ class TextWriter:
             return False
         return _of_training_text(before) != _of_training_text(after)
 
+    def lost_text(self) -> list[str]:
+        """Return the names of the text in the dataset that `update` would remove."""
+        inputs = self._clean_inputs()
+        if self.manifest.inputs("clean") in (inputs, *_of_older_rules(inputs)):
+            return []
+        kept = {f"mono.{text.language}" for text in self.recipe.mono}
+        kept.update(split for split in SPLITS if self.recipe.texts(split))
+        found = (*self.manifest.splits(), *(path.name for path in self._mono_paths()))
+        return [name for name in found if name not in kept]
+
     def append(self) -> bool:
         """Append training text to the dataset's; return False if it was appended before."""
         appended = self.manifest.appended()
@@ -351,6 +361,8 @@ class TextWriter:
 
     def _remove_older_text(self, current: Sequence[Path]) -> None:
         """Remove the splits and the parts of older text that the current one does not have."""
+        for path in set(self._mono_paths()) - set(current):
+            path.unlink()
         for suffix in (*self.manifest.languages, GOLD):
             for removed in set(SPLITS) - {path.stem for path in current}:
                 self.manifest.text_path(removed, suffix).unlink(missing_ok=True)
@@ -399,6 +411,10 @@ class TextWriter:
                 raise DataError(f"no pairs are left of the {split} text: {_summary(total)}")
         say(f"clean: {split} {_summary(total)}")
         return total.record() | {"texts": entries}, counts_by_text
+
+    def _mono_paths(self) -> list[Path]:
+        """Return the files of monolingual text in the dataset."""
+        return sorted(self.manifest.data_dir.glob("mono.*"))
 
     def _write_mono(self, stack: ExitStack) -> list[Path]:
         """Write the monolingual text; the files appear when the stack ends."""

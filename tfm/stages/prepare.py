@@ -102,8 +102,8 @@ def prepare(
         protected = read_protected(cleaning.protect, manifest.languages, for_sets)
         rules = cleaning, cleaning.normalization
         writer = TextWriter(sources, *rules, *scorers, manifest, force, protected=protected)
-        if force or (writer.changes_training_text() and not fetch_only):
-            check_runs(out_dir, ["its training text would be other text"], force=force)
+        if not fetch_only:
+            _check_replaced(writer, out_dir, force=force)
         if share is not None:
             writer.write_share(share)
             return PrepareResult(data_dir=out_dir, is_new=False)
@@ -278,6 +278,19 @@ def _check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool
                 f"{recipe.name} ({'-'.join(languages)}): choose another folder with --out, or "
                 "replace the dataset with --force"
             )
+
+
+def _check_replaced(writer: TextWriter, out_dir: Path, *, force: bool) -> None:
+    """Raise UsageError rather than remove text, or change what runs need; `force` only warns."""
+    if lost := " and ".join(writer.lost_text()):
+        if not force:
+            raise UsageError(
+                f"{out_dir} has {lost} text, which this call does not name and would remove: "
+                "name it again, choose another folder with --out, or remove it with --force"
+            )
+        say(f"warning: {out_dir} loses its {lost} text, which this call does not name")
+    if force or writer.changes_training_text():
+        check_runs(out_dir, ["its training text would be other text"], force=force)
 
 
 def _check_encoding(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
