@@ -20,7 +20,7 @@ from tfm.data.subword_learning import learn_subword_model
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import append_text, prepare
+from tfm.stages.prepare import prepare
 from tfm.storage.files import sha256_of
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
@@ -510,37 +510,19 @@ def test_a_source_with_another_tag_is_named(data_dir, tmp_path, options):
         prepare(recipe, data_dir, text_only=True, overrides=overrides)
 
 
-def make_older(data_dir):
-    """Change the manifest of a dataset to that of a tfm whose rules had no versions."""
+def test_a_dataset_of_an_older_tfm_keeps_its_text_until_it_is_cleaned_again(
+    data_dir, prepare_text, capsys
+):
+    prepare_text()
     path = data_dir / "manifest.json"
     manifest = json.loads(path.read_text())
     inputs = manifest["steps"]["clean"]["inputs"]
-    del inputs["normalization"], inputs["cleaning"]["normalize_unicode"], inputs["length_ratio"]
+    del inputs["length_ratio"]
     inputs["cleaning"]["max_length_ratio"] = 4.0
     path.write_text(json.dumps(manifest))
-
-
-def test_a_dataset_of_an_older_tfm_keeps_its_rules_until_it_is_cleaned_again(
-    data_dir, tmp_path, capsys
-):
-    texts = {"train_en": f"a\x92 {NFD}\n", "train_de": "A\n"}
-    recipe = recipe_from_files(name="x", **write_files(tmp_path, **texts))
-    prepare(recipe, data_dir, text_only=True)
-    make_older(data_dir)
-    assert not prepare(recipe, data_dir, text_only=True).is_new
-    assert "--force" in capsys.readouterr().err
-    more = write_files(tmp_path, train_en=f"b\x92 {NFD}\n", train_de="B\n")
-    append_text(recipe_from_files(name="y", **more), data_dir, text_only=True)
-    assert lines(data_dir / "train.2.en") == [f"b {NFD}"]
-    with pytest.raises(UsageError, match="normalize_unicode must be as in"):
-        append_text(
-            recipe_from_files(name="y", **more),
-            data_dir,
-            overrides={"cleaning": {"normalize_unicode": True}},
-        )
-    write_files(tmp_path, **texts)
-    assert prepare(recipe, data_dir, text_only=True, force=True).is_new
-    assert lines(data_dir / "train.en") == ["a’ Müller"]
+    assert not prepare_text().is_new
+    assert "--force applies today's rules" in capsys.readouterr().err
+    assert prepare_text(overrides={"cleaning": {"max_length_ratio": 3.0}}).is_new
 
 
 def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):

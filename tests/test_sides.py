@@ -3,8 +3,10 @@
 import pytest
 from helpers import write_pairs
 
-from tfm.data.cleaning import PairCounts, look_swapped
+from tfm.config import CleaningConfig
+from tfm.data.cleaning import look_swapped
 from tfm.data.corpus.loading import recipe_from_files
+from tfm.data.pair_checks import are_swapped
 from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 from tfm.stages.prepare import prepare
@@ -28,18 +30,23 @@ def test_swapped_sides_resemble_the_other_sides_of_other_text():
     assert not look_swapped([(b"\xff", b"")] * 100, second)
 
 
-def test_a_rule_that_would_pass_most_pairs_with_swapped_sides_tells():
-    def counts(*dropped, read=10):
-        found = PairCounts(read=read)
-        for pair in dropped:
-            found.drop("other_script", pair)
-        return found
-
-    checks = [("other_script", lambda source, target: source > target)]
-    assert counts(*[(b"b", b"a")] * 6).fit_swapped(checks)
-    assert not counts(*[(b"b", b"a")] * 6, read=20).fit_swapped(checks)
-    always = [("other_script", lambda source, target: True)]
-    assert not counts(*[(b"b", b"a")] * 6).fit_swapped(always)
+@pytest.mark.parametrize(
+    ("pairs", "languages"),
+    [
+        (RUSSIAN, ("en", "ru")),
+        ([("雪舟は水墨画家。", "Sesshu painted.")] * 20, ("ja", "en")),
+        ([("كلب يركض", "狗在跑 DOG")] * 20, ("ar", "zh_Hans")),
+        ([("Пас трчи.", "Pas trči.")] * 20, ("sr_Cyrl", "sr_Latn")),
+    ],
+)
+def test_swapped_sides_are_in_the_script_of_the_other_language(pairs, languages):
+    pairs = [(source.encode(), target.encode()) for source, target in pairs]
+    swap = swapped(pairs)
+    assert are_swapped(swap, CleaningConfig(), *languages)
+    assert not are_swapped(pairs, CleaningConfig(), *languages)
+    assert not are_swapped(swap[:19], CleaningConfig(), *languages)
+    assert not are_swapped(swap, CleaningConfig(), "source", "target")
+    assert not are_swapped(swap[:9] + pairs[:20], CleaningConfig(), *languages)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_a_rule_that_would_pass_most_pairs_with_swapped_sides_tells():
         (swapped(PAIRS), PAIRS[:60], {}, "train"),
         (PAIRS, swapped(PAIRS[:60]), {}, "train"),
         (PAIRS, PAIRS[:60], {}, None),
-        (swapped(RUSSIAN), None, {"drop_other_script": True}, "train"),
+        (swapped(RUSSIAN), swapped(RUSSIAN), {}, "valid"),
         (RUSSIAN, None, {"drop_other_script": True}, None),
     ],
 )

@@ -1,6 +1,7 @@
 """What a sample of a text tells of it before it is cleaned."""
 
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from tfm.config import CleaningConfig
 from tfm.data import text_sample
 from tfm.data.pair_checks import ratio_checks
-from tfm.data.text_sample import length_ratio, sample_windows
+from tfm.data.text_sample import check_alignment, length_ratio, sample_windows
+from tfm.errors import DataError
 
 # Characters of a target sentence per source character, and the alphabet of the source.
 SCRIPTS = {"latin": (1.1, "abcdefgh "), "han": (4.0, "雪舟水墨画家僧"), "lao": (0.8, "ກຂຄງຈສຊຍ")}
@@ -90,3 +92,32 @@ def test_windows_are_evenly_spaced_and_bounded(monkeypatch, number):
     for start, window in windows:
         assert [source for source, _ in window] == [s for s, _ in pairs[start : start + 4]]
         assert all(len(target) == 4_096 for _, target in window)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("offset", [-3, -2, -1, 1, 2, 3])
+@pytest.mark.parametrize("first", [0, 700])
+def test_a_shift_is_refused_or_warned_of_where_it_begins(capsys, script, offset, first):
+    pairs = translations(script, 1_000)
+    check_alignment(sample_windows(pairs), "x.tsv")
+    sources, targets = map(list, zip(*pairs, strict=True))
+    longer = targets if offset > 0 else sources
+    longer[first:first] = longer[500 : 500 + abs(offset)]
+    shifted = sample_windows(zip(sources, targets, strict=False))
+    problem = rf"x\.tsv: from about line ([0-9]+) on, line N .* N\{offset:+} of the target"
+    if first:
+        check_alignment(shifted, "x.tsv")
+        found = re.match(f"warning: {problem}", capsys.readouterr().err)
+        assert abs(int(found[1]) - first) <= 128
+    else:
+        with pytest.raises(DataError, match=problem):
+            check_alignment(shifted, "x.tsv")
+    assert not capsys.readouterr().err
+
+
+def test_sides_without_any_relation_or_all_alike_are_not_taken_for_shifted(capsys):
+    targets = [target for _, target in translations("latin", 1_000, seed=2)]
+    unrelated = [(s, t) for (s, _), t in zip(translations("han", 1_000), targets, strict=True)]
+    for pairs in (unrelated, [(b"same", b"gleich")] * 500, [(b"\xff", b"")] * 99):
+        check_alignment(sample_windows(pairs), "x.tsv")
+    assert not capsys.readouterr().err

@@ -81,15 +81,6 @@ class PairCounts:
         if place < _NUM_EXAMPLES:
             examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
 
-    def fit_swapped(self, checks: Iterable[Check]) -> bool:
-        """Return whether a check drops most pairs, but would pass them with swapped sides."""
-        for rule, is_broken in checks:
-            examples = self.examples.get(rule, [])
-            num_fitting = sum(not is_broken(target, source) for source, target in examples)
-            if 2 * self.dropped[rule] > self.read and 2 * num_fitting > len(examples):
-                return True
-        return False
-
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         names = ("read", "normalized", "windows_1252", "dropped", "kept", "in_held_out")

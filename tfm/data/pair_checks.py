@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
@@ -63,6 +64,7 @@ _DIGITS = re.compile(r"\d+")
 _RATIO_MARGIN, _LENGTH_MARGIN, _PUNCTUATION_MARGIN = 30, 10, 1
 _MIN_CONFIDENCE = 0.5  # of an identified language
 _ROUNDING = 1e-9
+_MIN_CHECKED, _MAX_CHECKED = 20, 500  # pairs of a text, to find swapped sides
 
 
 def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]:
@@ -96,6 +98,25 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
         is_other = partial(_is_in_other_language, identifier, config.min_identified_characters)
         checks.append(("other_language", _of_any_side(is_other, expected)))
     return checks
+
+
+def are_swapped(
+    pairs: Sequence[BytesPair], config: CleaningConfig, source: str, target: str
+) -> bool:
+    """Return whether most pairs break a check, but would pass it with swapped sides.
+
+    Scripts are checked if both languages have a known one. Takes the errors of `pair_checks`.
+    """
+    try:
+        checks = pair_checks(replace(config, drop_other_script=True), source, target)
+    except UsageError:
+        checks = pair_checks(config, source, target)
+    few = pairs[:: 1 + len(pairs) // _MAX_CHECKED]
+    texts = [tuple(side.decode(errors="ignore") for side in pair) for pair in few]
+    return len(texts) >= _MIN_CHECKED and any(
+        2 * sum(is_broken(s, t) and not is_broken(t, s) for s, t in texts) > len(texts)
+        for _, is_broken in checks
+    )
 
 
 def ratio_checks(config: CleaningConfig, ratio: float) -> list[Check]:

@@ -165,7 +165,7 @@ class TextSources:
             DataError: Sides have different numbers of lines, a file is damaged, or a source begins
                 with the tag of another text.
         """
-        pairs = self._all_pairs(text, split)
+        pairs = self.all_pairs(text, split)
         if text.tag is not None:
             pairs = self._untagged(pairs, text, text.tag)
         if text.every is not None:
@@ -182,7 +182,11 @@ class TextSources:
             line = untagged(line, tag, self._tags.__contains__, place=place)
             yield line.encode(errors="surrogateescape"), target
 
-    def _all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
+    def all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
+        """Read or generate the pairs of a text as its files have them, with the errors of `pairs`.
+
+        They may have its tag, and `every` does not count.
+        """
         if isinstance(text, TextFiles):
             source_path, target_path = self.locate_sides(text)
             # Invalid lines may be dropped from training text, but not from test text.

@@ -1,11 +1,17 @@
-"""A sample of a text, taken before it is cleaned: how the lengths of its sides are related."""
+"""A sample of a text, taken before it is cleaned: whether its sides fit, and their lengths."""
 
+import math
 import re
-from collections.abc import Iterable
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from statistics import median
 
+import numpy as np
+
 from tfm.data.languages import SENTENCE_MARKS, WIDE_SENTENCE_MARKS
+from tfm.errors import DataError
+from tfm.reporting import say
 from tfm.text.lines import BytesPair
 
 # The number of pairs before some consecutive pairs, and these.
@@ -19,6 +25,11 @@ _MIN_PAIRS = 20  # of fewer pairs, the ratio says little
 _HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _HANGUL = re.compile("[\uac00-\ud7a3]")
 _SENTENCE_END = re.compile(rf"[{WIDE_SENTENCE_MARKS}]+|[{SENTENCE_MARKS}]+(?!\w)")
+_WORD = re.compile(r"\d+|[^\W\d_]+")
+_MAX_OFFSET = 3
+_MIN_WINDOW_PAIRS = 32
+_MIN_GAIN = 0.3  # of the fit at another offset; at random, that of 128 lines hardly exceeds it
+_MIN_MATCHES = 5  # with fewer rare words in common, only lengths tell
 _SENTENCE_CHARACTERS = 20  # so that a side with a sentence more, or without its end, is unlike
 
 
@@ -36,6 +47,59 @@ def sample_windows(pairs: Iterable[BytesPair]) -> list[Window]:
         if len(windows) > _MAX_WINDOWS:
             windows, step = windows[::2], 2 * step
     return windows
+
+
+def check_alignment(windows: Iterable[Window], paths: str) -> None:
+    """Raise DataError if most lines of a text fit others than their own; warn if some do."""
+    found: dict[int, list[int]] = {}  # the starts of windows by the offset at which lines fit
+    for start, pairs in windows:
+        if len(pairs) >= _MIN_WINDOW_PAIRS:
+            fits = _fits(pairs)
+            best = max(fits, key=lambda offset: fits[offset])
+            gain = fits[best] - max(0.0, fits[0])
+            is_clear = gain > max(_MIN_GAIN, 4 / math.sqrt(len(pairs)))
+            found.setdefault(best if is_clear else 0, []).append(start)
+    num_windows = sum(map(len, found.values()))
+    found.pop(0, None)
+    if not found:
+        return
+    offset, starts = max(found.items(), key=lambda item: len(item[1]))
+    lines, side = "line" if abs(offset) == 1 else "lines", "target" if offset > 0 else "source"
+    problem = (
+        f"{paths}: from about line {starts[0] + 1:,} on, line N of the source fits line "
+        f"N{offset:+} of the target by lengths, numbers and words, in {len(starts):,} of "
+        f"{num_windows:,} samples: remove {abs(offset)} {lines} of the {side} that the other side "
+        "lacks, or add the translation"
+    )
+    if 2 * len(starts) > num_windows:
+        raise DataError(problem)
+    say(f"warning: {problem}")
+
+
+def _fits(pairs: Sequence[BytesPair]) -> dict[int, float]:
+    """Return how well sources fit the targets some lines later, up to 1, by these offsets.
+
+    This is the correlation of lengths, averaged with the share of equal words and numbers, the
+    rarer ones of which count more.
+    """
+    sides = [
+        [side.decode(errors="ignore") for side in column] for column in zip(*pairs, strict=True)
+    ]
+    sizes = [np.log([length(text) + _SENTENCE_CHARACTERS for text in side]) for side in sides]
+    words = [[set(_WORD.findall(text.casefold())) for text in side] for side in sides]
+    frequency = Counter(chain.from_iterable(chain(*words)))
+    fits, matches = {}, {}
+    for offset in range(-_MAX_OFFSET, _MAX_OFFSET + 1):
+        source = slice(max(0, -offset), len(pairs) - max(0, offset))
+        target = slice(max(0, offset), len(pairs) - max(0, -offset))
+        one, other = (size - size.mean() for size in (sizes[0][source], sizes[1][target]))
+        fits[offset] = float(one @ other) / (math.sqrt((one @ one) * (other @ other)) or 1.0)
+        both = (a & b for a, b in zip(words[0][source], words[1][target], strict=True))
+        matches[offset] = sum(1 / frequency[word] for word in chain.from_iterable(both))
+    total = sum(matches.values())
+    if total < _MIN_MATCHES:
+        return fits
+    return {offset: (fit + matches[offset] / total) / 2 for offset, fit in fits.items()}
 
 
 def length_ratio(pairs: Iterable[BytesPair]) -> float:

@@ -25,9 +25,9 @@ from tfm.data.cleaning import (
     passing,
 )
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import Text, TextFiles, TreeFile, text_name
+from tfm.data.corpus.texts import GeneratedText, Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
-from tfm.data.pair_checks import deviation_checks, pair_checks, ratio_checks
+from tfm.data.pair_checks import are_swapped, deviation_checks, pair_checks, ratio_checks
 from tfm.data.seen_text import SeenText
 from tfm.data.sources import TextSources
 from tfm.data.text_parts import (
@@ -39,7 +39,7 @@ from tfm.data.text_parts import (
     ShareRecord,
     remove_shares,
 )
-from tfm.data.text_sample import length_ratio, sample_windows
+from tfm.data.text_sample import check_alignment, length_ratio, sample_windows
 from tfm.data.trees import bracketed
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -98,14 +98,14 @@ class TextWriter:
         """Return whether the training text of the dataset is other text than `update` writes."""
         before = self.manifest.inputs("clean")
         after = self._clean_inputs()
-        if before is None or before in _of_older_rules(after):  # which is up to date
+        if before is None or before == _of_older_rules(after):  # which is up to date
             return False
         return _of_training_text(before) != _of_training_text(after)
 
     def lost_text(self) -> list[str]:
         """Return the names of the text in the dataset that `update` would remove."""
         inputs = self._clean_inputs()
-        if self.manifest.inputs("clean") in (inputs, *_of_older_rules(inputs)):
+        if self.manifest.inputs("clean") in (inputs, _of_older_rules(inputs)):
             return []
         kept = {f"mono.{text.language}" for text in self.recipe.mono}
         kept.update(split for split in SPLITS if self.recipe.texts(split))
@@ -145,7 +145,7 @@ class TextWriter:
         cleaner = self._cleaner(folder)
         for split in _SPLITS_TRAINING_LAST[:-1]:
             for text in self.recipe.texts(split):
-                for block in in_chunks(self._held_out_pairs(text, split)):
+                for block in in_chunks(self._held_out_pairs(text, split, cleaner.held_out)):
                     cleaner.held_out.add(split, block)
         paths = [folder / f"train.{language}" for language in self.manifest.languages]
         (folder / SHARE_RECORD).unlink(missing_ok=True)
@@ -217,8 +217,7 @@ class TextWriter:
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of the steps ran on the same inputs; if so, print that with `name`."""
         older = ", by the rules of an older tfm; --force applies today's rules"
-        for number, same_inputs in enumerate([inputs, *_of_older_rules(inputs)]):
-            rules = older if number else ""
+        for rules, same_inputs in (("", inputs), (older, _of_older_rules(inputs))):
             if any(self.manifest.is_current(step, same_inputs) for step in steps):
                 say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
                 return True
@@ -382,15 +381,13 @@ class TextWriter:
             for index, text in enumerate(self.recipe.texts(split)):
                 counts = PairCounts()
                 if split != "train":
-                    pairs = self._held_out_pairs(text, split)
+                    pairs = self._held_out_pairs(text, split, cleaner.held_out)
                 elif shares is not None:
                     pairs = self._joined(shares, index, cleaner, counts)
                 else:
                     clean = self._cleaning_function(text, cleaner, counts)
                     pairs = clean(self.sources.pairs(text, split))
-                for number, block in enumerate(in_chunks(pairs)):
-                    if not number:
-                        self._check_sides(text, counts, block, cleaner.held_out)
+                for block in in_chunks(pairs):
                     writer.write([(_tagged(source, text.tag), target) for source, target in block])
                     bar.update(len(block))
                     if split != "train":
@@ -398,7 +395,6 @@ class TextWriter:
                         cleaner.held_out.add(split, block)
                 name = f"{1 + num_before + index} {text_name(text)}"
                 if split == "train":
-                    self._check_sides(text, counts, [], cleaner.held_out)
                     self._check_training_text(text, name, counts)
                 total.add(counts)
                 entries.append(asdict(text) | counts.record() | {"name": name})
@@ -441,13 +437,12 @@ class TextWriter:
         """
         config = cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
-        pairs = self.sources.pairs(text, "train")
+        sample = self._checked_sample(text, "train", cleaner.held_out)
         if config.max_length_ratio:
-            sample = chain.from_iterable(window for _, window in sample_windows(pairs))
             clean = passing(sample, PairCounts(), config, self.normalization)
             counts.length_ratio = length_ratio(clean)
             checks = [*ratio_checks(config, counts.length_ratio), *checks]
-            pairs = self.sources.pairs(text, "train")
+        pairs = self.sources.pairs(text, "train")
         others = passing(pairs, PairCounts(), config, self.normalization, checks)
         score = None
         if config.score_model is not None:
@@ -461,8 +456,11 @@ class TextWriter:
             score=score,
         )
 
-    def _held_out_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
+    def _held_out_pairs(
+        self, text: Text, split: Split, held_out: HeldOutPairs
+    ) -> Iterator[BytesPair]:
         """Return the pairs of validation or test text, with Unicode composed as in training."""
+        self._checked_sample(text, split, held_out)
         compose = replace(self.normalization, space=False).normalize
         pairs = self.sources.pairs(text, split)
         return ((compose(s.decode()).encode(), compose(t.decode()).encode()) for s, t in pairs)
@@ -493,20 +491,29 @@ class TextWriter:
         write_text(path, text)
         say(f"clean: examples of dropped pairs are in {path}")
 
-    def _check_sides(
-        self, text: Text, counts: PairCounts, pairs: Sequence[BytesPair], held_out: HeldOutPairs
-    ) -> None:
-        """Refuse text with swapped sides, by the languages of held-out text or by its own."""
+    def _checked_sample(self, text: Text, split: Split, held_out: HeldOutPairs) -> list[BytesPair]:
+        """Return pairs from all over a text; refuse text whose sides are shifted or swapped.
+
+        Their languages are told by those of held-out text and by their scripts. Text that is
+        shifted only in a part of it is warned of.
+        """
+        if not isinstance(text, TextFiles | GeneratedText):
+            return []
+        windows = sample_windows(self.sources.all_pairs(text, split))
+        sample = list(chain.from_iterable(pairs for _, pairs in windows))
         source, target = self.recipe.source, self.recipe.target
-        if not isinstance(text, TextFiles) or "+" in source + target:
-            return
-        checks = pair_checks(cleaning_of(text, self.cleaning), source, target)
-        if look_swapped(pairs, held_out.sample) or counts.fit_swapped(checks):
+        if isinstance(text, TextFiles):
             paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
-            raise DataError(
-                f"{paths}: are the sides swapped, here or in the validation and test text? Give "
-                f"{source} and {target} in this order everywhere"
-            )
+            check_alignment(windows, paths)
+            config = cleaning_of(text, self.cleaning)
+            if "+" not in source + target and (
+                look_swapped(sample, held_out.sample) or are_swapped(sample, config, source, target)
+            ):
+                raise DataError(
+                    f"{paths}: are the sides swapped, here or in the validation and test text? "
+                    f"Give {source} and {target} in this order everywhere"
+                )
+        return sample
 
     def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:
         """Report the cleaning of a training text; raise DataError if it cannot be used."""
@@ -529,17 +536,12 @@ class TextWriter:
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
 
 
-def _of_older_rules(inputs: Table) -> list[dict[str, Any]]:
-    """Return inputs as they were recorded by older rules, the newest first.
-
-    Length ratios were compared with 1 then, and the first rules of normalization had no version.
-    """
+def _of_older_rules(inputs: Table) -> dict[str, Any]:
+    """Return inputs as they were recorded when length ratios were compared with 1."""
     older = {name: value for name, value in inputs.items() if name != "length_ratio"}
     if older["cleaning"]["max_length_ratio"] == CleaningConfig.max_length_ratio:
         older["cleaning"] = older["cleaning"] | {"max_length_ratio": _FIRST_MAX_LENGTH_RATIO}
-    cleaning = {k: v for k, v in older["cleaning"].items() if k != "normalize_unicode"}
-    first = {k: v for k, v in older.items() if k != "normalization"} | {"cleaning": cleaning}
-    return [older, first]
+    return older
 
 
 def _of_training_text(inputs: Table) -> list[Any]:
