@@ -18,6 +18,8 @@ from tfm.applications.serve.server import new_server
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import SearchConfig
 from tfm.errors import DataError
+from tfm.features.documents.step import Sentences
+from tfm.features.formats.step import Formats
 from tfm.inference.steps import Output
 
 DEFAULT = ServeConfig()
@@ -41,13 +43,14 @@ class Address(str):
         except error.HTTPError as refused:
             return refused.code, json.load(refused)
 
-    def upload(self, name, content, **fields):
+    def upload(self, name, content, headers=None, **fields):
         fields = {**PAIR, **fields}
         parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
         parts.append(f'name="file"; filename="{name}"\r\n\r\n'.encode() + content)
         form = b"--x\r\nContent-Disposition: form-data; "
         body = b"".join(form + part + b"\r\n" for part in parts) + b"--x--\r\n"
-        return self.send("/translate_file", body, "multipart/form-data; boundary=x")
+        kind = "multipart/form-data; boundary=x"
+        return self.send("/translate_file", body, kind, **(headers or {}))
 
     def wait_for_waiting(self, number):
         wait_until(lambda: f'target="de"}} {number}' in self.send("/metrics")[1])
@@ -94,18 +97,21 @@ def stand_in(translate, config=DEFAULT, cache=None):
     info = SimpleNamespace(source="en", target="de", license="MIT")
     aligner = SimpleNamespace(settings={}, align_units=lambda sources, _: [[] for _ in sources])
 
+    def steps(search, terms, format, source):  # noqa: A002
+        formats = [] if format == "text" else [Formats(format, aligner)]
+        return [*formats, Sentences(source, "de")]
+
     def attention(source, target):
         raise DataError("a stand-in has no attention")
 
     model = SimpleNamespace(
         attention=attention,
         has_glossary=False,
-        protected_spans=None,
         name="stand-in",
         queue=queue,
         info=info,
         thread=ThreadPoolExecutor(1),
-        aligner=lambda _: aligner,
+        steps=steps,
     )
     route = Route(model, "en", "de", SearchConfig(), cache)
     return {("en", "de"): route}

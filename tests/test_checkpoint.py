@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 
 import pytest
@@ -127,8 +128,9 @@ def test_a_model_replaced_during_reading_is_not_reported_as_damaged(model_dir):
     with pytest.raises(
         CheckpointError, match="was replaced while it was read: try again"
     ) as caught:
-        folder.weights()
+        pickle.loads(pickle.dumps(folder)).weights()
     assert not isinstance(caught.value, DamagedCheckpointError)
+    assert (folder.is_current(), ModelFolder(model_dir).is_current()) == (False, True)
 
 
 def edit(folder, change):

@@ -99,6 +99,19 @@ def test_a_model_folder_is_self_contained(translator, trained_run, tmp_path):
 DIRTY = ["\ufeffon\tMonday", "on\xa0Monday ", "on Mon\xadday", "on Monday"]
 
 
+def test_a_translator_needs_its_folder_only_to_load(translator, trained_run, tmp_path):
+    path = shutil.copytree(ModelFolder.open(trained_run).path, tmp_path / "model")
+    loaded = Translator.load(path, device="cpu", precision="fp32")
+    shutil.rmtree(path)
+    for each in (loaded, translator):
+        each.found = (
+            each.translate("see {x} cars"),
+            each.translate_text("<p>seven <b>cars</b> {x}</p>", format="html"),
+            each.search(["seven cars"], align=True),
+        )
+    assert loaded.found == translator.found
+
+
 def test_text_is_normalized_as_the_training_text_was(translator, model_dir):
     found = translator.search(DIRTY, SHORT)
     assert found == [found[-1]] * 4

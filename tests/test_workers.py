@@ -63,7 +63,7 @@ def one_process(trained_run, vocabulary):
 
 
 def two_workers(folder, *, forked=False):
-    models = Engine.start([ModelFolder(folder)], CPU) if forked else [folder]
+    models = Engine.start([ModelFolder(folder)], CPU) if forked else [ModelFolder(folder)]
     return Workers(models, inference=CPU, num_workers=2)
 
 

@@ -15,6 +15,8 @@ from tfm.reporting import say
 
 if TYPE_CHECKING:
     from tfm.features.align.step import Align
+    from tfm.features.glossary.finding import Finder
+    from tfm.features.glossary.terms import Term
     from tfm.features.protect.step import Protect
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
@@ -106,15 +108,6 @@ def _program_problems(name: str) -> Iterator[str]:
         yield f"protect_for: {name} is no program whose placeholders are known: give one of {known}"
 
 
-def new_aligner(
-    search: SearchConfig, config: StepsConfig, model: "ModelFolder", device: InferenceDevice
-) -> "Align":
-    """Return the step that aligns words, before it loads the model; raises as `Align.of`."""
-    from tfm.features.align.step import Align
-
-    return Align.of(model, config.align_reverse, device, tag=search.tag)
-
-
 def steps_around(
     search: SearchConfig,
     info: "ModelInfo | None",
@@ -123,7 +116,8 @@ def steps_around(
     models: Sequence["ModelFolder"] = (),
     device: InferenceDevice = "auto",
     scores_given: bool = False,
-    aligner: "Callable[[], Align] | None" = None,
+    aligner: "Align | None" = None,
+    glossary: "Finder[Term] | None" = None,
     terms: Mapping[str, str] = MappingProxyType({}),
     notify: Callable[[str], None] = say,
 ) -> "list[Step]":
@@ -138,7 +132,8 @@ def steps_around(
         models: The folders of the models; parsers get the steps of a parser.
         device: Where steps compute.
         scores_given: Whether given targets are scored, instead of searched.
-        aligner: Returns what aligns sentences with markup or protected text; a new one if None.
+        aligner: Aligns words, and sentences with markup or protected text; a new one if None.
+        glossary: The terms of the glossary's file, if they are in memory.
         terms: Source terms with their translations, which go before those of the glossary's file.
         notify: Receives warnings that quote terms.
 
@@ -149,22 +144,25 @@ def steps_around(
     """
     target = "" if info is None else target_language(info.target, search.tag)
     tags = () if info is None or config.has_markup else info.tags
-    aligner = aligner or cache(lambda: new_aligner(search, config, models[0], device))
+    if models and (config.align or models[0].info.task != "parsing"):
+        from tfm.features.align.step import Align
+
+        aligner = aligner or Align.of(models[0], config.align_reverse, device)
+        aligner = aligner.with_tag(search.tag)
     reserved = cache(lambda: models[0].vocabulary.source.tags() if models else tags)
-    new_or_none = aligner if models else None
-    protect = _protect(config, info, reserved, new_or_none, notify, scores_given)
+    protect = _protect(config, info, reserved, aligner, notify, scores_given)
     steps: list[Step] = []
-    if config.has_markup:
+    if config.has_markup and aligner is not None:
         from tfm.features.formats.step import Formats
 
-        steps.append(Formats(config.format, aligner()))
+        steps.append(Formats(config.format, aligner))
     if config.has_paragraphs:
         from tfm.features.documents.step import Sentences
 
         unbroken = None if protect is None else protect.spans
         steps.append(Sentences("" if info is None else info.source, target, tags, unbroken))
-    if config.align:
-        steps.append(aligner())
+    if config.align and aligner is not None:
+        steps.append(aligner)
     if scores_given:
         if config.glossary is not None or terms:
             raise UsageError("glossary has no effect on the scores of given targets: leave it out")
@@ -175,15 +173,22 @@ def steps_around(
         from tfm.features.glossary.step import Glossary
 
         path = None if config.glossary is None else Path(config.glossary)
-        steps.append(Glossary.of(path, terms, search, info, notify))
+        steps.append(Glossary.of(glossary or path, terms, search, info, notify))
     return [*steps, *_steps_of_model(search, info, target, models)]
+
+
+def around_texts(steps: "Sequence[Step]") -> "Sequence[Step]":
+    """Return the outer ones of some steps, which divide texts into sentences and join them."""
+    from tfm.features.documents.step import Sentences
+
+    return steps[: 1 + [type(step) for step in steps].index(Sentences)]
 
 
 def _protect(
     config: StepsConfig,
     info: "ModelInfo | None",
     tags: Callable[[], Collection[str]],
-    aligner: "Callable[[], Align] | None",
+    aligner: "Align | None",
     notify: Callable[[str], None],
     scores_given: bool,
 ) -> "Protect | None":

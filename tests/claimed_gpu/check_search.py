@@ -10,7 +10,7 @@ from claimed_gpu.emulation import emulated_gpu
 
 from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError
-from tfm.features.align.heads import load_aligner
+from tfm.features.align.heads import AlignmentModel
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.cache import DecoderCache
 
@@ -103,9 +103,9 @@ def test_given_targets_have_the_scores_of_the_cpu(folder, precision):
 
 def test_words_are_aligned_as_on_the_cpu(folder):
     opened = ModelFolder.open(folder)
-    expected = load_aligner(opened, "cpu").align(LINES, TARGETS)
+    expected = AlignmentModel(opened, "cpu").aligner.align(LINES, TARGETS)
     with emulated_gpu() as emulation:
-        aligner = load_aligner(opened, "cuda")
+        aligner = AlignmentModel(opened, "cuda").aligner
         emulation.forget()
         assert aligner.align(LINES, TARGETS) == expected
     assert emulation.waits.total() <= 5, emulation.waits

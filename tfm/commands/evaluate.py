@@ -11,7 +11,7 @@ from tfm.commands.generate import Models, generate
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
 from tfm.data.languages import target_language
-from tfm.errors import UsageError
+from tfm.errors import CheckpointError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, existing_file
@@ -186,6 +186,8 @@ def _translated(
     digest = sha256(inputs.encode()).hexdigest()[:_DIGITS]
     path = out / f"{source.stem}.{model.path.resolve().name}.{digest}.txt"
     if not path.exists():
+        if not model.is_current():
+            raise CheckpointError(f"{model} was removed or replaced meanwhile: evaluate it again")
         given = settings["steps"] | settings["search"] | settings["inference"]
         generate((model.path,), input=source, output=path, gpus=gpus, **given)
     return path

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from tfm.commands.declaration import Line, argument
 from tfm.config import (
@@ -19,16 +19,15 @@ from tfm.config.schema import shown
 from tfm.data.subword import Vocabulary
 from tfm.device.compute import set_num_threads
 from tfm.errors import DataError, UsageError
+from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.chain import BatchEngine, Chain
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment, Step
-from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
+from tfm.search.constraints import read_phrases
+from tfm.steps import StepsConfig, TextFormat, steps_around
 from tfm.storage.paths import existing_file
-
-if TYPE_CHECKING:
-    from tfm.features.align.step import Align
 
 _ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
 # Steps for whole texts, and those that need the folder of a model.
@@ -66,7 +65,10 @@ class Translator:
         self._info, self._folders, self._device = info, folders, device
         self._default_search = default_search or SearchConfig()
         self._chain = Chain(engine=engine, vocabulary=vocabulary)
-        self._aligners: dict[tuple[str | None, str | None], Align] = {}  # by tag and reverse model
+        # By their models of the reverse direction; the first one is read before it may be gone.
+        self._aligners: dict[str | None, Align] = {}
+        if folders and folders[0].info.task != "parsing":
+            self._aligners[None] = Align.of(folders[0], None, device).hold()
 
     @classmethod
     def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
@@ -249,19 +251,14 @@ class Translator:
         self, config: SearchConfig, chosen: StepsConfig, terms: Mapping[str, str]
     ) -> list[Step]:
         """Return the steps around a search, whose aligner is loaded once."""
-        is_parser = self._info is not None and self._info.task == "parsing"
-        models = () if is_parser else self._folders[:1]
-
-        def aligner() -> "Align":
-            key = (config.tag, chosen.align_reverse)
-            if key not in self._aligners:
-                self._aligners[key] = new_aligner(config, chosen, models[0], self._device)
-            return self._aligners[key]
-
+        models = self._folders[:1] if self._aligners else ()
         if chosen.align and not models:
             raise UsageError("align needs a translator of Translator.load, and no parser")
-        given = aligner if models else None
-        return steps_around(config, self._info, chosen, models=models, aligner=given, terms=terms)
+        reverse = chosen.align_reverse
+        if models and reverse not in self._aligners:
+            self._aligners[reverse] = Align.of(models[0], reverse, self._device).hold()
+        aligner = self._aligners.get(reverse)
+        return steps_around(config, self._info, chosen, models=models, aligner=aligner, terms=terms)
 
     def _merge(
         self,
@@ -279,7 +276,7 @@ class Translator:
         else:
             config = settings_from(SearchConfig, settings_to(config))
         if config.ban is not None:
-            existing_file(argument("ban", config.ban, Path))
+            read_phrases(existing_file(argument("ban", config.ban, Path)))
         return config
 
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -56,7 +55,8 @@ class NoSplitError(DataError):
 class ModelFolder:
     """A model folder, whose description is read and whose subword models are verified.
 
-    Its other files are read and verified when they are asked for.
+    Its other files are read and verified when they are first asked for. Vocabulary, weights and
+    shortlist are then kept in memory; `hold` asks for the first two.
 
     Args:
         path: The folder itself; `open` also takes a run folder.
@@ -64,6 +64,7 @@ class ModelFolder:
     Attributes:
         path: The folder.
         info: The description of the model.
+        fingerprint: A checksum that changes with any file of the model.
 
     Raises:
         CheckpointError: The folder holds no model, or a model of another format.
@@ -73,7 +74,8 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         record = _read_record(path)
         self.path = path
-        self._parameters: dict[str, ref[Tensor]] = {}  # of a model that `model` has returned
+        self.fingerprint = _checksum(record)  # the record has the checksums of the other files
+        self._parameters: dict[str, Tensor] = {}  # of the first model that `model` has returned
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
             if name not in (WEIGHTS, STATE):
@@ -85,6 +87,11 @@ class ModelFolder:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is read from files: another process reads it, if it is still the same."""
+        names = ("path", "info", "fingerprint", "_digests")
+        return {"_parameters": {}, **{name: vars(self)[name] for name in names}}
 
     @classmethod
     def open(cls, path: Path) -> "ModelFolder":
@@ -168,8 +175,8 @@ class ModelFolder:
     def model(self, config: ModelConfig | None = None) -> "Model":
         """Build a model with the weights of the folder.
 
-        Without a config, it shares its weights with an earlier model that is still in memory:
-        callers must not change them.
+        Without a config, all models share weights, which are read once: callers must not change
+        them.
 
         Args:
             config: The settings of a new model, by default from the folder; only dropout may
@@ -180,10 +187,8 @@ class ModelFolder:
         """
         from tfm.model.build import build_model
 
-        found = {name: each() for name, each in self._parameters.items()}
-        weights = {name: each for name, each in found.items() if each is not None}
-        is_shared = config is None and 0 < len(weights) == len(found)
-        if not is_shared:
+        weights = self._parameters if config is None else {}
+        if not weights:
             weights = {name: weight.clone() for name, weight in self.weights().items()}
         source_size, target_size = self.info.vocab_sizes
         try:
@@ -197,9 +202,25 @@ class ModelFolder:
             raise CheckpointError(
                 f"{self}: the weights do not fit config.json: copy both files from the same model"
             ) from error
-        if config is None and not is_shared:
-            self._parameters = {name: ref(each) for name, each in model.named_parameters()}
+        if config is None and not self._parameters:
+            self._parameters = dict(model.named_parameters())
         return model
+
+    def hold(self) -> Self:
+        """Read vocabulary and weights, and return the folder, which may be removed afterwards.
+
+        Raises the errors of `vocabulary` and `model`.
+        """
+        self.vocabulary  # noqa: B018 - reads it
+        if not self._parameters:
+            self.model()
+        return self
+
+    def is_current(self) -> bool:
+        """Return whether the folder still has this model."""
+        with suppress(CheckpointError):
+            return _checksum(_read_record(self.path)) == self.fingerprint
+        return False
 
     def weights(self) -> "dict[str, Tensor]":
         """Return the parameters of the model, of any shape, by name.
@@ -290,11 +311,6 @@ class ModelFolder:
     def weights_digest(self) -> str:
         """The SHA-256 of the weights, as it was recorded when they were written."""
         return str(self._digests.get(WEIGHTS))
-
-    @property
-    def fingerprint(self) -> str:
-        """A checksum that changes with any file of the model."""
-        return sha256_of(self.path / CONFIG)  # which has the checksums of the others
 
     def num_parameters(self) -> int:
         """Return the number of parameters, from the sizes of the tensors.

@@ -87,7 +87,7 @@ class Step(ABC):
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def load(self) -> Self:
-        """Load models that `after` needs, and return the step; called before units are read."""
+        """Read from disk what `after` needs, and return the step; called before units are read."""
         return self
 
     def before(self, unit: Segment) -> tuple[Sequence[Segment], Any]:
@@ -114,6 +114,9 @@ class UnitAligner(Protocol):
     @property
     def settings(self) -> Mapping[str, Any]:
         """What its links depend on."""
+
+    def hold(self) -> Any:
+        """Read from disk all that is needed to align."""
 
     def align_units(
         self, sources: Sequence[str], targets: Sequence[str]

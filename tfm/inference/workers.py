@@ -18,7 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import TypeVar
 
 from tfm.config import InferenceConfig, SearchConfig
@@ -54,7 +53,11 @@ class Workers:
     """
 
     def __init__(
-        self, models: Sequence[Path] | Engine, *, inference: InferenceConfig, num_workers: int
+        self,
+        models: Sequence[ModelFolder] | Engine,
+        *,
+        inference: InferenceConfig,
+        num_workers: int,
     ) -> None:
         self._models, self._inference = models, inference
         self._num_workers = num_workers
@@ -130,7 +133,7 @@ class _Worker:
         self,
         index: int,
         num_workers: int,
-        models: Sequence[Path] | Engine,
+        models: Sequence[ModelFolder] | Engine,
         inference: InferenceConfig,
     ) -> None:
         others = multiprocessing.active_children()
@@ -219,11 +222,11 @@ def _end_with_parent() -> None:
 
 
 def _load(
-    folders: Sequence[Path], inference: InferenceConfig, index: int, num_workers: int
+    folders: Sequence[ModelFolder], inference: InferenceConfig, index: int, num_workers: int
 ) -> WithMessages[BatchLimits]:
     global _engine
     _engine = Engine.start(
-        list(map(ModelFolder, folders)),
+        folders,
         inference,
         index=index,
         num_processes=num_workers,

@@ -71,14 +71,17 @@ def constraints_of(
     if config.ban is not None:
         if vocabulary is None:
             raise ValueError("banning text needs a vocabulary")
-        path = Path(config.ban)
-        stamp = path.stat().st_mtime_ns if path.exists() else 0
-        banned = _banned_text(path, stamp, vocabulary)
+        banned = _banned_text(tuple(held_phrases(Path(config.ban))), vocabulary)
     return Constraints(config.no_repeat_ngram, banned)
 
 
+def held_phrases(path: Path) -> list[str]:
+    """Return what this process has last read from a file, which may be gone; or else read it."""
+    return _held[path] if path in _held else read_phrases(path)
+
+
 def read_phrases(path: Path) -> list[str]:
-    """Read words and phrases, one per line; white space is one space.
+    """Read words and phrases, one per line, and hold them; white space is one space.
 
     Raises:
         DataError: The file is missing or not UTF-8, or has no phrase, too many or a too long one.
@@ -96,13 +99,16 @@ def read_phrases(path: Path) -> list[str]:
         phrases.append(phrase)
     if not any(phrases):
         raise DataError(f"{path} has no text to ban: write one word or phrase per line")
-    return list(filter(None, phrases))
+    _held[path] = list(filter(None, phrases))
+    return _held[path]
+
+
+_held: dict[Path, list[str]] = {}  # the phrases of files
 
 
 @functools.lru_cache(maxsize=2)
-def _banned_text(path: Path, stamp: int, vocabulary: Callable[[], Vocabulary]) -> "BannedText":
-    """Read banned text, which takes a while; `stamp`, the file's last change, is for the cache."""
-    return BannedText(read_phrases(path), vocabulary())
+def _banned_text(phrases: tuple[str, ...], vocabulary: Callable[[], Vocabulary]) -> "BannedText":
+    return BannedText(phrases, vocabulary())  # which takes a while
 
 
 def _repeating(tokens: Array, size: int) -> tuple[Array, Array]:

@@ -347,8 +347,7 @@ def _start_engine(
     the lines count that have arrived when the models are loaded.
     """
     if num_processes is not None and num_processes > 1:
-        paths = [model.path for model in models]
-        return Workers(paths, inference=inference, num_workers=num_processes)
+        return Workers(models, inference=inference, num_workers=num_processes)
     engine = Engine.start(models, inference)
     num_threads = torch.get_num_threads()
     if num_processes == 1 or num_threads == 1:

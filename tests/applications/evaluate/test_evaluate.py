@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest
 import tfm
 from tfm.commands import evaluate as command
 from tfm.data.test_sets import NamedSet
-from tfm.errors import DataError, UsageError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.run_folder import checkpoints
 from tfm.inference import engine
 from tfm.stages.partial_output import PartialOutput
@@ -125,6 +125,17 @@ def test_only_what_has_changed_is_translated_again(models, translated):
     shutil.copytree(models[0], models[1])  # other weights in the same folder
     tfm.evaluate(models, **given)
     assert translated[6:] == [("a", "test.en"), ("a", "news.en")]
+
+
+def test_a_model_that_is_replaced_meanwhile_is_refused(models, monkeypatch):
+    def generate(given, **settings):
+        shutil.rmtree(models[1])
+        shutil.copytree(models[0], models[1])
+        return tfm.generate(given, **settings)
+
+    monkeypatch.setattr(command, "generate", generate)
+    with pytest.raises(CheckpointError, match="a was removed or replaced meanwhile"):
+        tfm.evaluate(models, on="test", **FAST)
 
 
 def test_a_stopped_evaluation_continues(models, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import http.client
 import json
 import random
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -32,10 +33,12 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
+from tfm.features.documents.step import Sentences
+from tfm.folders.model_folder import ALIGNMENT, ModelFolder
 from tfm.steps import StepsConfig
 
 pytest.importorskip("uvicorn")
-from servers import DEFAULT, PAIR, stand_in, translation, upper
+from servers import DEFAULT, PAIR, Address, stand_in, translation, upper
 
 from tfm.applications.serve.queue import LineConfig, SentenceCache, TranslationQueue
 from tfm.applications.serve.served_models import ServedModel, routes_of
@@ -851,9 +854,8 @@ def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run
 def test_tags_choose_among_the_target_languages_of_a_model(start):
     source = SimpleNamespace(has_tag=lambda tag: tag != "<2it>")
     vocabulary = SimpleNamespace(source=source, tags=())
-    model = SimpleNamespace(
-        search=SearchConfig(), vocabulary=vocabulary, folder="m", protected_spans=None
-    )
+    model = SimpleNamespace(search=SearchConfig(), vocabulary=vocabulary, folder="m")
+    model.steps = lambda *settings: [Sentences(settings[-1], "de")]
     model.info = SimpleNamespace(source="en+nl", target="de+fr")
     model.pairs = partial(ServedModel.pairs, model)
     model.queue = queue_of(
@@ -927,6 +929,69 @@ def test_a_stop_answers_all_accepted_requests(start):
 
 
 _SERVE = "import sys; sys.argv[0] = 'tfm'; from tfm.cli.main import main; main()"
+_WATCHED = """
+import os, sys
+folder = os.environ["WATCHED"]
+
+def watch(event, arguments):
+    is_inside = event == "open" and str(arguments[0]).startswith(folder)
+    if is_inside and os.path.exists(folder + ".gone"):
+        os.write(2, f"opened: {arguments[0]}\\n".encode())
+
+sys.addaudithook(watch)
+"""
+
+
+def answers(address):
+    """Return the answers of a server to requests of every kind."""
+    cars = {"q": "seven cars", **PAIR}
+    kinds = (
+        ("/translate", cars),
+        ("/translate", {**cars, "q": ["seven cars", "", "see {x} at http://a.b/c", "\u202eone"]}),
+        ("/translate", {**cars, "q": ["<p>seven <b>cars</b> &amp; {x}</p>"], "format": "html"}),
+        ("/translate", {**cars, "glossary": {"cars": "Wagen"}, "alternatives": 3}),
+        ("/translate", {**cars, "q": "two houses", "prefix": "zwei "}),
+        ("/explain", {**cars, "prefix": "s"}),
+        ("/translate", {**cars, "source": "auto"}),
+        ("/detect", cars),
+    )
+    found = [address.post(path, fields) for path, fields in kinds]
+    found += map(address.send, ("/", "/languages", "/frontend/settings", "/health"))
+    for name in ("a.txt", "a.html", "a.srt"):
+        url = address.upload(name, b"1\n00:00:01,000 --> 00:00:02,000\n<i>one</i> {x}")
+        found.append(address.send(url[1]["translatedFileUrl"].removeprefix(address)))
+    assert address.send("/metrics")[0] == 200
+    return found
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_server_reads_its_files_once(
+    start, fork_python, trained_run, make_model, tmp_path, is_replaced
+):
+    pytest.importorskip("py3langid")
+    model = ModelFolder.open(trained_run).path
+    folder, files = tmp_path / "served" / model.name, tmp_path / "files"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns(ALIGNMENT))
+    files.mkdir()
+    (files / "terms").write_text("seven\tfünf\n", encoding="utf-8")
+    (files / "ban").write_text("acht\n", encoding="utf-8")
+    search, steps = {"ban": str(files / "ban")}, StepsConfig(glossary=str(files / "terms"))
+    flags = ["--ban", files / "ban", "--glossary", files / "terms", "--port", "0"]
+    flags += ["--device", "cpu", "--precision", "fp32", "--threads", "1"]
+    server = fork_python(_WATCHED + _SERVE, "serve", folder, *flags, WATCHED=str(folder))
+    found = wait_until(lambda: re.search(r"serve: (http://\S+)", server.errors), server)
+    other = ServedModel(model, search, config=DEFAULT, inference=CPU, steps=steps)
+    expected = answers(start(routes_of([other])))
+    shutil.rmtree(folder)
+    shutil.rmtree(files)
+    if is_replaced:
+        shutil.copytree(make_model(seed=1), folder)
+    (tmp_path / "served" / f"{model.name}.gone").touch()
+    assert answers(Address(found[1])) == expected
+    server.send_signal(signal.SIGTERM)
+    _, errors = server.communicate(60)
+    assert "opened" not in errors
+    assert not (folder / ALIGNMENT).exists()
 
 
 def test_sigterm_ends_the_server_without_an_error_of_a_request(fork_python, trained_run):

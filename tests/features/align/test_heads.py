@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tfm.config import InferenceConfig
-from tfm.errors import CheckpointError
 from tfm.features.align import heads
 from tfm.features.align.alignment import Side
-from tfm.features.align.heads import choose_heads, load_aligner, predictability
+from tfm.features.align.heads import AlignmentModel, choose_heads, predictability
 from tfm.folders.model_folder import ALIGNMENT, WEIGHTS, ModelFolder
 from tfm.inference.engine import Engine
 
@@ -58,7 +57,7 @@ def test_without_validation_text_late_layers_are_used(
 ):
     folder = ModelFolder(make_model(num_decoder_layers=num_layers))  # of two heads
     monkeypatch.setattr(heads, "_validation_text", lambda _: ([], []))
-    assert len(load_aligner(folder, "cpu").heads) == names.count(".")
+    assert len(AlignmentModel(folder, "cpu").aligner.heads) == names.count(".")
     assert f"heads {names} (layer.head), the default" in capsys.readouterr().err
     assert not (folder.path / ALIGNMENT).exists()
 
@@ -85,7 +84,7 @@ def choices(monkeypatch):
 
 
 def loaded_heads(path):
-    return load_aligner(ModelFolder(path), "cpu").heads
+    return AlignmentModel(ModelFolder(path), "cpu").aligner.heads
 
 
 def test_heads_are_chosen_once_for_a_model(model, choices, monkeypatch, capsys):
@@ -124,13 +123,14 @@ def test_a_folder_that_cannot_be_written_to_needs_no_record(model, choices, monk
     assert "ermission" not in capsys.readouterr().err
 
 
-def test_a_removed_checkpoint_is_not_created_again(model, choices):
-    folder = ModelFolder(model)
-    kept = folder.vocabulary, folder.model()  # the search has read them
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_what_is_held_needs_no_folder(model, make_model, choices, is_replaced):
+    held = AlignmentModel(ModelFolder(model), "cpu")
     shutil.rmtree(model)
-    assert [load_aligner(folder, "cpu").heads] == choices
-    assert kept
-    assert not model.exists()
+    if is_replaced:
+        make_model(seed=1).rename(model)
+    assert [held.aligner.heads] == choices
+    assert not (model / ALIGNMENT).exists()
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.needs_bf16)])
@@ -138,7 +138,6 @@ def test_the_aligner_shares_the_weights_of_the_search(model, precision):
     folder = ModelFolder(model)
     engine = Engine.load([folder], InferenceConfig(device="cpu", precision=precision))
     (model / WEIGHTS).unlink()  # it is not read again
-    load_aligner(folder, "cpu")
-    del engine
-    with pytest.raises(CheckpointError, match="missing"):
-        load_aligner(folder, "cpu")
+    shared = AlignmentModel(folder, "cpu").aligner.model.parameters()
+    weights = {each.data_ptr() for each in engine._models[0].parameters()}
+    assert {each.data_ptr() for each in shared} == weights

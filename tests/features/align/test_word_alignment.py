@@ -11,7 +11,7 @@ from tfm.data.subword import BOS, EOS
 from tfm.data.units import units
 from tfm.features.align import alignment
 from tfm.features.align.alignment import grow_diagonal
-from tfm.features.align.heads import load_aligner
+from tfm.features.align.heads import AlignmentModel
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.weights import cross_attention
@@ -22,7 +22,7 @@ TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Ma
 
 @pytest.fixture
 def aligner(trained_run):
-    return load_aligner(ModelFolder.open(trained_run), "cpu")
+    return AlignmentModel(ModelFolder.open(trained_run), "cpu").aligner
 
 
 def test_links_are_the_greatest_weights_of_the_chosen_heads(aligner):
@@ -110,7 +110,7 @@ def test_given_targets_are_aligned(run, trained_run, elsewhere):
     command = ("generate", trained_run, "--input", "in.en", "--score-target", "in.de")
     code, out, _ = run(*command, "--device", "cpu", "--align")
     assert code == 0
-    expected = load_aligner(ModelFolder.open(trained_run), "cpu").align(SOURCES, TARGETS)
+    expected = AlignmentModel(ModelFolder.open(trained_run), "cpu").aligner.align(SOURCES, TARGETS)
     found = [line.split("\t")[-1] for line in out.split("\n")[:-1]]
     assert found == [" ".join(f"{s}-{t}" for s, t in links) for links in expected]
 

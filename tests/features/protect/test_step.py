@@ -58,7 +58,7 @@ def translated(
     text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=(), masks=()
 ):
     """The translations of a text with protected text, by a function of what is searched."""
-    protect = Protect(patterns, lambda: tags, lambda: aligner or Diagonal(), masks)
+    protect = Protect(patterns, lambda: tags, aligner or Diagonal(), masks)
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
@@ -277,7 +277,7 @@ def test_sentences_do_not_end_within_a_span():
 
 
 def test_markup_never_divides_a_span():
-    protect = Protect((), tuple, Diagonal)
+    protect = Protect((), tuple, Diagonal())
     steps = [Formats("html", Diagonal()), Sentences("en", "de", (), protect.spans), protect]
     text = "<p>See <b>{user.name}</b> and <i>http://x.org/a-b?c=1&amp;d=2</i> now</p>"
     part = Part.of([Segment(1, text)], steps)
@@ -299,7 +299,7 @@ class Distracted(Diagonal):
 
 
 def test_an_element_around_a_span_is_placed_around_its_copy():
-    steps = [Formats("html", Distracted()), Sentences("en", "de"), Protect((), tuple, Diagonal)]
+    steps = [Formats("html", Distracted()), Sentences("en", "de"), Protect((), tuple, Diagonal())]
     text = "<p>red hats <b>{w}</b> in snow</p>"
     part = Part.of([Segment(1, text)], steps)
     [[best]] = part.finish([[Output("rote Hüte im Schnee", -1.0, -1.0, ("x",))]])

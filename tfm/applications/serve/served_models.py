@@ -1,8 +1,7 @@
 """The models of a server: each with its thread, its queue of requests and its languages."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -13,23 +12,21 @@ from tfm.applications.serve.queue import LineConfig, SentenceCache, Terms, Trans
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.data.tags import tagged_language, untagged
-from tfm.data.units import Span
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.attention.maps import AttentionMaps, attention_maps
-from tfm.features.documents.step import Sentences
-from tfm.features.formats.step import Formats
-from tfm.features.protect.step import Protect
+from tfm.features.glossary.terms import read_terms
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.chain import Chain, Part
 from tfm.inference.engine import Engine
 from tfm.inference.steps import Output, Segment, Step
 from tfm.model.build import Model
 from tfm.reporting import say
-from tfm.steps import StepsConfig, TextFormat, new_aligner, steps_around
+from tfm.steps import StepsConfig, TextFormat, around_texts, steps_around
+from tfm.storage.paths import existing_file
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
-_MAX_STEPS = 16  # of searches and glossaries, that are kept
+_MAX_STEPS = 32  # of searches, glossaries and formats, that are kept
 
 
 def _ignore(_: str) -> None:
@@ -38,6 +35,9 @@ def _ignore(_: str) -> None:
 
 class ServedModel:
     """A loaded model, and the thread that computes with it.
+
+    All that is needed of its folder and of the glossary's file is read here: they may be removed or
+    replaced afterwards.
 
     Raises:
         CheckpointError: The folder has no valid model.
@@ -68,11 +68,13 @@ class ServedModel:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfm {self.folder}")
         # OpenMP's number of threads belongs to the thread that sets it.
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
-        self._device, self._inference = engine.compute.device, inference
-        self._steps_config, self.has_glossary = steps, steps.glossary is not None
-        self._steps = lru_cache(_MAX_STEPS)(self._new_steps)
-        self._aligners: dict[str | None, Align] = {}  # by the tag of the target language
-        self._lock = threading.Lock()
+        self._device, self._steps_config = engine.compute.device, steps
+        self._aligner = Align.of(self.folder, None, inference.device, records=False).hold()
+        self.has_glossary = steps.glossary is not None
+        self._glossary = None
+        if steps.glossary is not None:
+            self._glossary = read_terms(existing_file(Path(steps.glossary)), self.info.source)
+        self.steps = lru_cache(_MAX_STEPS)(self._new_steps)
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
         self.queue = TranslationQueue(
             self._translate,
@@ -82,7 +84,7 @@ class ServedModel:
         )
         # The first of each takes longer; the batch shows whether the model supports the settings.
         for source in self.info.source.split("+"):
-            Sentences(source, self.info.target).before(Segment(1, "A. B."))
+            Part.of([Segment(1, "A. B.")], self.steps(self.search, (), "text", source))
         *_, config_of_pair = next(self.pairs())
         if config_of_pair.tag is None:
             self.vocabulary.check_tag(".", f"text for {self.folder}", say)
@@ -91,28 +93,27 @@ class ServedModel:
     def _translate(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
         """Return the `n_best` translations of each line, best first; in the model's thread."""
         segments = [Segment(number, line, config.prefix) for number, line in enumerate(lines, 1)]
-        found = self._chain.run([segments], config.search, self._steps(config.search, config.terms))
+        found = self._chain.run([segments], config.search, self.steps(config.search, config.terms))
         return [n_best for _, outputs in found for n_best in outputs]
 
-    def _new_steps(self, search: SearchConfig, terms: Terms) -> list[Step]:
+    def _new_steps(
+        self,
+        search: SearchConfig,
+        terms: Terms = (),
+        format: TextFormat = "lines",  # noqa: A002
+        source: str | None = None,
+    ) -> list[Step]:
         """Return the steps around a search, with the terms of a request before the server's."""
         return steps_around(
             search,
-            self.info,
-            self._steps_config,
+            replace(self.info, source=source or self.info.source),
+            replace(self._steps_config, format=format),
             models=[self.folder],
-            aligner=lambda: self.aligner(search),
+            aligner=self._aligner,
+            glossary=self._glossary,
             terms=dict(terms),
             notify=_ignore,
         )
-
-    @cached_property
-    def protected_spans(self) -> Callable[[str, str], Sequence[Span]] | None:
-        """What finds the spans of a text that no sentence ends within, as `Sentences` takes it."""
-        config = self._steps_config
-        if config.no_protect:
-            return None
-        return Protect(config.protect, programs=config.protect_for).spans
 
     def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of two sentences; in the model's thread.
@@ -131,21 +132,10 @@ class ServedModel:
             "cross"
         ].by_words()
 
-    def aligner(self, search: SearchConfig) -> Align:
-        """Return the aligner of sources and translations; its model is loaded when needed."""
-        with self._lock:
-            if search.tag not in self._aligners:
-                config = StepsConfig(format="html")
-                self._aligners[search.tag] = new_aligner(
-                    search, config, self.folder, self._inference.device
-                )
-            return self._aligners[search.tag]
-
     @cached_property
     def _model(self) -> Model:
-        """The model with plain attention, whose weights can be recorded; loaded when needed."""
-        folder = ModelFolder(self.folder.path)  # which may have been replaced
-        return folder.model().to(self._device).eval()
+        """The model with plain attention, whose weights can be recorded."""
+        return self.folder.model().to(self._device).eval()
 
     def pairs(self) -> Iterator[tuple[str, str, SearchConfig]]:
         """Yield each source and target language with the settings of the search.
@@ -167,7 +157,7 @@ class ServedModel:
                 yield source, target, replace(self.search, tag=tag)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     """A direction of translation, with the model and the settings of its search."""
 
@@ -257,12 +247,8 @@ class Route:
         return [segment.source for segment in self._part(text).segments]
 
     def _part(self, text: str, format: TextFormat = "text") -> Part:  # noqa: A002
-        steps: list[Step] = [
-            Sentences(self.source, self.target, unbroken=self.model.protected_spans)
-        ]
-        if format != "text":
-            steps.insert(0, Formats(format, self.model.aligner(self.search)))
-        return Part.of([Segment(1, text)], steps)
+        steps = self.model.steps(self.search, (), format, self.source)
+        return Part.of([Segment(1, text)], around_texts(steps))
 
     async def attention(self, source: str, target: str) -> AttentionMaps:
         """Return the cross-attention between the words of a sentence and a translation.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -41,33 +42,63 @@ class ChosenHeads:
     num_lines: int
 
 
-def load_aligner(folder: ModelFolder, device: InferenceDevice) -> Aligner:
-    """Load a model to align with, and its heads.
+class AlignmentModel:
+    """A model to align with, which is held in memory with what decides its heads.
 
-    They are chosen on the validation text of its dataset, and recorded in the folder, if it can be
-    written to. Without that text, these are the heads of the last decoder layer but one, as in
-    Garg et al. (2019, §4.1), and of a model of few layers also those of the last one.
+    Args:
+        folder: The folder of the model.
+        device: Where to compute.
+        records: Whether to record in the folder which heads were chosen, if it can be written to.
 
     Raises:
-        CheckpointError: The folder has no valid model, or its model has diverged.
+        CheckpointError: The folder has no valid model.
     """
-    compute = choose_compute(device, "fp32")
-    model = folder.model().to(compute.device).eval()
-    aligner = Aligner(model=model, vocabulary=folder.vocabulary, compute=compute, heads=[])
-    config = folder.info.run.model
-    num_heads = config.num_heads if isinstance(config, TransformerConfig) else 1
-    chosen = _recorded(folder, config.num_decoder_layers * num_heads) or _chosen(folder, aligner)
-    if chosen is not None:
-        heads = [*chosen.heads]
-        origin = f"chosen on {chosen.num_lines:,} validation lines"
-    else:
-        num_layers = config.num_decoder_layers
-        end = num_layers - (num_layers > _FEW_LAYERS)
-        heads = [*range(max(0, num_layers - 2) * num_heads, end * num_heads)]
-        origin = "the default, because its dataset has no validation text"
-    names = ", ".join(f"{head // num_heads + 1}.{head % num_heads + 1}" for head in heads)
-    say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
-    return replace(aligner, heads=heads)
+
+    def __init__(self, folder: ModelFolder, device: InferenceDevice, records: bool = True) -> None:
+        self._folder, self._device, self._records = folder.hold(), device, records
+        config = folder.info.run.model
+        self._num_layers = config.num_decoder_layers
+        self._num_heads = config.num_heads if isinstance(config, TransformerConfig) else 1
+        self._recorded = _recorded(folder, self._num_layers * self._num_heads)
+        self._text = ([], []) if self._recorded else _validation_text(folder)
+
+    @cached_property
+    def aligner(self) -> Aligner:
+        """The aligner, whose heads are chosen on the validation text of the model's dataset.
+
+        Without that text, these are the heads of the last decoder layer but one, as in Garg et al.
+        (2019, §4.1), and of a model of few layers also those of the last one.
+
+        Raises:
+            CheckpointError: The model has diverged.
+        """
+        folder, num_layers, num_heads = self._folder, self._num_layers, self._num_heads
+        compute = choose_compute(self._device, "fp32")
+        model = folder.model().to(compute.device).eval()
+        aligner = Aligner(model=model, vocabulary=folder.vocabulary, compute=compute, heads=[])
+        chosen = self._recorded or self._chosen(aligner)
+        if chosen is not None:
+            heads = [*chosen.heads]
+            origin = f"chosen on {chosen.num_lines:,} validation lines"
+        else:
+            end = num_layers - (num_layers > _FEW_LAYERS)
+            heads = [*range(max(0, num_layers - 2) * num_heads, end * num_heads)]
+            origin = "the default, because its dataset has no validation text"
+        names = ", ".join(f"{head // num_heads + 1}.{head % num_heads + 1}" for head in heads)
+        say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
+        return replace(aligner, heads=heads)
+
+    def _chosen(self, aligner: Aligner) -> ChosenHeads | None:
+        """Choose heads on the validation text, and record them; None without the text."""
+        folder, pairs = self._folder, aligner.encode(*self._text)
+        if not any(source.ids and target.ids for source, target in pairs):
+            return None
+        heads = tuple(choose_heads(aligner, pairs))
+        chosen = ChosenHeads(weights=folder.weights_digest, heads=heads, num_lines=len(pairs))
+        if self._records and folder.is_current():  # it may have been removed or replaced
+            with suppress(OSError, UsageError):  # of a folder that must not be written to
+                write_record(folder.path / ALIGNMENT, chosen, format_=FORMAT)
+        return chosen
 
 
 def _recorded(folder: ModelFolder, num_heads: int) -> ChosenHeads | None:
@@ -78,19 +109,6 @@ def _recorded(folder: ModelFolder, num_heads: int) -> ChosenHeads | None:
         return None
     is_valid = record.weights == folder.weights_digest and record.heads
     return record if is_valid and {*record.heads} <= {*range(num_heads)} else None
-
-
-def _chosen(folder: ModelFolder, aligner: Aligner) -> ChosenHeads | None:
-    """Choose heads on the validation text of a model, and record them; None without the text."""
-    pairs = aligner.encode(*_validation_text(folder))
-    if not any(source.ids and target.ids for source, target in pairs):
-        return None
-    heads = tuple(choose_heads(aligner, pairs))
-    chosen = ChosenHeads(weights=folder.weights_digest, heads=heads, num_lines=len(pairs))
-    if folder.path.is_dir():  # a training may have removed the checkpoint
-        with suppress(OSError, UsageError):  # of a folder that must not be written to
-            write_record(folder.path / ALIGNMENT, chosen, format_=FORMAT)
-    return chosen
 
 
 def choose_heads(aligner: Aligner, pairs: Sequence[tuple[Side, Side]]) -> list[int]:

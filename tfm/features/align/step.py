@@ -1,6 +1,7 @@
 """The step that aligns the words of sources and outputs."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -14,7 +15,7 @@ from tfm.data.languages import are_same
 from tfm.data.units import Span, blanked, units
 from tfm.errors import UsageError
 from tfm.features.align.alignment import Aligner, Alignment
-from tfm.features.align.heads import load_aligner
+from tfm.features.align.heads import AlignmentModel
 from tfm.folders.model_folder import ModelFolder, fingerprints
 from tfm.inference.steps import Output, Segment, Step
 
@@ -26,12 +27,18 @@ class Align(Step):
         folders: The model to align with, and optionally a model for the reverse direction.
         device: The device to compute on.
         tag: The tag of the target language, which the model reads before each source.
+        records: Whether to record in a folder which heads were chosen, if it can be written to.
     """
 
     def __init__(
-        self, folders: Sequence[ModelFolder], device: InferenceDevice, tag: str | None = None
+        self,
+        folders: Sequence[ModelFolder],
+        device: InferenceDevice,
+        tag: str | None = None,
+        *,
+        records: bool = True,
     ) -> None:
-        self._folders, self._device, self._tag = folders, device, tag
+        self._folders, self._device, self._records, self.tag = folders, device, records, tag
         self.settings = {"aligners": fingerprints(folders)}
 
     @classmethod
@@ -41,7 +48,7 @@ class Align(Step):
         reverse: str | None,
         device: InferenceDevice,
         *,
-        tag: str | None = None,
+        records: bool = True,
     ) -> Self:
         """Align with a model, and perhaps one of the reverse direction in a folder, after checks.
 
@@ -55,7 +62,7 @@ class Align(Step):
                 f"{model} is a parser, and a tree has no words to align: leave out --align"
             )
         if reverse is None:
-            return cls([model], device, tag)
+            return cls([model], device, records=records)
         folder = ModelFolder.open(Path(reverse))
         other = folder.info
         is_reverse = are_same(other.source, info.target) and are_same(other.target, info.source)
@@ -64,7 +71,18 @@ class Align(Step):
                 f"{folder} is for {other.purpose}, but --align-reverse needs a model from "
                 f"{info.target} to {info.source}"
             )
-        return cls([model, folder], device, tag)
+        return cls([model, folder], device, records=records)
+
+    def with_tag(self, tag: str | None) -> Self:
+        """Return the step for a tag before each source; it shares what this one holds."""
+        tagged = copy(self)
+        tagged.tag = tag
+        return tagged
+
+    def hold(self) -> Self:
+        """Read from disk all that is needed to align, and return the step."""
+        self._models  # noqa: B018 - reads it
+        return self
 
     @override
     def load(self) -> Self:
@@ -72,8 +90,12 @@ class Align(Step):
         return self
 
     @cached_property
+    def _models(self) -> list[AlignmentModel]:
+        return [AlignmentModel(each, self._device, self._records) for each in self._folders]
+
+    @cached_property
     def _aligner(self) -> Aligner:
-        aligner, *reverse = [load_aligner(folder, self._device) for folder in self._folders]
+        aligner, *reverse = [model.aligner for model in self._models]
         return replace(aligner, reverse=reverse[0]) if reverse else aligner
 
     @override
@@ -95,7 +117,7 @@ class Align(Step):
 
         Models are loaded by the first call. The tag is read before each source, but has no links.
         """
-        tagged = [f"{self._tag} {source}" if self._tag else source for source in sources]
+        tagged = [f"{self.tag} {source}" if self.tag else source for source in sources]
         start = len(tagged[0]) - len(sources[0])
         found = []
         for pair, links in zip(

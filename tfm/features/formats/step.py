@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from typing_extensions import override
 
@@ -56,6 +56,11 @@ class Formats(Step):
     def __init__(self, format: str, aligner: UnitAligner) -> None:  # noqa: A002 - as its flag
         self._format, self._aligner = format, aligner
         self.settings = {"format": format, **aligner.settings}
+
+    @override
+    def load(self) -> Self:
+        self._aligner.hold()
+        return self
 
     @override
     def before(self, unit: Segment) -> tuple[Sequence[Segment], tuple[str, list[Block]]]:

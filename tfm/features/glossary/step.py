@@ -19,7 +19,7 @@ from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
 from tfm.inference.steps import Output, RequiredText, Segment, Step
 from tfm.reporting import say
-from tfm.search.constraints import read_phrases
+from tfm.search.constraints import held_phrases
 from tfm.storage.files import sha256_of
 from tfm.storage.paths import existing_file
 
@@ -33,7 +33,7 @@ class Glossary(Step):
     """Finds terms in sources, requires their translations, and reports those that are missing.
 
     Args:
-        path: A file of terms; None without.
+        path: A file of terms, or its terms; None without.
         terms: Further source terms with their translations, which go before those of the file.
         source: Language code of the sources.
         target: Language code of the translations; several languages are joined by +.
@@ -47,7 +47,7 @@ class Glossary(Step):
 
     def __init__(
         self,
-        path: Path | None = None,
+        path: Path | Finder[Term] | None = None,
         terms: Mapping[str, str] = MappingProxyType({}),
         *,
         source: str,
@@ -57,7 +57,9 @@ class Glossary(Step):
     ) -> None:
         self._finders = [finder_of(terms, source)] if terms else []
         self.settings: dict[str, Any] = {"terms": dict(terms)} if terms else {}
-        if path is not None:
+        if isinstance(path, Finder):
+            self._finders.append(path)
+        elif path is not None:
             self._finders.append(read_terms(existing_file(path), source))
             self.settings |= {"glossary": sha256_of(path)[:_DIGITS]}
         self._target, self._tags, self._notify = target, tags, notify
@@ -66,7 +68,7 @@ class Glossary(Step):
     @classmethod
     def of(
         cls,
-        path: Path | None,
+        path: Path | Finder[Term] | None,
         terms: Mapping[str, str],
         search: SearchConfig,
         info: ModelInfo | None,
@@ -155,7 +157,7 @@ def _missing(
 
 def _check_ban(finders: Iterable[Finder[Term]], banned: Path) -> None:
     """Raise DataError if a translation in a glossary contains banned text."""
-    banned_text = Finder({phrase: phrase for phrase in read_phrases(existing_file(banned))}, None)
+    banned_text = Finder({phrase: phrase for phrase in held_phrases(banned)}, None)
     for term in chain.from_iterable(finder.values() for finder in finders):
         for target in term.targets:
             if found := banned_text.find(target):

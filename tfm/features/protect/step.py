@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
@@ -33,8 +33,8 @@ class Protect(Step):
     Args:
         patterns: Regular expressions of the user for what is protected besides the built-in ones.
         tags: Returns the tags of the model, when needed; they are not protected at the start.
-        new_aligner: Returns what aligns sources and translations, when the first one is needed;
-            without it, protected text keeps its share of a translation.
+        aligner: Aligns sources and translations; without it, protected text keeps its share of a
+            translation.
         masks: Words that the model has learned to copy; perhaps none.
         programs: Programs whose placeholders are protected, too, that could be ordinary text.
         notify: Receives warnings of messages with text that is not translated.
@@ -44,16 +44,22 @@ class Protect(Step):
         self,
         patterns: Sequence[str] = (),
         tags: Callable[[], Collection[str]] = tuple,
-        new_aligner: Callable[[], UnitAligner] | None = None,
+        aligner: UnitAligner | None = None,
         masks: Sequence[str] = (),
         *,
         programs: Collection[str] = (),
         notify: Callable[[str], None] = say,
     ) -> None:
-        self._patterns, self._tags, self._new_aligner = tuple(patterns), tags, new_aligner
+        self._patterns, self._tags, self._aligner = tuple(patterns), tags, aligner
         self._masks, self._notify = masks, notify
         self._programs = frozenset(map(str.lower, programs))
         self.settings = {"protect": list(patterns), "protect_for": sorted(self._programs)}
+
+    @override
+    def load(self) -> Self:
+        if self._aligner is not None:
+            self._aligner.hold()
+        return self
 
     def spans(self, text: str, name: str) -> "list[Span]":
         """Return the protected spans of a text, which `name` names in messages.
@@ -117,6 +123,6 @@ class Protect(Step):
 
     def _links(self, pairs: Sequence[tuple[str, str]]) -> "Sequence[Sequence[tuple[Span, Span]]]":
         """Return the linked units of each source and translation; none without an aligner."""
-        if not pairs or self._new_aligner is None:
+        if not pairs or self._aligner is None:
             return [[] for _ in pairs]
-        return self._new_aligner().align_units(*zip(*pairs, strict=True))
+        return self._aligner.align_units(*zip(*pairs, strict=True))
