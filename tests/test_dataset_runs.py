@@ -63,14 +63,19 @@ def test_training_records_its_run_in_the_dataset(data_dir, trained_run):
     assert recorded_runs(data_dir)[str(trained_run)] == checksum
 
 
-def test_a_run_whose_record_or_checkpoint_is_damaged_is_not_named(files):
-    config = next(RUN.glob("checkpoints/step-*12/config.json"))
-    for path in (config, RUN / "data.json"):
-        content = path.read_bytes()
-        path.write_bytes(content[:-9])
-        assert runs_on(FOLDER) == []
-        path.write_bytes(content)
-    assert runs_on(FOLDER) == [RUN]
+def test_a_run_is_named_while_a_checkpoint_is_intact(files):
+    for config in sorted(RUN.glob("checkpoints/step-*/config.json"), reverse=True):
+        assert runs_on(FOLDER) == [RUN]
+        config.write_bytes(config.read_bytes()[:-9])
+    assert runs_on(FOLDER) == []
+
+
+def test_a_run_whose_record_of_its_dataset_is_damaged_is_warned_of(files, capsys):
+    (RUN / "data.json").write_text("{")
+    capsys.readouterr()
+    assert runs_on(FOLDER) == []
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: it is unknown whether {RUN} needs {FOLDER}: {RUN}/data.json ")
 
 
 def test_runs_that_cannot_be_resumed_anyway_are_not_named(files):

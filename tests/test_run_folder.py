@@ -93,9 +93,15 @@ def test_a_dataset_records_its_runs_but_not_those_of_another_that_it_is_a_copy_o
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "data_dir": "/", "runs": 3}', "[]"])
-def test_a_damaged_record_of_runs_names_none(tmp_path, content):
+def test_a_damaged_record_of_runs_names_none_with_a_warning(tmp_path, capsys, content):
+    assert recorded_runs(tmp_path) == {}
+    assert not capsys.readouterr().err
     (tmp_path / "runs.json").write_text(content)
     assert recorded_runs(tmp_path) == {}
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"warning: it is unknown which runs need {tmp_path}: {tmp_path}/runs.json"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
+from tfm.reporting import say
 from tfm.storage.files import is_same_file, read_record, write_record
 
 DATA, DATA_FORMAT = "data.json", 1
@@ -89,11 +90,14 @@ def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
 def recorded_runs(data_dir: Path) -> dict[str, str]:
     """Return the paths of the runs that a dataset records, and what they need.
 
-    There are none if it is a copy of the dataset that did.
+    There are none if it is a copy of the dataset that did, or, with a warning, if it is damaged.
     """
     try:
         record = read_record(data_dir / RUNS, _DatasetRuns, format_=RUNS_FORMAT, advice="remove it")
-    except (DataError, OSError):
+    except FileNotFoundError:
+        return {}
+    except (DataError, OSError) as error:
+        say(f"warning: it is unknown which runs need {data_dir}: {error}")
         return {}
     original = Path(record.data_dir)
     is_copy = original.exists() and not is_same_file(original, data_dir)

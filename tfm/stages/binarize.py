@@ -113,7 +113,9 @@ def _update_record(manifest: Manifest, config: BinarizeConfig, *, force: bool) -
         "written_by": [*config.written_by],
         "origins": origins,
     }
-    if not force and manifest.is_current(SEEN, inputs):
+    known = manifest.result(SEEN).get("sha256")
+    is_intact = known is None or (path.is_file() and sha256_of(path) == known)
+    if not force and is_intact and manifest.is_current(SEEN, inputs):
         return
     path.unlink(missing_ok=True)
     record = None

@@ -1,6 +1,7 @@
 """The runs of a dataset, which do not resume once its token ids have changed."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tfm.data.dataset import DatasetIndex
@@ -50,16 +51,17 @@ def runs_on(data_dir: Path) -> list[Path]:
 
 
 def _vocabulary_of(run: str) -> str | None:
-    """Return the fingerprint of a run's vocabulary; None if its newest checkpoint is damaged."""
-    try:
-        return ModelFolder(checkpoints(Path(run))[-1]).info.fingerprint
-    except CheckpointError:
-        return None
+    """Return the fingerprint of a run's vocabulary; None if all its checkpoints are damaged."""
+    for path in reversed(checkpoints(Path(run))):
+        with suppress(CheckpointError):
+            return ModelFolder(path).info.fingerprint
+    return None
 
 
 def _is_run_on(data_dir: Path, run: Path) -> bool:
     try:
         folder = trained_on(run)
         return folder is not None and is_same_file(folder, data_dir)
-    except (DataError, OSError):  # damaged, or of another user
+    except (DataError, OSError) as error:
+        say(f"warning: it is unknown whether {run} needs {data_dir}: {error}")
         return False

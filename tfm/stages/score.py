@@ -216,20 +216,22 @@ def _seen(
     Without a source, theirs is taken if it had no reference. Returns None if the source is not of
     these lines, or nothing was recorded of the models.
     """
-    with suppress(DataError, OSError):
-        record = None if models else _last_generation(runs_dir / LAST_GENERATION)
-        if record is not None and source is None and record.reference is None:
-            source = Path(record.source)
+    record = None if models else _readable_generation(runs_dir / LAST_GENERATION)
+    if record is not None and source is None and record.reference is None:
+        source = Path(record.source)
+    sources: list[str] = []
+    with suppress(DataError):  # such as of standard input
         sources = [] if source is None else read_lines(source, "source", part=SOURCE)
-        paths = [Path(each) for each in record.model] if record else []
-        if len(sources) == len(texts[0]) and all(map(Path.is_dir, paths)):
-            from tfm.features.seen.report import find_seen
-            from tfm.folders.model_folder import ModelFolder
+    if len(sources) != len(texts[0]) or not (models or record):
+        return None
+    from tfm.features.seen.report import find_seen
+    from tfm.folders.model_folder import ModelFolder
 
-            try:
-                return find_seen(models or [*map(ModelFolder, paths)], sources, texts, score_clean)
-            except TfmError as error:
-                say(f"warning: it is unknown what of the text was seen in training: {error}")
+    try:
+        paths = () if record is None else map(Path, record.model)
+        return find_seen(models or [*map(ModelFolder.open, paths)], sources, texts, score_clean)
+    except (TfmError, OSError) as error:
+        say(f"warning: it is unknown what of the text was seen in training: {error}")
     return None
 
 
@@ -370,6 +372,18 @@ def _last_generation(path: Path) -> LastGeneration:
     return read_record(path, LastGeneration, format_=LAST_GENERATION_FORMAT, advice=advice)
 
 
+def _readable_generation(path: Path) -> LastGeneration | None:
+    """Return the record of the last generation; None without one, and with a warning if damaged."""
+    try:
+        return _last_generation(path)
+    except FileNotFoundError:
+        return None
+    except (DataError, OSError) as error:
+        reason = explain_os_error(error) if isinstance(error, OSError) else error
+        say(f"warning: what {path} recorded of the last generation is not used: {reason}")
+        return None
+
+
 def _choose_metrics(
     metrics: Sequence[MetricName] | None, reference: Text, lines: LineOutputs | None
 ) -> Sequence[MetricName]:
@@ -417,7 +431,7 @@ def _source_of(reference: Text, runs_dir: Path) -> Path | None:
 
 def _generation_for(reference: Text, runs_dir: Path) -> LastGeneration | None:
     """Return the record of the last generation, if this is the reference of its text."""
-    with suppress(DataError, OSError):
+    with suppress(DataError, OSError):  # `_seen` warns
         record = _last_generation(runs_dir / LAST_GENERATION)
         if record.reference is not None and _is_same(reference, Path(record.reference)):
             return record

@@ -103,6 +103,35 @@ def test_nothing_is_claimed_without_the_record_of_this_text(model, training_pair
     assert look_up([other], training_pairs) is None
 
 
+DAMAGE = {
+    "is missing": lambda path: path.unlink(),
+    "is damaged, or of other text": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+    "is damaged, or of": lambda path: path.write_bytes(b""),
+    "is damaged": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGE)
+@pytest.mark.parametrize("has_dataset", [True, False])
+def test_a_record_that_a_model_names_and_that_is_gone_or_damaged_is_warned_of(
+    model, training_pairs, data_dir, tmp_path, capsys, problem, has_dataset
+):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    shutil.copy(data_dir / FILE, folder if has_dataset else model.path)
+    named = with_info(model, data_dir=str(folder) if has_dataset else "gone")
+    assert look_up([named], training_pairs) is not None
+    assert not capsys.readouterr().err
+    DAMAGE[problem]((folder if has_dataset else model.path) / FILE)
+    assert look_up([named], training_pairs) is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert FILE + f" {problem}" in line
+    assert f"so it is unknown what {model} has seen in training: " in line
+    assert line.endswith(f"tfm binarize {folder}" if has_dataset else f"copy it into {model}")
+    assert look_up([with_info(model, seen=None)], training_pairs) is None
+    assert not capsys.readouterr().err
+
+
 def test_a_copy_of_the_record_in_the_model_folder_is_enough(model, training_pairs, data_dir):
     shutil.copy(data_dir / FILE, model.path)
     moved = with_info(model, data_dir="gone")
@@ -145,6 +174,15 @@ def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
     assert (own / FILE).read_bytes() == record
     with pytest.raises(UsageError, match="does not exist"):
         binarize(own, BinarizeConfig(threads=1, written_by=(str(model), "runs/none")))
+
+
+def test_binarizing_makes_a_missing_or_damaged_record_again(make_dataset, tmp_path):
+    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
+    before = (own / FILE).read_bytes()
+    for damage in [*DAMAGE.values()][:3]:
+        damage(own / FILE)
+        assert binarize(own, BinarizeConfig(threads=1)) is False
+        assert (own / FILE).read_bytes() == before
 
 
 def test_another_text_in_the_same_folder_is_named(model, training_pairs, data_dir):
@@ -196,13 +234,20 @@ def test_text_that_is_not_a_split_is_looked_up_if_it_has_as_many_lines(scored, t
 def test_nothing_is_claimed_of_another_text_or_model(scored, tmp_path):
     other = write_lines(tmp_path / "other.de", ["Eins."] * 12)
     assert scored(None, reference=str(other)).seen is None
-    assert scored(None, model=[str(tmp_path / "gone")]).seen is None
 
 
-def test_a_record_that_cannot_be_used_is_warned_of(scored, model, capsys):
-    (model.path / CONFIG).write_text("{}")
-    assert scored(None).seen is None
-    assert "warning: it is unknown what of the text was seen in training" in capsys.readouterr().err
+def test_a_record_that_cannot_be_used_is_warned_of(scored, model, tmp_path, capsys):
+    gone = tmp_path / "gone"
+    for changes in ({"model": [str(gone)]}, {"model": [str(model), str(gone)]}, {}):
+        if not changes:
+            (model.path / CONFIG).write_text("{}")
+        assert scored(None, **changes).seen is None
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("warning: it is unknown what of the text was seen in training: ")
+    for changes in ({"format": 9}, {"model": 3}):
+        assert scored(None, **changes).seen is None
+        [line] = capsys.readouterr().err.splitlines()
+        assert "last-generation.json recorded of the last generation is not used: " in line
 
 
 def test_a_text_of_which_nothing_was_seen_is_not_scored_again(model):

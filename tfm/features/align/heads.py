@@ -104,8 +104,13 @@ class AlignmentModel:
 def _recorded(folder: ModelFolder, num_heads: int) -> ChosenHeads | None:
     """Return the recorded choice; None if there is no valid one for these weights."""
     try:
-        record = read_record(folder.path / ALIGNMENT, ChosenHeads, format_=FORMAT, advice="")
-    except (DataError, OSError):  # whatever it is, it can be made again
+        record = read_record(
+            folder.path / ALIGNMENT, ChosenHeads, format_=FORMAT, advice="remove it"
+        )
+    except FileNotFoundError:
+        return None
+    except (DataError, OSError) as error:
+        say(f"warning: the attention heads are chosen again: {error}")
         return None
     is_valid = record.weights == folder.weights_digest and record.heads
     return record if is_valid and {*record.heads} <= {*range(num_heads)} else None

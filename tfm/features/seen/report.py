@@ -9,9 +9,11 @@ import numpy as np
 
 from tfm.config.schema import from_table
 from tfm.data.seen_text import FILE, Flags, SeenText
+from tfm.errors import explain_os_error, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import Ancestor
 from tfm.metrics.metric import MetricScore
+from tfm.reporting import say
 from tfm.storage.files import sha256_of
 
 
@@ -107,10 +109,30 @@ def _find_records(models: Sequence[ModelFolder]) -> dict[str, SeenText | None]:
 
 
 def _find_record(model: Ancestor) -> SeenText | None:
-    """Read the record that a model names, in its folder or its dataset; None if it is gone."""
-    paths = (Path(folder) / FILE for folder in (model.path, model.data_dir))
-    found = (path for path in paths if path.is_file() and sha256_of(path) == model.seen)
-    return next(map(SeenText.load, found), None)
+    """Read the record that a model names, in its folder or its dataset.
+
+    If it is in neither, a warning says why, and None is returned.
+    """
+    if model.seen is None:
+        return None
+    problem = ""
+    for folder in filter(None, (model.path, model.data_dir)):
+        path = Path(folder) / FILE
+        try:
+            if path.is_file() and sha256_of(path) == model.seen:
+                return SeenText.load(path)
+            if path.exists():
+                problem = f"{path} is damaged, or of other text"
+        except OSError as error:
+            problem = f"{path} cannot be read ({explain_os_error(error)})"
+    advice = f"copy it into {model.path}"
+    if model.data_dir and Path(model.data_dir).is_dir():
+        advice = f"make it again with {tfm_command('binarize', model.data_dir)}"
+    say(
+        f"warning: {problem or f'{path} is missing'}, so it is unknown what {model.path} has seen "
+        f"in training: {advice}"
+    )
+    return None
 
 
 def _look_up(records: Sequence[SeenText], texts: Sequence[Sequence[str]]) -> list[Flags]:
