@@ -700,7 +700,7 @@ def generate(
         document: The same as --format text.
         align: Add the word alignment of each translation, such as 0-0 1-2, in a last column.
         align_reverse: With --align or markup: a model of the reverse direction, to combine both alignments.
-        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        glossary: Glossary of source terms, their translations and comments, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
@@ -888,7 +888,7 @@ def evaluate(
         split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
         bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
         bootstrap_seed: Random seed of the paired bootstrap test.
-        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        glossary: Glossary of source terms, their translations and comments, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
@@ -989,7 +989,7 @@ def check(
         baseline: Model that may not be significantly better in a row.
         page: Write a web page with the worst translations.
         junit: Write a JUnit file for build servers.
-        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        glossary: Glossary of source terms, their translations and comments, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.
@@ -1127,7 +1127,7 @@ def serve(
         answer_seconds: Maximum time in seconds to answer a request, waiting included.
         receive_seconds: Maximum time in seconds for a body to arrive, and between two requests of a connection.
         batch_characters: Maximum number of characters in a batch of requests that are translated together.
-        glossary: Glossary of source terms and their translations, separated by tabs, to use.
+        glossary: Glossary of source terms, their translations and comments, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.
         no_protect: Translate placeholders, addresses, file names, hashtags and mentions as any text.

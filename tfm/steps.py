@@ -46,7 +46,7 @@ class StepsConfig(Settings, section="steps"):
     )
     glossary: str | None = setting(
         None,
-        "Glossary of source terms and their translations, separated by tabs, to use.",
+        "Glossary of source terms, their translations and comments, separated by tabs, to use.",
         metavar="FILE",
     )
     protect: tuple[str, ...] = setting(
@@ -66,10 +66,7 @@ class StepsConfig(Settings, section="steps"):
     )
 
     def _conflicts(self) -> Iterator[str]:
-        for pattern in self.protect:
-            yield from _pattern_problems(pattern)
-        for program in self.protect_for:
-            yield from _program_problems(program)
+        yield from _protect_problems(self.protect, self.protect_for)
         for name in ("protect", "protect_for"):
             if getattr(self, name) and self.no_protect:
                 yield f"{name} and no_protect exclude each other: give one"
@@ -89,23 +86,23 @@ class StepsConfig(Settings, section="steps"):
         return self.document or self.format != "lines"
 
 
-def _pattern_problems(pattern: str) -> Iterator[str]:
-    """Yield what is wrong with a regular expression."""
+def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with regular expressions, and with names of programs."""
+    if not patterns and not names:
+        return
     import regex  # here, because few commands have one
 
-    try:
-        regex.compile(pattern)
-    except regex.error as error:
-        yield f"protect: {pattern} is no regular expression, {error}: correct it"
-
-
-def _program_problems(name: str) -> Iterator[str]:
-    """Yield what is wrong with the name of a program that has placeholders."""
     from tfm.features.protect.placeholders import programs
 
-    if name.lower() not in programs():
-        known = ", ".join(programs())
-        yield f"protect_for: {name} is no program whose placeholders are known: give one of {known}"
+    for pattern in patterns:
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            yield f"protect: {pattern} is no regular expression, {error}: correct it"
+    for name in names:
+        if name.lower() not in programs():
+            known = ", ".join(programs())
+            yield f"protect_for: {name} is no program with known placeholders: give one of {known}"
 
 
 def steps_around(

@@ -35,6 +35,10 @@ _NAMES = (
     "th:Thai tl:Filipino tr:Turkish uk:Ukrainian ur:Urdu uz:Uzbek vi:Vietnamese xh:Xhosa "
     "yi:Yiddish yo:Yoruba yue:Cantonese zh:Chinese zu:Zulu"
 )
+_OWN_NAMES = (
+    "de:Deutsch es:español fr:français it:italiano nl:Nederlands pl:polski pt:português sv:svenska "
+    "tr:Türkçe cs:čeština ru:русский uk:українська ar:العربية he:עברית ja:日本語 ko:한국어 zh:中文"
+)
 
 
 # Marks at the end of a sentence in all scripts; wide ones need no space after them.
@@ -59,6 +63,14 @@ def base_language(code: str) -> str:
     """
     base = _parsed(code).language or code.lower()
     return _SAME.get(base, base)
+
+
+def named_language(text: str) -> str | None:
+    """Return the code of a language, given by its name or any code; None if it is unknown."""
+    pairs = (pair.split(":") for pair in f"{_OWN_NAMES} {_NAMES}".split())
+    codes = {name.lower(): code for code, name in pairs}
+    code = codes.get(text.lower(), base_language(text))
+    return code if code in codes.values() else None
 
 
 @cache

@@ -46,8 +46,21 @@ def sources_in(write):
     [
         ("dog\tHund", "A dog, the dog's bowl and a hot-dog.", ["dog"] * 3),
         ("dog\tHund", "dogs dogma underdog dog_1 Dog", []),
-        ("dog\tHund\tdogs|doggy", "Dogs! “Doggy” dog", ["dog"] * 3),
-        ("dog\tHund\t/dog(s|gies)?/", "dogs doggies doggy", ["dog"] * 2),
+        ("dog|dogs|doggy\tHund", "Dogs! “Doggy” dog", ["dog|dogs|doggy"] * 3),
+        ("/dog(s|gies)?/\tHund", "dogs doggies doggy", ["/dog(s|gies)?/"] * 2),
+        ("bench\tBank\tThe noun\nred\trot\t/red/\t", "The noun red bench", ["red", "bench"]),
+        ("# the pets\n#dog\tKöter\n\ndog\tHund\t\t\n# end", "dog #dog", ["dog", "dog"]),
+        (
+            "user's\tA\nco-op\tB",
+            "user’s user‘s userʼs user＇s co‐op co‑op",
+            ["user's"] * 4 + ["co-op"] * 2,
+        ),
+        (
+            "user’s co‑op\tA\nＰＣ７\tB\nｶﾞ\tC",
+            "user's co-op, PC7 ガ",
+            ["user’s co‑op", "ＰＣ７", "ｶﾞ"],
+        ),
+        ("/l’\\w+/\tA", "l'eau, l’or", ["/l’\\w+/"] * 2),
         ("dog\tHund\nhot dog\tHotdog", "a hot dog and a dog", ["hot dog", "dog"]),
         ("New York\tA\nYork Times Square\tB", "New York Times Square", ["York Times Square"]),
         ("a b\tA\nb c\tB", "a b c", ["a b"]),
@@ -94,15 +107,19 @@ def test_the_first_letter_of_a_sentence_is_that_of_its_language(sources_in):
         ("", "terms.tsv has no terms: write a source term, a tab and its translation"),
         ("\n \n\t\t\n", "terms.tsv has no terms"),
         ("dog\tHund\nfence\n", 'line 2 has no translation of "fence"'),
-        ("dog,Hund\n", 'line 1 has no translation of "dog,Hund"'),
+        ("dog,Hund\n", 'line 1 has no tab, "dog,Hund" may be CSV: write a source term, a tab and'),
+        ("dog = Hund\n", 'line 1 has no translation of "dog = Hund"'),
         ("dog\t | \tdogs\n", 'line 1 has an empty translation of "dog"'),
         ("dog\t\tdogs\n", 'line 1 has an empty translation of "dog"'),
         ("\tHund\n", "line 1 has no source term"),
+        (" | \tHund\n", "line 1 has no source term"),
+        ("en\tde\n# x\n", "terms.tsv has no terms"),
+        ("user's\tA\nuser’s\tB\n", 'line 2: "user’s" has the translation "B", but "A" in line 1'),
         ("a\tb\tc\td\n", "line 1 has 4 columns"),
         ("dog\tHund\ncat\tKatze\ndog\tKöter\n", 'line 3: "dog" has the .*"Hund" in line 1: keep'),
-        ("dog\tHund\tpet\npet\tTier\n", 'line 2: "pet" has the translation "Tier", but "Hund"'),
-        ("dog\tHund\t/do(g/\n", r"line 1: /do\(g/ is not a regular expression \(missing \)"),
-        ("dog\tHund\t/x*/\n", r"line 1: /x\*/ matches empty text"),
+        ("dog|pet\tHund\npet\tTier\n", 'line 2: "pet" has the translation "Tier", but "Hund"'),
+        ("/do(g/\tHund\n", r"line 1: /do\(g/ is not a regular expression \(missing \)"),
+        ("/x*/\tHund\n", r"line 1: /x\*/ matches empty text"),
         ("dog\t" + "x" * 300, "line 1 has a term of more than 200 characters"),
         ("dog\tH\ufffdnd", r"line 1 has U\+FFFD"),
         (b"dog\tH\xfcnd\n", "not UTF-8"),
@@ -114,6 +131,30 @@ def test_a_wrong_glossary_is_one_line_that_says_what_to_do(write, text, message)
     assert "\n" not in str(caught.value)
 
 
+TITLES = "en\tde EN-US\tde_DE source\ttarget Term\tTranslation German\tEnglish English\tDeutsch"
+
+
+@pytest.mark.parametrize("titles", [*TITLES.split(" "), "Source term (en)\tTarget term\tComment"])
+def test_titles_are_no_terms_and_named(write, capsys, titles):
+    for before in ("", "\ufeff", "# x\r\n\n"):
+        finder = read_terms(write(f"{before}{titles}\r\nlast\tletzte"), "eng", "de+fr")
+        source, target = titles.split("\t")[:2]
+        assert not finder.find(source)
+        assert f'has titles, "{source}" and "{target}", and no term' in capsys.readouterr().err
+        finder = read_terms(write(f"last\tletzte\n{titles}"), "eng", "de+fr")  # not the first row
+        assert finder.find(source)
+
+
+TERMS = "it\tes source\tQuelle source\tsource German\tDeutsch may\tdürfen …\t... (c)\t(C) is\tno"
+
+
+@pytest.mark.parametrize("term", TERMS.split(" "))
+def test_terms_like_titles_are_terms(write, capsys, term):
+    finder = read_terms(write(term), "en", "de")
+    assert finder.find(term.split("\t")[0])
+    assert capsys.readouterr().err == ""
+
+
 def test_equal_lines_empty_lines_and_empty_last_columns_are_no_mistake(sources_in):
     assert sources_in("dog\tHund\n\ndog\tHund\t\t\n", "dog") == ["dog"]
 
@@ -121,7 +162,7 @@ def test_equal_lines_empty_lines_and_empty_last_columns_are_no_mistake(sources_i
 @pytest.mark.parametrize("pattern", ["(a|a)*", "(?:a+)+", "(?:a|aa)+"])
 def test_a_pattern_that_would_not_end_is_stopped(write, monkeypatch, pattern):
     monkeypatch.setattr("tfm.features.glossary.finding._PATTERN_SECONDS", 0.05)
-    finder = read_terms(write(f"dog\tHund\n{'a' * 9}\tA\t/{pattern}b/\n"), "en")
+    finder = read_terms(write(f"dog\tHund\n/{pattern}b/\tA\n"), "en")
     with pytest.raises(DataError, match=r"line 2: .*takes more than 0.05 s to search \"a+…\""):
         finder.find("a" * 5000 + "!b")
 
@@ -187,7 +228,7 @@ def translator(trained_run):
 
 @pytest.fixture
 def glossary(write):
-    return str(write("hat\tMütze\nMonday\tMontag\tmonday\nbuying\twerbe für\n"))
+    return str(write("hat\tMütze\nMonday|monday\tMontag\nbuying\twerbe für\n"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"n_best": 3}, {"n_best": 4, "mbr": "chrf"}])
@@ -236,16 +277,8 @@ def test_a_prefix_and_a_whole_text_keep_the_terms(translator, glossary):
 
 def test_an_ensemble_and_alignments_work_with_a_glossary(run, trained_run, glossary, write):
     source = write("\n".join(LINES) + "\n", "in.en")
-    command = (
-        "generate",
-        trained_run,
-        "--input",
-        source,
-        "--glossary",
-        glossary,
-        "--device",
-        "cpu",
-    )
+    options = "--input", source, "--glossary", glossary, "--device", "cpu"
+    command = "generate", trained_run, *options
     rows = [line.split("\t") for line in run.ok(*command, "--align")[0].splitlines()]
     assert "Mütze" in rows[0][0]
     assert len(rows) == 4
@@ -286,12 +319,12 @@ def test_a_translation_that_is_banned_is_refused(translator, glossary, write):
 
 
 def test_terms_of_a_mapping_go_before_those_of_a_file(translator, write):
-    terms = {"monday": "Sonntag", "monday evening": "am Abend"}
-    path = write("Monday\tDienstag\tmonday\nred\trot\nevening red\tAbendrot")
+    terms = {"monday": "Sonntag", "monday evening|monday’s": "am Abend"}
+    path = write("Monday|monday\tDienstag\nred\trot\nevening red\tAbendrot")
     step = Glossary(path, terms, source="en", target="de")
-    [segment], _ = step.before(Segment(1, "monday evening red Monday monday"))
+    [segment], _ = step.before(Segment(1, "monday evening red Monday monday's monday"))
     assert [each.texts for each in segment.required] == [
-        *[("am Abend",), ("rot",), ("Dienstag",), ("Sonntag",)]
+        *[("am Abend",), ("rot",), ("Dienstag",), ("am Abend",), ("Sonntag",)]
     ]
     assert "Sonntag" in translator.translate("on Monday", glossary={"Monday": "Sonntag"})
 

@@ -300,10 +300,12 @@ function stored(text) {
 // The pairs of a term and its translation in the glossary.
 function glossary() {
   return byId("glossary").value.split("\n").flatMap((line, index) => {
-    const [term, ...rest] = line.split(/[=\t]/).map((each) => each.trim());
+    if (!line.trim() || (line.startsWith("#") && !line.includes("="))) return [];
+    // Lines of files have tabs, and a comment in the third column.
+    const columns = line.includes("\t") ? line.split("\t", 2) : line.split("=");
+    const [term, ...rest] = columns.map((each) => each.trim());
     const translation = rest.join("=");
     if (term && translation) return [[term, translation]];
-    if (!line.trim()) return [];
     throw new Error(`Line ${index + 1} of the glossary is wrong: write term = translation.`);
   });
 }

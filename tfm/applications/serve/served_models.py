@@ -73,7 +73,8 @@ class ServedModel:
         self.has_glossary = steps.glossary is not None
         self._glossary = None
         if steps.glossary is not None:
-            self._glossary = read_terms(existing_file(Path(steps.glossary)), self.info.source)
+            path = existing_file(Path(steps.glossary))
+            self._glossary = read_terms(path, self.info.source, self.info.target)
         self.steps = lru_cache(_MAX_STEPS)(self._new_steps)
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
         self.queue = TranslationQueue(

@@ -1,5 +1,7 @@
 """Finding terms in a text: whole words, or any characters of scripts without spaces."""
 
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,6 +18,9 @@ _TURKIC = ("az", "tr")  # whose i has a dot in upper case, too
 _PATTERN_SECONDS = 1.0
 _MAX_QUOTED = 40
 _OPENING = r"[\p{P}\p{S}\s]*"
+# Apostrophes and hyphens that are typed as ' and -, and characters of half and full width.
+_TYPED = str.maketrans("\u2018\u2019\u02bb\u02bc\u00b4`\u2010\u2011\ufe63", "'" * 6 + "-" * 3)
+_WIDTHS = re.compile("[\uff01-\uffee]+")
 _NO_WORD = regex.compile(r"[/@_\\]|[.:]\w")
 _STARTS = regex.compile(rf"(?:^|[{SENTENCE_MARKS}][\p{{Pe}}\p{{Pf}}\"']*\s){_OPENING}")
 
@@ -39,7 +44,7 @@ class Pattern(NamedTuple, Generic[ValueT]):
 class Finder(Generic[ValueT]):
     """Finds texts, and matches of patterns; where several overlap, the longest, then the first.
 
-    White space and Unicode are normalized before.
+    White space and Unicode are normalized before. Spellings of `folded` are equal.
 
     Args:
         values: What to find, with a value for each text.
@@ -54,6 +59,7 @@ class Finder(Generic[ValueT]):
         language: str | None,
         patterns: Sequence[Pattern[ValueT]] = (),
     ) -> None:
+        values = {folded(text): value for text, value in values.items()}
         self._values, self._patterns = values, patterns
         self._capitalized: dict[str, ValueT] = {}
         if language is not None:
@@ -79,6 +85,7 @@ class Finder(Generic[ValueT]):
 
     def find_all(self, text: str) -> list[Found[ValueT]]:
         """Return all that is in a text, the longest first; raises as `find`."""
+        text = folded(text)
         places = edges(text)
         found = [*self._texts(text, places), *self._matches(text, places)]
         return sorted(found, key=lambda each: (each.start - each.end, each.start))
@@ -107,6 +114,14 @@ class Finder(Generic[ValueT]):
             for match in matches:
                 if match.end() > match.start() and places.issuperset(match.span()):
                     yield Found(match.start(), match.end(), pattern.value)
+
+
+def folded(text: str) -> str:
+    """Return a text with the apostrophes and hyphens of a keyboard, and usual widths."""
+    if text.isascii() and "`" not in text:
+        return text
+    text = _WIDTHS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    return text.translate(_TYPED)
 
 
 def apart(found: Iterable[Found[ValueT]]) -> list[Found[ValueT]]:

@@ -60,7 +60,7 @@ class Glossary(Step):
         if isinstance(path, Finder):
             self._finders.append(path)
         elif path is not None:
-            self._finders.append(read_terms(existing_file(path), source))
+            self._finders.append(read_terms(existing_file(path), source, target))
             self.settings |= {"glossary": sha256_of(path)[:_DIGITS]}
         self._target, self._tags, self._notify = target, tags, notify
         self._num_required = self._num_missing = 0
@@ -160,7 +160,6 @@ def _check_ban(finders: Iterable[Finder[Term]], banned: Path) -> None:
     banned_text = Finder({phrase: phrase for phrase in held_phrases(banned)}, None)
     for term in chain.from_iterable(finder.values() for finder in finders):
         for target in term.targets:
-            if found := banned_text.find(target):
-                raise DataError(
-                    f'{term.place}: "{target}" has "{found[0].value}", which {banned} bans'
-                )
+            found = (each.value for each in banned_text.find(target) if each.value in target)
+            if (phrase := next(found, None)) is not None:
+                raise DataError(f'{term.place}: "{target}" has "{phrase}", which {banned} bans')

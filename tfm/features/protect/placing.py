@@ -65,10 +65,11 @@ class Cut:
 
 
 def spaced(cut: Cut, mask: str) -> str:
-    """Return a mask with spaces to tell it from words, which are beside tags and the like."""
-    first, last = _STARTS_WITH_MARK.match(cut.text), _ENDS_WITH_MARK.search(cut.text)
-    is_word = [each.isalnum() and not _UNSPACED.match(each) for each in (cut.before, cut.after)]
-    return " " * bool(first and is_word[0]) + mask + " " * bool(last and is_word[1])
+    """Return a mask with spaces to tell it from words."""
+    before, after = (
+        each.isalnum() and not _UNSPACED.match(each) for each in (cut.before, cut.after)
+    )
+    return " " * before + mask + " " * after
 
 
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:

@@ -21,7 +21,6 @@ _HINT = re.compile(r"[{}<\\]|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/"
 _MESSAGE = re.compile(
     r"\{\s*(?:[\w.-]+\s*,\s*(?:plural|select|selectordinal|choice)\b|[-$A-Z][^{}]*->)"
 )
-_MAX_QUOTED = 40
 
 
 class Protect(Step):
@@ -86,12 +85,11 @@ class Protect(Step):
         spans = self.spans(unit.source, name)
         if not spans:
             return [unit], None
-        for message in (unit.source[slice(*span)] for span in spans):
-            if _MESSAGE.search(message):
-                quoted = message if len(message) <= _MAX_QUOTED else f"{message[:_MAX_QUOTED]}…"
+        for span in spans:
+            if message := _MESSAGE.search(unit.source[slice(*span)]):
                 self._notify(
-                    f"warning: {name}: the text in {quoted} is copied, not translated: translate "
-                    "it in lines of its own"
+                    f"warning: {name}: the text in {message[0]} …}} is copied, not translated: "
+                    "translate it in lines of its own"
                 )
         from tfm.features.protect.protected import Protected, copied
 
