@@ -18,7 +18,7 @@ _STRANGE: tuple[Any, ...] = (
 )
 _FIELDS = ("q", "source", "target", "format", "alternatives", "api_key", "glossary", "prefix")
 _MORE_FIELDS = ("parts", "translation", "pair", "unknown", "__proto__")
-_POSTS = ("/translate", "/translate_file", "/explain", "/detect", "/plain", "/languages")
+_POSTS = ("/translate", "/translate_file", "/explain", "/detect", "/languages")
 
 
 class Hostile(NamedTuple):

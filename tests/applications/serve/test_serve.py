@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import gzip
 import hashlib
 import http.client
 import json
@@ -15,13 +14,12 @@ import socket
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from urllib import error, parse, request
+from urllib import parse, request
 
 import numpy as np
 import pytest
@@ -174,30 +172,12 @@ def test_the_query_the_form_and_json_are_read_together(start):
         assert address.send(path, body.encode(), kind) == translated
 
 
-@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "identity"])
-def test_compressed_bodies_are_read(start, coding):
-    compress = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding.lower(), bytes)
-    address = start(stand_in(upper))
-    body = compress(json.dumps({"q": "a", **PAIR}).encode())
-    found = address.send("/translate", body, "application/json", **{"Content-Encoding": coding})
-    assert found == (200, {"translatedText": "A"})
-
-
-@pytest.mark.parametrize(
-    ("coding", "body", "status", "message"),
-    [
-        ("br", b"x", 415, "Content-Encoding is br: send gzip, or nothing"),
-        ("gzip", b"{}", 400, "the body is not gzip"),
-        ("gzip", gzip.compress(mtime=0, data=b"{}")[:-1], 400, "the gzip body is cut off"),
-        ("gzip", gzip.compress(mtime=0, data=b"{}") + b"x", 400, "has more after its end"),
-        ("gzip", gzip.compress(mtime=0, data=b" " * 2_000_000), 413, "more than 1,000,000 bytes"),
-    ],
-)
-def test_wrong_compression_is_refused_within_bounds(start, coding, body, status, message):
-    address = start(stand_in(upper))
-    found = address.send("/translate", body, "application/json", **{"Content-Encoding": coding})
-    assert found[0] == status
-    assert message in found[1]["error"]
+def test_compressed_bodies_are_refused(start):
+    body = json.dumps({"q": "a", **PAIR}).encode()
+    for coding, status in (("identity", 200), ("gzip", 415)):
+        headers = {"Content-Encoding": coding}
+        found = start(stand_in(upper)).send("/translate", body, "application/json", **headers)
+        assert found[0] == status
 
 
 def test_text_that_needs_no_translation_comes_back(start):
@@ -247,9 +227,6 @@ def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):
     for q, expected in (("a3", "a3"), ("a7", "[a7]")):
         with request.urlopen(address.upload("a.txt", q.encode())[1]["translatedFileUrl"]) as file:
             assert file.read().decode() == expected
-        form = parse.urlencode({"pair": "en de", "q": q}).encode()
-        _, page = address.send("/plain", form, "application/x-www-form-urlencoded")
-        assert f'role="status">{expected}</p>' in page
 
 
 def test_a_sentence_that_is_known_is_not_translated_again(start):
@@ -665,35 +642,6 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(start):
     assert not re.search(
         r"innerHTML|outerHTML|document\.write|insertAdjacentHTML|eval|https?:", page
     )
-
-
-def test_without_javascript_the_page_is_a_form(start):
-    address = start(stand_in(upper), key="k")
-    with request.urlopen(address) as answer:
-        assert '<option value="en de">English to German</option>' in answer.read().decode()
-    fields = {"pair": "en de", "q": '\n<i> & "so"', "api_key": "k"}
-    form = "application/x-www-form-urlencoded"
-    status, page = address.send("/plain", parse.urlencode(fields).encode(), form)
-    assert status == 200
-    assert '<p id="answer" dir="auto" role="status">\n&lt;I&gt; &amp; &quot;SO&quot;</p>' in page
-    assert (
-        '<textarea name="q" rows="8" dir="auto">\n\n&lt;i&gt; &amp; &quot;so&quot;</textarea>'
-        in page
-    )
-    for changes, status, message in (
-        ({"api_key": "x"}, 403, "the api_key is wrong"),
-        ({"q": ""}, 400, "q is missing: send a text, or a list of texts"),
-        ({"pair": "<b>"}, 400, "this server does not translate from &lt;b&gt; to , only"),
-    ):
-        asked = request.Request(
-            f"{address}/plain",
-            parse.urlencode({**fields, **changes}).encode(),
-            {"Content-Type": form},
-        )
-        with pytest.raises(error.HTTPError) as refused:
-            request.urlopen(asked)
-        assert refused.value.code == status
-        assert message in refused.value.read().decode()
 
 
 def test_the_page_gets_sentences_other_translations_and_attention(address):

@@ -61,11 +61,9 @@ class Service:
     ) -> None:
         self._routes, self._config, self._key_digest = routes, config, key_digest
         self._codes = languages.common_codes(chain(*routes))  # as clients know them
-        self._page = Page(list(routes), needs_key=key_digest is not None)
-        self._files = TranslatedFiles()
+        self._page, self._files = Page(), TranslatedFiles()
         endpoints = [
             Endpoint("/", self._show_page),
-            Endpoint("/plain", self._answer_form, methods=["POST"]),
             Endpoint("/translate", self._translate, methods=["POST"]),
             Endpoint("/translate_file", self._translate_file, methods=["POST"]),
             Endpoint("/download_file/{key}/{name}", self._download_file),
@@ -94,27 +92,6 @@ class Service:
 
     async def _show_page(self, _: Request) -> Response:
         return self._page.response()
-
-    async def _answer_form(self, request: Request) -> Response:
-        """Answer the form of the page, which browsers without JavaScript show."""
-        fields = await read_fields(request, self._config)
-        chosen = str(fields.get("pair", ""))
-        source, _, target = chosen.partition(" ")
-        status = 200
-        try:
-            check_key(fields, self._key_digest)
-            text = text_of(fields, self._config)
-            route = self._route(source, target)
-            if route is None:
-                raise self._unknown_pair(source, target)
-            with route.model.queue.place():
-                work = route.translate([text], route.line_config())
-                [[output]] = await answered(request, work, self._config.answer_seconds)
-            answer = output.text if self._is_sure(output) else text
-        except HTTPException as error:
-            status, answer = error.status_code, error.detail
-        text = str(fields.get("q", ""))
-        return self._page.answered(chosen=chosen, text=text, answer=answer).response(status)
 
     async def _translate(self, request: Request) -> Response:
         asked, route, detected = await self._read(request)
