@@ -100,21 +100,48 @@ def test_clients_learn_common_codes_of_languages(start):
     assert address.post("/translate", fields)[1]["detectedLanguage"]["language"] == "zh"
 
 
+def sent_as_forms(address, fields):
+    """Return the answers to fields with values: in a query, and in forms of both kinds."""
+    form, parts = parse.urlencode(fields), 'form-data; name="{}"\r\n\r\n{}'
+    body = "".join(f"--x\r\nContent-Disposition: {parts.format(*pair)}\r\n" for pair in fields)
+    return [
+        address.send(f"/translate?{form}", b""),
+        address.send("/translate", form.encode(), "application/x-www-form-urlencoded"),
+        address.send("/translate", f"{body}--x--\r\n".encode(), "multipart/form-data; boundary=x"),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("q", "translated"), [("a b", "A B"), ('["a", ""]', ["A", ""]), ("[a", "[A")]
+    ("fields", "translated"),
+    [
+        ([("q", "ä b")], "Ä B"),
+        ([("q", '["a", ""]')], ["A", ""]),
+        ([("q", "[a")], "[A"),
+        ([("q", "a"), ("q", ""), ("q", '["b"]'), ("q", "a")], ["A", "", '["B"]', "A"]),
+        ([("q[]", "a")], ["A"]),
+        ([("q[0]", "a"), ("q[1]", "[b"), ("q", "c")], ["A", "[B", "C"]),
+        ([("q", str(n)) for n in range(500)], [str(n) for n in range(500)]),
+    ],
 )
-def test_forms_of_both_kinds_are_read(start, q, translated):
-    address = start(stand_in(upper))
-    body = "".join(
-        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-        for name, value in {"q": q, **PAIR}.items()
-    )
-    for kind, content in (
-        ("application/x-www-form-urlencoded", parse.urlencode({"q": q, **PAIR})),
-        ("multipart/form-data; boundary=x", f"{body}--x--\r\n"),
-    ):
-        found = address.send("/translate", content.encode(), kind)
+def test_forms_may_have_several_texts(start, fields, translated):
+    for found in sent_as_forms(start(stand_in(upper)), [*PAIR.items(), *fields]):
         assert found == (200, {"translatedText": translated})
+
+
+def test_a_field_that_is_given_twice_is_refused(start):
+    address = start(stand_in(upper))
+    for name in ("source", "target", "format", "api_key", "glossary", "x" * 50):
+        fields = [("q", "a"), *PAIR.items(), (name, "en"), (name, "en")]
+        error = {"error": f"{name[:20]} is given more than once: give it once"}
+        assert sent_as_forms(address, fields) == [(400, error)] * 3
+    for twice in (
+        '"q": "a", "q": "b"',
+        '"q": "a", "glossary": {"a": "b", "a": "c"}',
+        '"\\ud800": 1',
+    ):
+        body = f'{{"source": "en", "target": "de", {twice}, {twice}}}'
+        assert address.send("/translate", body.encode(), "application/json")[0] == 400
+    assert address.post("/explain", {"q": ["a", "b"], **PAIR})[0] == 400
 
 
 def test_sentences_of_a_paragraph_are_translated_separately(start):
@@ -208,6 +235,35 @@ def test_languages_are_detected_among_those_that_are_served(start):
     _, answer = address.post("/translate", {"q": german, "source": "auto", "target": "DE"})
     assert answer["translatedText"] == german
     assert answer["detectedLanguage"]["language"] == "de"
+
+
+def test_the_language_of_each_text_of_a_list_is_detected(start):
+    pytest.importorskip("py3langid")
+    [english] = stand_in(upper).values()
+    [french] = stand_in(lambda lines, _: [[translation("fr")] for _ in lines]).values()
+    address = start({("en", "de"): english, ("fr", "de"): replace(french, source="fr")})
+    german = [
+        "Der Hund spielt im Schnee.",
+        "Die Kinder lesen ein Buch.",
+        "Ein Mann singt ein Lied.",
+    ]
+    others = [("The dog plays.", "THE DOG PLAYS.", "en"), ("Le chien joue.", "fr", "fr")]
+    known = [*others, *((text, text, "de") for text in german)]
+    for frame, rows in product(("{}", "<p class=the>{}</p>"), (known, known[::-1])):
+        q, expected, found = zip(*rows, strict=True)
+        fields = {"q": [*map(frame.format, q)], "source": "auto", "target": "de", "format": "html"}
+        _, answer = address.post("/translate", fields)
+        assert answer["translatedText"] == [*map(frame.format, expected)]
+        assert [each["language"] for each in answer["detectedLanguage"]] == [*found]
+    for text, translated, language in known:
+        _, answer = address.post("/translate", {"q": text, "source": "auto", "target": "de"})
+        detected = answer["detectedLanguage"]["language"]
+        assert (answer["translatedText"], detected) == (translated, language)
+        _, answer = address.upload("a.txt", text.encode(), source="auto")
+        file = address.send(answer["translatedFileUrl"].removeprefix(address))
+        assert file == (200, translated)
+    fields = {"q": ["OK", "Le chien joue."], "source": "auto", "target": "de"}
+    assert address.post("/translate", fields)[1]["translatedText"] == ["fr", "fr"]  # OK is either
 
 
 def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -36,11 +37,13 @@ from tfm.applications.serve.settings import ServeConfig
 from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.inference.steps import Output
+from tfm.steps import TextFormat
 
 # A language with its probability in percent.
 Detected = dict[str, Any]
 
 _IDENTIFIED_CHARACTERS = 5_000  # more text does not change the result
+_TAG = re.compile("<[^<>]*>")
 _EXPLAINED = 5  # translations of a sentence that the page shows
 
 
@@ -94,18 +97,12 @@ class Service:
         return self._page.response()
 
     async def _translate(self, request: Request) -> Response:
-        asked, route, detected = await self._read(request)
-        found = [[_untranslated(text)] for text in asked.texts]
-        if route is not None:
-            n_best = asked.num_alternatives + 1
-            if n_best > route.search.beam_size:
-                raise HTTPException(
-                    400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
-                )
-            with route.model.queue.place():
-                config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
-                work = route.translate(asked.texts, config, asked.format)
-                found = await answered(request, work, self._config.answer_seconds)
+        asked, routes, detected = await self._read(request)
+        with ExitStack() as places:
+            for queue in {route.model.queue for route in routes if route is not None}:
+                places.enter_context(queue.place())
+            work = _translations(asked, routes)
+            found = await answered(request, work, self._config.answer_seconds)
         texts = [[output.text for output in translations] for translations in found]
         answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
         confidences = [_confidence(best) for best, *_ in found]
@@ -119,7 +116,7 @@ class Service:
         if asked.num_alternatives:
             answers["alternatives"] = [others for _, *others in texts]
         if detected is not None:
-            answers["detectedLanguage"] = [detected for _ in texts]
+            answers["detectedLanguage"] = detected
         missing_terms = [_missing_terms(best) for best, *_ in found]
         if asked.terms or any(missing_terms):
             answers["missingTerms"] = missing_terms
@@ -140,7 +137,7 @@ class Service:
         source, target = (language_of(fields, side, self._routes) for side in ("source", "target"))
         name, text_format, text = file_of(fields, self._config)
         terms = terms_of(fields, self._config)
-        route, _ = await self._find_route(source, target, text)
+        [route], _ = await self._find_routes(source, target, [text], text_format)
         if route is not None and text:
             config = route.line_config(terms)
             with route.model.queue.place():
@@ -163,7 +160,9 @@ class Service:
 
     async def _explain(self, request: Request) -> Response:
         """Answer with the n-best translations of a sentence, and the attention of one of them."""
-        asked, route, _ = await self._read(request)
+        asked, [route, *others], _ = await self._read(request)
+        if others:
+            raise HTTPException(400, "q must be a single text")
         if route is None:
             raise HTTPException(400, "source and target are the same language")
         sentences = route.sentences(asked.texts[0])
@@ -189,47 +188,44 @@ class Service:
 
     async def _read(
         self, request: Request
-    ) -> tuple[TranslationRequest, Route | None, Detected | None]:
-        """Return a request with the route of its languages, and the language that was detected."""
+    ) -> tuple[TranslationRequest, list[Route | None], list[Detected] | None]:
+        """Return a request with the route and the detected language of each text."""
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
         asked = TranslationRequest.from_fields(fields, self._config, self._routes)
-        text = "\n".join(asked.texts)
-        return asked, *await self._find_route(asked.source, asked.target, text)
+        found = await self._find_routes(asked.source, asked.target, asked.texts, asked.format)
+        return asked, *found
 
-    async def _find_route(
-        self, source: str, target: str, text: str
-    ) -> tuple[Route | None, Detected | None]:
-        """Return the route between two languages, and the language of the text if it is "auto".
+    async def _find_routes(
+        self,
+        source: str,
+        target: str,
+        texts: Sequence[str],
+        format: TextFormat,  # noqa: A002
+    ) -> tuple[list[Route | None], list[Detected] | None]:
+        """Return the routes of texts between two languages, and their languages if it is "auto".
 
         There is no route from a language to itself: text stays as it is.
         """
         if source.lower() != "auto":
-            return self._route(source, target), None
+            return [self._route(source, target)] * len(texts), None
         find = languages.closest
         sources = [start for start, end in self._routes if find(target, [end])]
         if not sources:
             raise self._unknown_pair(source, target)
         own = find(target, self._codes)
-        among = dict.fromkeys([*sources, *([] if own is None else [own])])
-        [detected, *_] = await self._identify(text, among)
-        return self._route(detected["language"], target), detected
+        among = [self._codes[code] for code in [*sources, *([] if own is None else [own])]]
+        if format in ("html", "xml"):
+            texts = [_TAG.sub(" ", text) for text in texts]
+        detected = await asyncio.to_thread(_detected, texts, among)
+        return [self._route(each["language"], target) for each in detected], detected
 
     async def _detect(self, request: Request) -> Response:
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
-        best, *others = await self._identify(text_of(fields, self._config), self._codes)
+        text = text_of(fields, self._config)
+        best, *others = await asyncio.to_thread(_identified, text, self._codes.values())
         return JSONResponse([best, *(each for each in others if each["confidence"] >= 1)])
-
-    async def _identify(self, text: str, among: Iterable[str]) -> list[Detected]:
-        """Return languages with the probability in percent that a text is in each, best first."""
-        ranked = await asyncio.to_thread(_probabilities, text[:_IDENTIFIED_CHARACTERS])
-        codes = (self._codes[code] for code in among)
-        shares = {code: ranked.get(languages.identified_as(code), 0.0) for code in codes}
-        return [
-            {"confidence": round(100 * share, 1), "language": code}
-            for code, share in sorted(shares.items(), key=lambda each: -each[1])
-        ]
 
     def _route(self, source: str, target: str) -> Route | None:
         """Return the route between two languages, by any of their codes; None if they are one."""
@@ -301,6 +297,26 @@ class Service:
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
 
 
+async def _translations(
+    asked: TranslationRequest, routes: Sequence[Route | None]
+) -> list[list[Output]]:
+    """Return the translations of each text; without a route, it stays as it is."""
+    found = [[_untranslated(text)] for text in asked.texts]
+    n_best = asked.num_alternatives + 1
+    for route in dict.fromkeys(filter(None, routes)):
+        if n_best > route.search.beam_size:
+            raise HTTPException(
+                400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
+            )
+        own = [index for index, each in enumerate(routes) if each is route]
+        config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
+        texts = [asked.texts[index] for index in own]
+        translated = await route.translate(texts, config, asked.format)
+        for index, translations in zip(own, translated, strict=True):
+            found[index] = translations
+    return found
+
+
 def _confidence(translation: Output) -> float | None:
     """Return the lowest confidence of the sentences of a translation; None if none has one."""
     found = [part.confidence for _, part in translation.parts if part.confidence is not None]
@@ -326,10 +342,22 @@ def _parts(translation: Output) -> list[dict[str, Any]]:
     ]
 
 
-def _probabilities(text: str) -> dict[str, float]:
-    """Return the probability of each language that the identifier knows, by its common code."""
-    ranked = languages.language_identifier('source "auto"').rank(languages.with_ascii_digits(text))
-    return {languages.base_language(label): share for label, share in ranked}
+def _detected(texts: Sequence[str], codes: Iterable[str]) -> list[Detected]:
+    """Return the language of each text; if several are equal, that of all texts together."""
+    ranked = [each["language"] for each in _identified("\n".join(texts), codes)]
+    return [_identified(text, ranked)[0] for text in texts]
+
+
+def _identified(text: str, codes: Iterable[str]) -> list[Detected]:
+    """Return languages with the probability in percent that a text is in each, best first."""
+    start = languages.with_ascii_digits(text[:_IDENTIFIED_CHARACTERS])
+    ranked = languages.language_identifier('source "auto"').rank(start)
+    known = {languages.base_language(label): share for label, share in ranked}
+    shares = {code: known.get(languages.identified_as(code), 0.0) for code in codes}
+    return [
+        {"confidence": round(100 * share, 1), "language": code}
+        for code, share in sorted(shares.items(), key=lambda each: -each[1])
+    ]
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -3,7 +3,8 @@
 import asyncio
 import hmac
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -33,7 +34,8 @@ FILE_FORMATS: Mapping[str, TextFormat] = {
 # Codes of LibreTranslate that are not those of a standard.
 _OLDER_CODES = {"zt": "zh_Hant", "pb": "pt_BR"}
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-_MAX_FIELDS = 100
+_MAX_FIELDS = 1_000
+_TEXT = re.compile(r"q(\[\d*\])?")  # as forms name a text, and one of several
 _MAX_CODE = 20  # characters of a language code
 
 Fields = Mapping[str, Any]
@@ -110,7 +112,8 @@ async def read_fields(request: Request, config: ServeConfig) -> Fields:
     """Return the fields of the query and of the body, a JSON object or a form, which come first.
 
     Raises:
-        HTTPException: The body is too large, arrives too slowly, or is neither JSON nor a form.
+        HTTPException: The body is too large, arrives too slowly, or is neither JSON nor a form; or
+            it has a field twice.
         ClientDisconnect: The client has closed the connection.
     """
     body = await _read_body(request, config)
@@ -148,7 +151,7 @@ async def _read_body(request: Request, config: ServeConfig) -> bytes:
 
 def _json_fields(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, object_pairs_hook=_once)
     except UnicodeDecodeError:
         raise HTTPException(400, "the body is not UTF-8: send JSON in UTF-8") from None
     except (ValueError, RecursionError):
@@ -168,7 +171,7 @@ def _form_fields(encoded: bytes, place: str) -> dict[str, Any]:
         raise HTTPException(400, f"{place} is not UTF-8: send text in UTF-8") from None
     except ValueError:
         raise HTTPException(400, f"{place} has more than {_MAX_FIELDS} fields") from None
-    return _with_list(dict(pairs))
+    return _gathered(pairs)
 
 
 async def _read_multipart(request: Request, body: bytes) -> dict[str, Any]:
@@ -180,23 +183,40 @@ async def _read_multipart(request: Request, body: bytes) -> dict[str, Any]:
     whole = Request(request.scope, receive)
     limits = {"max_files": 1, "max_fields": _MAX_FIELDS, "max_part_size": len(body) + 1}
     async with whole.form(**limits) as form:
-        fields: dict[str, Any] = dict(form)
-        for name, value in form.items():
-            if isinstance(value, UploadFile):
-                fields[name] = UploadedFile(value.filename or "", await value.read())
-    if not any(isinstance(value, UploadedFile) for value in fields.values()):
+        fields: list[tuple[str, Any]] = [
+            (name, UploadedFile(value.filename or "", await value.read()))
+            if isinstance(value, UploadFile)
+            else (name, value)
+            for name, value in form.multi_items()
+        ]
+    if not any(isinstance(value, UploadedFile) for _, value in fields):
         try:
             body.decode()
         except UnicodeDecodeError:
             raise HTTPException(400, "the form is not UTF-8: send text in UTF-8") from None
-    return _with_list(fields)
+    return _gathered(fields)
 
 
-def _with_list(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a form, in which a list of texts is written as JSON."""
-    text = fields.get("q")
-    if isinstance(text, str) and text.startswith("["):
-        return fields | {"q": _as_list(text)}
+def _gathered(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a form, whose list of texts is several `q`, some `q[]`, or JSON."""
+    texts = [pair for pair in pairs if _TEXT.fullmatch(pair[0])]
+    fields = _once(pair for pair in pairs if not _TEXT.fullmatch(pair[0]))
+    match texts:
+        case []:
+            return fields
+        case [("q", text)]:
+            return fields | {"q": _as_list(text)}
+    return fields | {"q": [text for _, text in texts]}
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return fields; raise HTTPException if one is given twice."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            shown = name[:_MAX_CODE].encode(errors="replace").decode()
+            raise HTTPException(400, f"{shown} is given more than once: give it once")
+        fields[name] = value
     return fields
 
 
@@ -279,7 +299,7 @@ def terms_of(fields: Fields, config: ServeConfig) -> Terms:
     given = fields.get("glossary") or {}
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):
-            given = json.loads(given)
+            given = json.loads(given, object_pairs_hook=_once)
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
         raise HTTPException(
             400, 'glossary must be an object of terms with their translations, {"dog": "Hund"}'
@@ -305,8 +325,10 @@ def _check(name: str, texts: Iterable[str], max_characters: int) -> None:
         ) from None
 
 
-def _as_list(text: str) -> Any:
+def _as_list(text: Any) -> Any:
     """Return the list of texts that a text is as JSON, or else the text."""
+    if not isinstance(text, str) or not text.startswith("["):
+        return text
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
