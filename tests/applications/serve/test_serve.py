@@ -419,6 +419,48 @@ def test_files_are_translated(start, name, text, translated):
     assert address.send("/download_file/guessed/a.txt")[0] == 404
 
 
+X = {name: f"X-Forwarded-{name}" for name in ("Proto", "Host", "Port", "Prefix")}
+TLS = {X["Proto"]: "https"}
+TOLD = [
+    ({}, "http://HERE"),
+    ({"Host": "a.example"}, "http://a.example"),
+    ({**TLS, "Host": "a.example"}, "https://a.example"),
+    ({X["Proto"]: "HTTPS, http", X["Host"]: "a.example, b"}, "https://a.example"),
+    ({**TLS, X["Host"]: "a.example:8443", X["Port"]: "443"}, "https://a.example:8443"),
+    ({**TLS, X["Host"]: "a.example", X["Port"]: "8443"}, "https://a.example:8443"),
+    ({**TLS, X["Host"]: "a.example", X["Port"]: "443"}, "https://a.example"),
+    ({**TLS, X["Host"]: "a.example", X["Port"]: "80"}, "https://a.example"),
+    ({X["Host"]: "[2001:db8::1]:81"}, "http://[2001:db8::1]:81"),
+    ({"Host": "a.example", X["Prefix"]: "/mt/"}, "http://a.example/mt"),
+    ({"Host": "a.example", X["Prefix"]: "/%C3%BC, /b"}, "http://a.example/%C3%BC/b"),
+    ({"Forwarded": 'for="[::1]:9";Proto=https;host="a:81", host=b'}, "https://a:81"),
+    ({"Forwarded": "host=b.example;proto=https", X["Host"]: "a.example"}, "https://a.example"),
+]
+HOSTILE = """a b|javascript:alert(1)|"><script>|//evil|/../x|[|é|/%0d%0aX:x|a:0|/javascript:a()
+|host=a b;proto=javascript|host="a/b"|a:65536|host=,""".replace("\n", "").split("|")
+TOLD += [
+    ({name: each}, "http://HERE") for name in (*X.values(), "Forwarded", "Host") for each in HOSTILE
+]
+
+
+def test_addresses_are_those_by_which_clients_reach_the_server(start, monkeypatch):
+    here = start(stand_in(upper))
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "192.0.2.1, 198.51.100.0/24")
+    distrustful = start(stand_in(upper))
+    for headers, expected in TOLD:
+        address = expected.replace("HERE", here.removeprefix("http://"))
+        url = here.upload("ü b.txt", b"one", headers)[1]["translatedFileUrl"]
+        pattern = re.escape(address) + r"/download_file/[\w-]+/%C3%BC%20b_de\.txt"
+        assert re.fullmatch(pattern, url), headers
+        assert here.send(url.removeprefix(address))[1] == "ONE"
+        path = parse.urlsplit(address).path
+        assert (f'<base href="{path}/">' in here.send("/", **headers)[1]) == bool(path), headers
+        own = f"http://{headers['Host']}" if headers.get("Host") == "a.example" else distrustful
+        url = distrustful.upload("a.txt", b"", headers)[1]["translatedFileUrl"]
+        assert url.startswith(f"{own}/download_file/"), headers
+        assert "<base" not in distrustful.send("/", **headers)[1]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "status", "message"),
     [

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
 from tfm.applications.serve.page import Page
+from tfm.applications.serve.proxies import Proxies
 from tfm.applications.serve.queue import TranslationQueue, answered
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
@@ -64,7 +65,7 @@ class Service:
     ) -> None:
         self._routes, self._config, self._key_digest = routes, config, key_digest
         self._codes = languages.common_codes(chain(*routes))  # as clients know them
-        self._page, self._files = Page(), TranslatedFiles()
+        self._page, self._files, self._proxies = Page(), TranslatedFiles(), Proxies()
         endpoints = [
             Endpoint("/", self._show_page),
             Endpoint("/translate", self._translate, methods=["POST"]),
@@ -93,8 +94,8 @@ class Service:
             scope["path"] = re.sub("//+", "/", scope["path"]).rstrip("/") or "/"
         await self._requests(scope, receive, send)
 
-    async def _show_page(self, _: Request) -> Response:
-        return self._page.response()
+    async def _show_page(self, request: Request) -> Response:
+        return self._page.response(self._proxies.path(request))
 
     async def _translate(self, request: Request) -> Response:
         asked, routes, detected = await self._read(request)
@@ -147,8 +148,8 @@ class Service:
         stem, dot, ending = name.rpartition(".")
         name = f"{stem}_{target}{dot}{ending}"
         key = self._files.add(name, text)
-        url = request.url_for("_download_file", key=key, name=quote(name))
-        return JSONResponse({"translatedFileUrl": str(url)})
+        url = f"{self._proxies.url(request)}/download_file/{key}/{quote(name)}"
+        return JSONResponse({"translatedFileUrl": url})
 
     async def _download_file(self, request: Request) -> Response:
         answer = self._files.download(request.path_params["key"])

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from html import escape
 from importlib import resources
 
 from starlette.responses import HTMLResponse, Response
@@ -22,7 +23,7 @@ class Page:
             f"style-src {_source(self._page, 'style')}",
             "img-src data:",
             "connect-src 'self'",
-            "base-uri 'none'",
+            "base-uri 'self'",
             "form-action 'none'",
             "frame-ancestors 'none'",
         ]
@@ -32,9 +33,11 @@ class Page:
             "X-Content-Type-Options": "nosniff",
         }
 
-    def response(self) -> Response:
-        """Return the page."""
-        return HTMLResponse(self._page, headers=self._headers)
+    def response(self, path: str) -> Response:
+        """Return the page; the path by which clients reach it need not end with a slash."""
+        base = f'<base href="{escape(path)}/">' if path else ""  # of its links, which are relative
+        page = self._page.replace("<head>", f"<head>{base}", 1)
+        return HTMLResponse(page, headers=self._headers)
 
 
 def _source(page: str, element: str) -> str:
