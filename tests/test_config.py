@@ -114,11 +114,7 @@ def test_minutes_and_steps_between_checkpoints_replace_each_other(tables, expect
 )
 def test_given_steps_replace_the_epochs_of_a_preset_also_when_the_run_is_restored(tables, expected):
     run = run_config("medium", *({"training": table} for table in tables))
-    for each in (
-        run,
-        run_config(None, run_table(run)),
-        run_config(None, tomllib.loads(run_toml(run))),
-    ):
+    for each in (run, run_config(None, run_table(run))):
         assert (each.training.max_steps, each.training.max_epochs) == expected
 
 
@@ -135,6 +131,9 @@ def test_a_file_may_name_the_preset():
     assert run_config("big", {"arch": "big"}) == run_config("big")
 
 
+SLOW = ", on which %s would take days"
+
+
 @pytest.mark.parametrize(
     ("num_pairs", "on_gpu", "task", "expected"),
     [
@@ -144,15 +143,8 @@ def test_a_file_may_name_the_preset():
         (999_999, True, "translation", ("medium", "999,999 pairs on a GPU")),
         (4_500_000, True, "translation", ("base", "4,500,000 pairs on a GPU")),
         (40_000, False, "parsing", ("parser", "40,000 trees")),
-        *(
-            (
-                n,
-                False,
-                "translation",
-                ("small", f"{n:,} pairs on a CPU, on which {arch} would take days"),
-            )
-            for n, arch in ((100_000, "medium"), (999_999, "medium"), (1_000_000, "base"))
-        ),
+        (100_000, False, "translation", ("small", "100,000 pairs on a CPU" + SLOW % "medium")),
+        (1_000_000, False, "translation", ("small", "1,000,000 pairs on a CPU" + SLOW % "base")),
     ],
 )
 def test_the_preset_follows_from_dataset_and_device(num_pairs, on_gpu, task, expected):

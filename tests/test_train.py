@@ -25,7 +25,7 @@ from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.model.build import new_model
 from tfm.stages.binarize import binarize
-from tfm.stages.forecast import Estimate, forecast
+from tfm.stages.forecast import forecast
 from tfm.stages.train import _with_history, train
 from tfm.storage.lock import LockedFolderError, lock_folder
 from tfm.training.data import open_data
@@ -460,6 +460,9 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     assert found.estimate.num_steps == 12
     assert found.estimate.epochs == 12 / found.steps_per_epoch
     assert found.estimate.warning is None
+    for hours, is_long in ((23.9, False), (24.1, True), (math.nan, False)):
+        estimate = replace(found.estimate, seconds_per_step=3600 * hours / 12)
+        assert (estimate.warning is not None) is is_long
     files = run_dir.glob("checkpoints/*/*.safetensors")
     num_bytes = sum(file.stat().st_size for file in files)
     assert found.estimate.checkpoint_bytes == pytest.approx(num_bytes, rel=0.4)
@@ -469,25 +472,10 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
 
 
 def test_the_steps_of_medium_follow_from_the_size_of_the_text(data_dir, tiny_run):
-    sizes = settings_to(tiny_run().model)
-    for arch, limits in (("medium", {}), ("base", {}), ("medium", {"max_steps": 70})):
-        run = run_config(arch, {"model": sizes, "training": {"device": "cpu", **limits}})
-        found = forecast(data_dir, run)
-        expected = limits.get(
-            "max_steps", 100_000 if arch == "base" else 50 * found.steps_per_epoch
-        )
-        assert found.estimate.num_steps == expected
-        assert found.rows()["steps"].startswith(
-            f"{expected:,}; {found.steps_per_epoch:,} per epoch, "
-        )
-
-
-@pytest.mark.parametrize(("hours", "is_long"), [(23.9, False), (24.1, True), (math.nan, False)])
-def test_a_run_longer_than_a_day_is_announced(hours, is_long):
-    found = Estimate(
-        num_steps=100, epochs=1, flops_per_step=1, seconds_per_step=36 * hours, checkpoint_bytes=1
-    )
-    assert (found.warning is not None) is is_long
+    tables = {"model": settings_to(tiny_run().model), "training": {"device": "cpu"}}
+    found = forecast(data_dir, run_config("medium", tables))
+    assert found.estimate.num_steps == 50 * found.steps_per_epoch
+    assert found.rows()["steps"].startswith(f"{50 * found.steps_per_epoch:,}; ")
 
 
 @pytest.fixture

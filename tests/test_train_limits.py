@@ -24,16 +24,22 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     assert warning.startswith("warning: weights, gradients and optimizer state of the model need")
 
 
-def test_patience_stops_a_run_that_does_not_improve(data_dir, tiny_run, tmp_path):
-    run = tiny_run(
-        optimizer={"learning_rate": 0.3, "warmup_steps": 10},
-        training={"checkpoint_steps": 2, "patience": 3, "max_steps": 100},
-    )
-    result = train(data_dir, tmp_path / "run", run)
-    found = [line["loss"] for line in metrics_of(tmp_path / "run", "validation")]
-    assert result.step == 2 * len(found) < 100
-    assert found.index(min(found)) == len(found) - 4
-    assert train(data_dir, tmp_path / "run", run).step == result.step
+@pytest.fixture
+def train_with(data_dir, tiny_run, tmp_path, monkeypatch):
+    """Train with patience 3 and the given figures of the validation of each step."""
+
+    def call(measured, metric, *, max_steps):
+        def validate(run, _split, _model):
+            values = {name: each[run.trainer.position.step - 1] for name, each in measured.items()}
+            metrics = {name: float(each) for name, each in values.items() if each is not None}
+            return Validation(metrics={"perplexity": 1.0, **metrics})
+
+        monkeypatch.setattr(TrainingRun, "_validate_on", validate)
+        settings = {"checkpoint_steps": 1, "patience": 3, "validation_beam": 1}
+        settings |= {"metric_command": "cat", "best_metric": metric, "max_steps": max_steps}
+        return train(data_dir, tmp_path / "run", tiny_run(training=settings)).step
+
+    return call
 
 
 FALLING = [9, 8, 7, 6, 5, 4, 3, 2]
@@ -55,26 +61,20 @@ FALLING = [9, 8, 7, 6, 5, 4, 3, 2]
     ],
 )
 def test_the_loss_decides_on_patience_and_the_best_checkpoint_while_scores_are_noise(
-    data_dir, tiny_run, tmp_path, monkeypatch, capsys, metric, measured, num_validations, best,
-    ranked_by,
-):  # fmt: skip
-    def validate(run, _split, _model):
-        values = {name: each[run.trainer.position.step - 1] for name, each in measured.items()}
-        metrics = {name: float(each) for name, each in values.items() if each is not None}
-        return Validation(metrics={"perplexity": 1.0, **metrics})
-
-    monkeypatch.setattr(TrainingRun, "_validate_on", validate)
-    settings = {"checkpoint_steps": 1, "patience": 3, "best_metric": metric, "validation_beam": 1}
-    if metric == "command":
-        settings["metric_command"] = "cat"
-    for max_steps in (4, 8):  # a run that is resumed decides alike
-        run = tiny_run(training={**settings, "max_steps": max_steps})
-        result = train(data_dir, tmp_path / "run", run)
-    assert result.step == num_validations
+    train_with, tmp_path, capsys, metric, measured, num_validations, best, ranked_by
+):
+    train_with(measured, metric, max_steps=4)
+    assert train_with(measured, metric, max_steps=8) == num_validations  # resumed, decides alike
     assert best_first(open_checkpoints(tmp_path / "run"), metric)[0].info.step == best
     assert metrics_of(tmp_path / "run", "validation")[-1]["ranked_by"] == ranked_by
     said = f"--patience 3, 3 validations without a better {ranked_by}"
     assert (said in capsys.readouterr().err) is (num_validations < 8)
+
+
+def test_another_metric_counts_from_where_the_run_is_resumed(train_with):
+    measured = {"loss": FALLING, "bleu": FALLING}
+    assert train_with(measured, "score", max_steps=3) == 3
+    assert train_with(measured, "loss", max_steps=8) == 8
 
 
 @pytest.mark.parametrize(("limit", "epochs"), [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)])

@@ -345,6 +345,8 @@ class TrainingRun:
                 f"{str(error)[:_MAX_REASON]}): remove {checkpoint.path} to resume from an older "
                 "checkpoint"
             ) from error
+        if self._run.training.best_metric != info.run.training.best_metric:
+            self._state.best, self._state.validations_since_best = None, 0
         self.metrics = dict(info.metrics)
 
     @property

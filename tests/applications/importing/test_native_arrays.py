@@ -7,58 +7,32 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from native_models import new_native
 
 from tfm.applications.importing import native
-from tfm.commands.import_model import import_model
 from tfm.errors import CheckpointError
-from tfm.folders.model_folder import ModelFolder
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_are_read_as_they_were_written(tmp_path, save):
-    arrays = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b": np.arange(6, dtype=np.float16).reshape(2, 3).T,
-        "special:model.yml": np.frombuffer(b"a: 1\0", dtype=np.int8),
-        "empty": np.zeros((0, 3)),
-    }
-    save(tmp_path / "x.npz", **arrays)
-    found = native._read_arrays(tmp_path / "x.npz")
-    assert found.keys() == arrays.keys()
-    for name, each in arrays.items():
-        assert found[name].dtype == each.dtype
-        assert np.array_equal(found[name], each)
-
-
-@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 @pytest.mark.parametrize("order", "<>")
-def test_numbers_of_any_size_and_byte_order_become_those_of_this_machine(tmp_path, kind, order):
-    numbers = np.arange(6).reshape(2, 3).astype(order + kind)
-    np.savez(tmp_path / "x.npz", a=numbers, b=numbers.T)
+def test_arrays_of_any_byte_order_become_those_of_this_machine(tmp_path, save, order):
+    kinds = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+    expected = {kind: np.arange(6, dtype=kind).reshape(2, 3) for kind in kinds}
+    expected |= {f"{kind}.T": each.T for kind, each in expected.items()} | {"": np.zeros((0, 3))}
+    save(
+        tmp_path / "x.npz",
+        **{k: x.astype(x.dtype.newbyteorder(order)) for k, x in expected.items()},
+    )
     found = native._read_arrays(tmp_path / "x.npz")
-    assert all(each.dtype == np.dtype(kind) for each in found.values())
-    assert torch.from_numpy(found["a"]).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert torch.from_numpy(found["b"]).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert found[name].dtype == each.dtype
+        assert torch.from_numpy(found[name]).tolist() == each.tolist()
 
 
-@pytest.mark.parametrize("kind", ["f2", "f4"])
-def test_weights_of_another_machine_give_an_equal_model(tmp_path, kind):
-    pytest.importorskip("transformers")
-    new_native(tmp_path / "marian")
-    path = tmp_path / "marian" / "model.npz"
-    with np.load(path) as arrays:
-        weights = {name: arrays[name] for name in arrays}
-    digests = set()
-    for order in "<>":
-        changed = {
-            k: each.astype(order + kind if each.dtype.kind == "f" else each.dtype)
-            for k, each in weights.items()
-        }
-        np.savez(path, **changed)
-        out = import_model(path, out=tmp_path / f"ours{len(digests)}").out_dir
-        digests.add(ModelFolder(out).weights_digest)
-    assert len(digests) == 1
+def saved(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
 
 
 def member(header, content=bytes(24)):
@@ -75,12 +49,10 @@ def member(header, content=bytes(24)):
         member("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,), }"),
         member(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({1 << 60},), }}"),
         member("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }"),
-        member("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
+        saved(np.array([{"a": 1}], dtype=object)),
         member("{'descr': '<f2', 'fortran_order': False, 'shape': (13,), }"),
         member("{'descr': '<f2', 'fortran_order': False, 'shape': (150,), }", bytes(600)),
-        member("{'descr': '<f16', 'fortran_order': False, 'shape': (1,), }", bytes(16)),
-        member("{'descr': '|b1', 'fortran_order': False, 'shape': (24,), }"),
-        member("{'descr': '<c8', 'fortran_order': False, 'shape': (3,), }"),
+        *(saved(np.ones(3, dtype=kind)) for kind in ("g", "?", "c8", "S3", "M8[s]")),
         member("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (6,), }"),
         member("__import__('os').system('touch canary')"),
         member("-" * 5000 + "1"),
@@ -98,12 +70,6 @@ def test_members_that_are_no_arrays_of_numbers_are_refused(tmp_path, monkeypatch
         native._read_arrays(tmp_path.relative_to(tmp_path) / "x.npz")
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
-
-
-def test_a_pickle_is_refused(tmp_path):
-    np.savez(tmp_path / "x.npz", a=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(CheckpointError, match="is damaged"):
-        native._read_arrays(tmp_path / "x.npz")
 
 
 def test_arrays_that_expand_too_much_are_refused_before_they_are_read(tmp_path, monkeypatch):
