@@ -17,6 +17,7 @@ from tfm.data.corpus.texts import Archive, MonoText, TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.sources import Downloads, TextSources
 from tfm.data.subword_learning import learn_subword_model
+from tfm.data.text_parts import Share
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
@@ -333,10 +334,6 @@ def test_text_that_is_not_usable_is_named_and_nothing_is_written(tmp_path, texts
 
 
 def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
-    (tmp_path / "c.tsv").write_text("a\tb\n0.9\tc\td\n")
-    table = recipe_from_files(name="x", train=[(tmp_path / "c.tsv",) * 2])
-    with pytest.raises(DataError, match=r"c\.tsv, line 2 has 3 columns"):
-        prepare(table, tmp_path / "x", text_only=True)
     (tmp_path / "mono").write_bytes("Привет\nмир\n".encode("KOI8-R"))
     mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
     with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*iconv"):
@@ -525,14 +522,56 @@ def test_a_dataset_of_an_older_tfm_keeps_its_text_until_it_is_cleaned_again(
     assert prepare_text(overrides={"cleaning": {"max_length_ratio": 3.0}}).is_new
 
 
-def test_a_tsv_file_is_source_and_target(data_dir, tmp_path):
+@pytest.mark.parametrize("columns", [None, (1, 2), (3, 2)])
+@pytest.mark.parametrize("num_shares", [0, 2])
+def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
+    data_dir, tmp_path, monkeypatch, columns, num_shares
+):
+    monkeypatch.setattr("tfm.text.lines._MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("tfm.data.text_parts._STRIPE_PAIRS", 3)
+    more = "" if columns is None else "\tline {0} again\tnote"
+    rows = [f"line {i}\tZeile {i}{more.format(i)}".encode() for i in range(200)]
+    bad = [b"no tab", b"x" * (3 << 20), b"\xff\t\xff\t\xff", b"y\t" + b"z" * (1 << 20), b""]
     path = tmp_path / "c.tsv.gz"
-    text = "".join(f"line {i}\tZeile {i}\n" for i in range(9)).encode()
-    path.write_bytes(gzip.compress(text))
-    recipe = recipe_from_files(name="x", train=[(path, path)], languages=("en", "de"))
-    prepare(recipe, data_dir, text_only=True)
-    assert lines(data_dir / "train.en") == [f"line {i}" for i in range(9)]
-    assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(9)]
+    path.write_bytes(gzip.compress(b"\n".join([*rows[:100], *bad, *rows[100:], b"", b""])))
+    recipe = recipe_from_files(
+        name="x", train=[(path, path)], languages=("en", "de"), columns=columns
+    )
+    prepare(recipe, data_dir, fetch_only=True)
+    for number in range(1, num_shares + 1):
+        prepare(recipe, data_dir, share=Share(number, num_shares))
+    assert prepare(recipe, data_dir, text_only=True).is_new
+    assert not prepare(recipe, data_dir, text_only=True).is_new
+    again = " again" if columns == (3, 2) else ""
+    assert lines(data_dir / "train.en") == [f"line {i}{again}" for i in range(200)]
+    assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(200)]
+    dropped = counts(data_dir)["train"]["dropped"]
+    assert {rule: number for rule, number in dropped.items() if number} == {
+        "columns": 3 + (columns is None),
+        "huge_line": 2,
+        **({} if columns is None else {"not_utf8": 1}),
+    }
+    assert "\nno tab\t\n" in (data_dir / "dropped.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("split", "row", "columns", "message"),
+    [
+        ("test", "no tab", None, "line 2 has 1 columns .* needs two: .* --columns 2,3"),
+        ("valid", "a\tb\tc", None, "line 2 has 3 columns .* --columns"),
+        ("valid", "a\tb", (2, 3), "line 1 has 2 columns .* needs 3: .* --columns"),
+        ("test", "", None, "line 2 has 1 columns"),
+        ("test", "x" * (1 << 24) + "\ty", None, "line 2 has 16 MiB or more"),
+        ("train", "a\tb\tc\na\tb\tc", None, "line 2 has 3 columns .* --columns 2,3"),
+    ],
+)
+def test_a_bad_row_of_other_text_or_most_of_them_are_named(tmp_path, split, row, columns, message):
+    files = {"train": [write_pairs(tmp_path, "train", TRAIN)]}
+    path = tmp_path / "c.tsv"
+    path.write_text(f"a\tb\n{row}\n")
+    recipe = recipe_from_files(name="x", **files | {split: [(path, path)]}, columns=columns)
+    with pytest.raises(DataError, match=rf"c\.tsv, {message}"):
+        prepare(recipe, tmp_path / "data", text_only=True)
 
 
 def small(recipe):

@@ -34,6 +34,7 @@ def prepare(
     valid_set: StrPath | Sequence[StrPath] | None = ...,
     test_set: StrPath | Sequence[StrPath] | None = ...,
     languages: tuple[str, str] | None = ...,
+    columns: StrPath | None = ...,
     train_trees: StrPath | Sequence[StrPath] | None = ...,
     valid_trees: StrPath | Sequence[StrPath] | None = ...,
     test_trees: StrPath | Sequence[StrPath] | None = ...,
@@ -111,6 +112,7 @@ def prepare(
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, unless they are the files' suffixes.
+        columns: Numbers of the columns of source and target in .tsv files, such as 2,3.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.errors import DataError
-from tfm.text.lines import read_blocks, read_lines, read_pairs
+from tfm.text.lines import UnusableLine, read_blocks, read_lines, read_pairs
 
 
 def read(tmp_path, content, name="text.en", *, strict=True):
@@ -26,7 +26,7 @@ def test_only_line_feeds_end_lines_and_carriage_returns_before_them_are_removed(
     assert lines == ["one", "two\u2028still two\x85\x0b\x0c\x1c", "", "in\rside", "last"]
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))))
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]))))
 def test_lines_are_read_as_written(tmp_path_factory, lines):
     content = "".join(f"{line}\n" for line in lines).encode()
     expected = list(lines)
@@ -123,6 +123,11 @@ def test_a_bad_line_is_named_in_any_block(tmp_path, monkeypatch, block_bytes):
     assert len(read(tmp_path, b"a\nb\n\nc\xff\nd\n", strict=False)) == 5
     with pytest.raises(DataError, match=r"line 3 has"):
         read(tmp_path, b"a\n\n" + b"x" * 40 + b"\n" + b"y\n" * 20)
+    huge = b"z" * 50
+    (tmp_path / "text.en").write_bytes(b"\r\n".join([huge, b"a", huge, huge, b"", b"b", huge]))
+    lines = list(read_lines(tmp_path / "text.en", strict=False))
+    assert [isinstance(line, UnusableLine) for line in lines] == [1, 0, 1, 1, 0, 0, 1]
+    assert [lines[number] for number in (1, 4, 5)] == [b"a", b"", b"b"]
 
 
 def test_the_numbers_of_lines_are_checked(tmp_path):

@@ -1,6 +1,7 @@
 """tfm prepare: recipe or text files → text, subword model and token ids of a dataset."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tfm.commands.declaration import (
     one_or_several,
 )
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
+from tfm.config.schema import shown
 from tfm.errors import UsageError
 from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 
@@ -44,6 +46,7 @@ def prepare(
     valid_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
     test_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
     languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
+    columns: Hidden[Annotated[str | None, Flag("S,T")]] = None,
     train_trees: Trees = (),
     valid_trees: Trees = (),
     test_trees: Trees = (),
@@ -79,6 +82,7 @@ def prepare(
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, unless they are the files' suffixes.
+        columns: Numbers of the columns of source and target in .tsv files, such as 2,3.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.
@@ -120,7 +124,7 @@ def prepare(
     texts = {"train": train, "valid": valid, "test": test}
     pairs = {name: _pairs(name, given) for name, given in texts.items()}
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
-    chosen = _chosen_recipe(recipe, pairs, trees, languages, out)
+    chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out)
     folder = out or DATA_ROOT / chosen.name
     from tfm.data import text_parts
     from tfm.data.sources import Downloads
@@ -150,16 +154,19 @@ def _chosen_recipe(
     text: Mapping[str, Sequence[tuple[Path, Path]]],
     trees: Mapping[str, Sequence[Path]],
     languages: tuple[str, str] | None,
+    columns: str | None,
     out: Path | None,
 ) -> "Recipe":
     """Return the recipe that the user names, or one for the user's own text or trees."""
     from tfm.data.corpus import loading
 
     if name_or_path is not None:
-        if languages or any((*text.values(), *trees.values())):
-            raise UsageError("a recipe names its own files: leave out --train, --valid and --test")
+        if languages or columns or any((*text.values(), *trees.values())):
+            raise UsageError(
+                "a recipe names its own files: leave out --train, --valid, --test and --columns"
+            )
         return loading.load_recipe(name_or_path)
-    if (languages or any(text.values())) and any(trees.values()):
+    if (languages or columns or any(text.values())) and any(trees.values()):
         raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
@@ -171,7 +178,19 @@ def _chosen_recipe(
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         return loading.recipe_from_trees(name=out.name, **trees)
-    return loading.recipe_from_files(name=out.name, languages=languages, **text)
+    numbers = None if columns is None else _column_numbers(columns)
+    return loading.recipe_from_files(name=out.name, languages=languages, columns=numbers, **text)
+
+
+def _column_numbers(text: str) -> tuple[int, int]:
+    """Return the numbers of the columns that a user names."""
+    match = re.fullmatch(r"([1-9][0-9]{0,3}),([1-9][0-9]{0,3})", text)
+    if match is None or match[1] == match[2]:
+        raise UsageError(
+            f"--columns is {shown(text)}, but must be the numbers of the columns of source and "
+            "target, such as 2,3"
+        )
+    return int(match[1]), int(match[2])
 
 
 def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]":

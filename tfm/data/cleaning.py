@@ -18,10 +18,12 @@ import numpy.typing as npt
 from tfm.config import CleaningConfig, Normalization
 from tfm.data.pair_checks import Check, is_mojibake
 from tfm.data.seen_text import SeenText
-from tfm.text.lines import BytesPair, in_chunks
+from tfm.text.lines import BytesPair, UnusableLine, in_chunks
 
-# The rules, and the flag that changes each; lines that are not UTF-8 are no text at all.
+# The rules, and the flag that changes each.
 RULES = {
+    "columns": "--columns",
+    "huge_line": None,
     "not_utf8": None,
     "mojibake": "--no-drop-mojibake",
     "empty": "--no-drop-empty",
@@ -106,6 +108,7 @@ class Cleaner:
 
     The rules that are enabled apply in this order. A pair is counted for the first that drops it.
 
+    0. columns, huge_line: A side is an `UnusableLine`.
     1. mojibake: A side was decoded from the wrong encoding; see `is_mojibake`.
     2. not_utf8: A side is not UTF-8.
     3. The normalization drops no pair, but changes the text that the next rules see.
@@ -215,6 +218,9 @@ def passing(
     """Yield the pairs that pass the rules that look at a single pair; count the others."""
     for pair in pairs:
         counts.read += 1
+        if unusable := [side for side in pair if isinstance(side, UnusableLine)]:
+            counts.drop(unusable[0].rule, pair)
+            continue
         # Before text is normalized, which drops or decodes the control characters of such text.
         if config.drop_mojibake and any(is_mojibake(s.decode(errors="ignore")) for s in pair):
             counts.drop("mojibake", pair)

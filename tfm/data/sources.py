@@ -27,7 +27,7 @@ from tfm.errors import DataError
 from tfm.storage.files import read_json, sha256_of, write_json
 from tfm.text.files import suffix_of
 from tfm.text.formats import SEGMENTS, columns_in, format_of
-from tfm.text.lines import BytesPair, read_columns, read_every_line, read_pairs
+from tfm.text.lines import BytesPair, UnusableLine, read_columns, read_every_line, read_pairs
 from tfm.text.segments import REFERENCE, SOURCE
 
 
@@ -178,6 +178,9 @@ class TextSources:
         """Yield pairs whose sources do not begin with the tag that they will get."""
         file = self.locate_sides(text)[0] if isinstance(text, TextFiles) else text_name(text)
         for number, (source, target) in enumerate(pairs, start=1):
+            if isinstance(source, UnusableLine):
+                yield source, target
+                continue
             line, place = source.decode(errors="surrogateescape"), f"{file}, line {number:,}"
             line = untagged(line, tag, self._tags.__contains__, place=place)
             yield line.encode(errors="surrogateescape"), target
@@ -193,7 +196,8 @@ class TextSources:
             strict = split != "train"
             if text.source == text.target:
                 if suffix_of(source_path.name) not in SEGMENTS:
-                    return read_columns(source_path, strict=strict, num_lines=text.lines)
+                    rows: Table = {"strict": strict, "num_lines": text.lines}
+                    return read_columns(source_path, text.columns, **rows)
                 if SOURCE not in columns_in(source_path):
                     raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
             parts = SOURCE, REFERENCE
@@ -240,7 +244,9 @@ class TextSources:
 
 def _location(text: Text) -> dict[str, Any]:
     """Return where a text comes from, without the options that only later steps read."""
-    return {name: value for name, value in asdict(text).items() if name not in text.options()}
+    location = {k: value for k, value in asdict(text).items() if k not in text.options()}
+    columns = location.pop("columns", None)
+    return location if columns is None else location | {"columns": list(columns)}
 
 
 def _format_suffix(side: str) -> str:

@@ -519,6 +519,8 @@ class TextWriter:
         """Report the cleaning of a training text; raise DataError if it cannot be used."""
         if isinstance(text, TextFiles):
             _check_encoding(self.sources.locate_sides(text), counts)
+            if 2 * counts.dropped["columns"] > counts.read:
+                deque(self.sources.all_pairs(text, "valid"), maxlen=0)  # an error names the first
         _warn_of_rules(name, counts)
         if len(self.recipe.train) > 1:
             if not counts.kept:

@@ -18,9 +18,22 @@ _MAX_LINE_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 22
 _BLOCK_BYTES = 1 << 19  # fits into the CPU's caches
 _PAIR_OVERHEAD_BYTES = 100
+_KEPT_BYTES = 1 << 12  # of a line that cannot be used, as an example
 
 BytesPair = tuple[bytes, bytes]
 Block = tuple[list[bytes], list[bytes]]
+
+
+class UnusableLine(bytes):
+    """The beginning of a line of training text that cannot be used, and the rule that drops it."""
+
+    rule: str
+
+    def __new__(cls, line: bytes, rule: str) -> "UnusableLine":
+        """Keep the beginning of a line."""
+        unusable = super().__new__(cls, line[:_KEPT_BYTES])
+        unusable.rule = rule
+        return unusable
 
 
 def read_pairs(
@@ -48,8 +61,9 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Read a parallel corpus, two files with translations line by line, in blocks of bounded size.
 
-    If `strict`, a line that is not UTF-8 is an error; otherwise, it is yielded. `num_lines` is the
-    expected number of lines, `parts` are those of `read_lines`.
+    If `strict`, a line that is not UTF-8 or too long is an error; otherwise, it is yielded, too
+    long ones as an `UnusableLine`. `num_lines` is the expected number of lines, `parts` are those
+    of `read_lines`.
 
     Raises:
         DataError: The sides have different numbers of lines, or a file is damaged.
@@ -82,24 +96,36 @@ def read_blocks(
         )
 
 
-def read_columns(path: Path, *, strict: bool, num_lines: int | None = None) -> Iterator[BytesPair]:
-    """Read a file of two columns, source and target, that a tab separates.
+def read_columns(
+    path: Path,
+    columns: tuple[int, int] | None,
+    *,
+    strict: bool,
+    num_lines: int | None = None,
+) -> Iterator[BytesPair]:
+    """Read a file of columns that tabs separate; by default it has two, source and target.
 
-    Takes the arguments of `read_blocks`.
+    Takes the arguments of `read_blocks`; a line without the columns is like one that is too long.
 
     Raises:
-        DataError: A line has fewer or more columns, the file has another number of lines, or it is
-            damaged.
+        DataError: A line lacks the columns, the file has another number of lines, or it is damaged.
     """
+    source, target = columns or (1, 2)
     number = 0
     for number, line in enumerate(read_lines(path, strict=strict), 1):
-        columns = line.split(b"\t")
-        if len(columns) != 2:
+        fields = line.split(b"\t")
+        if isinstance(line, UnusableLine):
+            yield line, line
+        elif len(fields) == 2 if columns is None else len(fields) >= max(columns):
+            yield fields[source - 1], fields[target - 1]
+        elif not strict:
+            yield UnusableLine(line, "columns"), UnusableLine(b"", "columns")
+        else:
             raise DataError(
-                f"{path}, line {number:,} has {len(columns)} columns separated by tabs, but needs "
-                "two: source and target"
+                f"{path}, line {number:,} has {len(fields)} columns separated by tabs, but needs "
+                + ("two: choose" if columns is None else f"{max(columns)}: correct it, or choose")
+                + " those of source and target, as with --columns 2,3"
             )
-        yield columns[0], columns[1]
     if num_lines not in (None, number):
         raise DataError(
             f"{path} has {number:,} lines, but should have {num_lines:,}: it is other text, or cut "
@@ -111,9 +137,9 @@ def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator
     r"""Read the lines of a text, which may be compressed, without line ends.
 
     Only "\n" ends a line, and carriage returns before it are removed. Other separators, such as
-    U+2028, are text. A byte order mark at the start is dropped. If `strict`, a line that is not
-    UTF-8 is an error; otherwise, it is yielded. Text that users give is opened by its format, as
-    `open_text` says of the `part`; other files are plain.
+    U+2028, are text. A byte order mark at the start is dropped. `strict` is that of `read_blocks`.
+    Text that users give is opened by its format, as `open_text` says of the `part`; other files are
+    plain.
 
     Raises:
         DataError: A line is too long, or the path is not a readable text file.
@@ -179,32 +205,46 @@ def _read_blocks(path: Path, part: str | None, *, strict: bool) -> Iterator[list
         raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
     try:
         with path.open("rb") as file:
-            blocks = _without_mark(_plain_blocks(open_text(file, path, part), path))
+            blocks = _plain_blocks(open_text(file, path, part), path, strict=strict)
+            blocks = _without_mark(blocks)
             yield from _check_utf8(blocks, path) if strict else blocks
     except OSError as error:
         raise DataError(f"{path} cannot be read: {explain_os_error(error)}") from error
 
 
-def _plain_blocks(file: TextFile, path: Path | None) -> Iterator[list[bytes]]:
-    """Split a plain text into lines, without a Python loop over lines."""
+def _plain_blocks(
+    file: TextFile, path: Path | None, *, strict: bool = True
+) -> Iterator[list[bytes]]:
+    """Split a plain text into lines, without a Python loop over lines; see `read_blocks`."""
     number, last = 1, b""
     while data := file.read(_BLOCK_BYTES):
         text = last + data
         lines = text.split(b"\n")
-        if max(map(len, lines)) >= _MAX_LINE_BYTES:
+        if b"\r" in text:
+            lines[:-1] = [line.rstrip(b"\r") for line in lines[:-1]]
+        goes_on = isinstance(last, UnusableLine)
+        if goes_on or max(map(len, lines)) >= _MAX_LINE_BYTES:
             is_long = [len(line) >= _MAX_LINE_BYTES for line in lines]
-            raise _too_long(path, number + is_long.index(True))
+            is_long[0] |= goes_on
+            if strict:
+                raise _too_long(path, number + is_long.index(True))
+            lines = [
+                UnusableLine(line, "huge_line") if is_huge else line
+                for line, is_huge in zip(lines, is_long, strict=True)
+            ]
         last = lines.pop()
         if lines:
             number += len(lines)
-            yield [line.rstrip(b"\r") for line in lines] if b"\r" in text else lines
+            yield lines
     if last:
-        yield [last.rstrip(b"\r")]
+        yield [last if isinstance(last, UnusableLine) else last.rstrip(b"\r")]
 
 
 def _without_mark(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    for first, *lines in blocks:
-        yield [first.removeprefix(codecs.BOM_UTF8), *lines]
+    for lines in blocks:
+        if not isinstance(lines[0], UnusableLine):
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+        yield lines
         yield from blocks
 
 

@@ -177,13 +177,13 @@ def recipe_from_files(
     valid: Sequence[PathPair] = (),
     test: Sequence[PathPair] = (),
     languages: tuple[str, str] | None = None,
+    columns: tuple[int, int] | None = None,
 ) -> Recipe:
     """Build a recipe from (source, target) paths of text files.
 
-    A pair of the same file twice has both sides: two columns separated by a tab (.tsv), or <src>
-    and <ref> (.xml). Languages that
-    are None are the suffixes of the first pair (text.en, text.de). If it has none, they are called
-    "source" and "target", with a warning.
+    A pair of the same file twice has both sides: `columns` separated by tabs (.tsv), or <src> and
+    <ref> (.xml). Languages that are None are the suffixes of the first pair (text.en, text.de). If
+    it has none, they are called "source" and "target", with a warning.
 
     Raises:
         UsageError: A file is missing, a name is invalid, or names contradict each other about the
@@ -194,7 +194,10 @@ def recipe_from_files(
         languages = (source, target) if source and target and source != target else None
 
     def text_files(pairs: Sequence[PathPair]) -> tuple[TextFiles, ...]:
-        return tuple(TextFiles(source=str(s), target=str(t)) for s, t in pairs)
+        return tuple(
+            TextFiles(source=str(s), target=str(t), columns=columns if _is_table(s) else None)
+            for s, t in pairs
+        )
 
     source, target = languages or ("source", "target")
     recipe = Recipe(
@@ -205,7 +208,10 @@ def recipe_from_files(
         valid=text_files(valid),
         test=text_files(test),
     )
-    problems = [*_contradictions(languages, [*train, *valid, *test]), *recipe.problems()]
+    pairs = [*train, *valid, *test]
+    problems = [*_contradictions(languages, pairs), *recipe.problems()]
+    if columns is not None and not any(_is_table(source) for source, _ in pairs):
+        problems.append("--columns is for .tsv files: leave it out")
     if problems:
         raise UsageError("; ".join(problems))
     if languages is None:
@@ -247,7 +253,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     """
     expected = [[base_language(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
-        are_tsv = [suffix_of(path.name) == COLUMNS for path in pair]
+        are_tsv = list(map(_is_table, pair))
         if pair[0] == pair[1]:
             if suffix_of(pair[0].name) not in (COLUMNS, *SEGMENTS):
                 yield (
@@ -268,6 +274,11 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
                     f"({'-'.join(languages or ())}): give source and target in the same order "
                     "everywhere, or rename the file"
                 )
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether a file has columns."""
+    return suffix_of(path.name) == COLUMNS
 
 
 def _language_of(path: Path) -> str:

@@ -114,20 +114,22 @@ class TextOptions:
 class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
-    If both are the same file, it has two columns, source and target, separated by a tab. A file
-    whose name ends in .sgm or .xml is SGML. Files may be compressed.
+    If both are the same file, it has columns that tabs separate. A file whose name ends in .sgm or
+    .xml is SGML. Files may be compressed.
 
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
         target: The same for the target language.
         archive: File name of the tar or zip archive.
         lines: Expected number of lines.
+        columns: Numbers of the columns of source and target; by default, they are the only ones.
     """
 
     source: str
     target: str
     archive: str | None = None
     lines: int | None = None
+    columns: tuple[int, int] | None = None
 
     task: ClassVar[Task] = "translation"
 
@@ -141,6 +143,13 @@ class TextFiles(TextOptions):
         yield from super().problems()
         if self.lines is not None and self.lines < 1:
             yield f"lines is {self.lines}, but must be at least 1"
+        if self.columns is None:
+            return
+        if self.source != self.target:
+            yield "columns are those of one file: give it as source and as target"
+        if min(self.columns) < 1 or self.columns[0] == self.columns[1]:
+            numbers = ", ".join(map(str, self.columns))
+            yield f"columns are {numbers}, but must be two different numbers from 1 on"
 
 
 @dataclass(frozen=True, kw_only=True)
