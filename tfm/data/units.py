@@ -20,9 +20,15 @@ _UNIT = regex.compile(
 
 # Characters of words that have spaces between them, and where no other word may begin or end.
 IN_WORD = regex.compile(rf"[[\p{{L}}\p{{M}}\p{{N}}_\u200c\u200d]--[{_UNSPACED}]]", regex.VERSION1)
+_UNSPACED_CHARACTER = regex.compile(rf"[{_UNSPACED}\u3000-\u303f\uff00-\uffef]")
 _EDGE = regex.compile(
     rf"(?!\p{{M}})(?:(?<!{IN_WORD.pattern})|(?!{IN_WORD.pattern}))", regex.VERSION1
 )
+
+
+def is_unspaced(character: str) -> bool:
+    """Return whether a character is of a script whose words no space separates."""
+    return _UNSPACED_CHARACTER.match(character) is not None
 
 
 def edges(text: str) -> set[int]:

@@ -50,7 +50,7 @@ FORMATS = (
         "XLIFF",
         (".xlf", ".xliff", ".sdlxliff", ".mqxliff"),
         _PROLOG + rb"<xliff\b",
-        f"{_TAKE_OUT}, or see what tfm generate --format xml reads",
+        _translated_by("xml"),
     ),
     Format(
         "HTML",

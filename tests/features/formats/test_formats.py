@@ -5,6 +5,7 @@ import re
 import time
 from html import escape, unescape
 from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,23 @@ INDENTS = (
     "\n<!-- not this -->\n",
     "<hr class=x>\n",
     "<pre> a  b\n</pre>",
+)
+
+
+# Words, tags and styles of subtitles.
+SHOWN = (
+    "A",
+    "man",
+    "word.",
+    "(ok)",
+    "<i>red</i>",
+    "<i>",
+    "</i>",
+    "{\\an8}",
+    "x\\Ny",
+    "é",
+    "سلام",
+    "👍🏽",
 )
 
 
@@ -231,6 +249,14 @@ def test_any_text_keeps_its_tags(text, form):
         ("Press <kbd>F1</kbd>.", "tPress. <kbd>F1</kbd>"),
         ("&lt;b&gt; &amp; &xyz; x", "t&lt;b&gt; t&amp; t&amp;xyz; tx"),
         ("a < b & c", "ta t&lt; tb t&amp; tc"),
+        (
+            "a&#1;&#xB;&#xFFFE; &#0; &#xD800; &#x110000; &#99999999999; &#x80;b",
+            "ta&#1;&#xB;&#xFFFE; &#0; &#xD800; &#x110000; &#99999999999; t€b",
+        ),
+        (
+            "<p translate=no>one <b translate=yes>two</b> x <svg translate=''>y</svg>",
+            "<p translate=no>one <b translate=yes>ttwo</b> x <svg translate=''>ty</svg>",
+        ),
         ("12&nbsp;&euro; <b>&mdash;</b>", "12&nbsp;&euro; <b>&mdash;</b>"),
         ('<img alt="a &quot;b" src="one">', '<img alt="ta t&quot;b" src="one">'),
         (
@@ -283,11 +309,117 @@ def test_html(document, expected):
         ),
         ("<r><![CDATA[one <b>]]></r>", "<r><![CDATA[one <b>]]></r>"),
         ("<r its:translate='no'>one</r>", "<r its:translate='no'>one</r>"),
+        ("<r>one<br/>Two<lb></lb>x</r>", "<r>tone<br/>tTwo<lb></lb>tx</r>"),
+        ("<r>a &#1; &#150; &#xFFFF;b</r>", "<r>ta &#1; &#150; &#xFFFF;tb</r>"),
         ("<日本 title='x'>one</日本>", "<日本 title='x'>tone</日本>"),
     ],
 )
 def test_xml(document, expected):
     assert translated(document, "xml") == expected
+
+
+# Documents in dialects of XML: «text» is translated, and ‹before|after› is written.
+DIALECTS = r"""<?xml version="1.0"?>
+<xliff version="1.2"><file original="a"><header><note>keep</note></header><body>
+  <trans-unit id="1">
+    <source>One <g id="1">red</g> <ph id="2">&lt;br&gt;</ph>R&amp;D</source>‹|
+    <target>«One» <g id="1">«red»</g> <ph id="2">&lt;br&gt;</ph>«R&amp;D»</target>›
+  </trans-unit>
+  <trans-unit id="2" xml:space="preserve"><source>One
+two</source>‹<target/>|<target>«One
+two»</target>›</trans-unit>
+  <trans-unit id="3"><source>One</source><target state="translated">Eins</target></trans-unit>
+  <trans-unit id="4" translate="no"><source>One</source><target></target></trans-unit>
+  <trans-unit id="5"><source>One</source><target>«One»</target>
+    <alt-trans><source>One</source><target></target></alt-trans></trans-unit>
+  <trans-unit id="6"><source>A. B.</source><seg-source><mrk mtype="seg">A.</mrk>
+  <mrk mtype="seg">B.</mrk></seg-source>‹|<target><mrk mtype="seg">«A.»</mrk>
+  <mrk mtype="seg">«B.»</mrk></target>›</trans-unit></body></file></xliff>
+%%
+<x:xliff xmlns:x="urn:oasis:names:tc:xliff:document:2.0" version="2.0"><x:file id="f">
+<x:unit id="u"><x:notes><x:note>keep</x:note></x:notes><x:segment
+><x:source>A <x:pc id="1">b</x:pc> <x:mrk
+id="m" translate="no">c</x:mrk></x:source>‹|<x:target>«A» <x:pc id="1">«b»</x:pc> <x:mrk
+id="m" translate="no">c</x:mrk></x:target>›</x:segment><x:segment state="final"><x:source>One
+</x:source><x:target>Eins</x:target></x:segment></x:unit></x:file></x:xliff>
+%%
+<!DOCTYPE TS><TS version="2.1"><context><name>Main</name><message numerus="yes">
+<source>%n "x"</source><comment>keep</comment><translation type="unfinished"
+><numerusform>‹|«%n "x"»›</numerusform><numerusform>‹|«%n "x"»›</numerusform>
+</translation></message><message><source>One
+two</source><translation type="unfinished">‹|«One
+two»›</translation></message><message><source>One</source><translation>Eins</translation></message>
+<message><source>One</source><translation type="vanished"></translation></message><message>
+<source>&lt;p&gt;One
+&lt;b&gt;two&lt;/b&gt; R&amp;amp;D&lt;/p&gt;</source>
+‹<translation type="unfinished"/>|<translation type="unfinished">&lt;p&gt;«One»
+&lt;b&gt;«two»&lt;/b&gt; «R&amp;amp;D»&lt;/p&gt;</translation>›</message><message
+><source>x</source>‹|<translation type="unfinished">«x»</translation>›</message></context></TS>
+%%
+<resources xmlns:xliff="urn:x"><string name="a" translatable="false">One</string>
+<string name="b">«It\'s a \"b\"»\n«Two &lt;» \u0001</string><string name="c">@string/a</string>
+<string name="d">"«It‹'|\'›s»" <b>«one»</b> <xliff:g id="n">%1$s x</xliff:g> «day»</string>
+<string-array name="e"><item>«One»</item><item>?android:attr/x</item></string-array>
+<plurals name="f"><item quantity="one">«day»</item></plurals>
+<string name="g"><![CDATA[<a href=\"x\">«Don\'t»</a> «R‹&|&amp;›D»]]></string>
+<string name="h"><![CDATA[«R&D»]]></string>
+<style name="s"><item name="x">bold</item></style></resources>
+%%
+<root><xsd:schema xmlns:xsd="http://www.w3.org/2001/XMLSchema" id="root"/>
+<resheader name="a"><value>text</value></resheader><data name="A" xml:space="preserve"><value>«One
+two»</value><comment>keep</comment></data><data name="B" type="ResXFileRef, x">
+<value>a;b</value></data><data name="C" mimetype="application/x"><value>AAEA</value></data></root>
+%%
+<plist version="1.0"><dict><key>a key</key><string>«One»</string><key>CFBundleIdentifier</key>
+<string>org.x.app</string><key>CFBundleDisplayName</key><string>«App»</string><key>UIOne</key><array>
+<string>x</string></array><key>n</key><array><string>«two»</string><integer>3</integer></array><key>v</key>
+<string>$(VERSION)</string></dict></plist>
+%%
+<rss xmlns:content="c" version="2.0"><channel><title>«News &amp; more»</title><link>http://x</link>
+<pubDate>Mon</pubDate><item><title>«One»</title><guid>abc</guid><category>c</category><description>
+&lt;p&gt;«One»&lt;br/&gt;«two &amp;lt;»&lt;/p&gt;</description>
+<content:encoded><![CDATA[<p>«One» <i>«two»</i></p>]]></content:encoded></item></channel></rss>
+%%
+<feed xmlns="http://www.w3.org/2005/Atom"><title>«One»</title><id>urn:x</id><author><name>Bob</name></author>
+<entry><content type="xhtml"><div><p>«One» <b>«two»</b></p><p>«x»</p></div></content></entry></feed>
+%%
+<svg xmlns="http://www.w3.org/2000/svg"><style>a{b:c}</style><text>«One» <tspan>«two»</tspan></text>
+<script>alert()</script></svg>
+%%
+<article xmlns="http://docbook.org/ns/docbook"><para>«Use» <code>ls a</code> «now»</para>
+<screen>ls</screen></article>
+"""
+
+
+@pytest.mark.parametrize("text", DIALECTS.split("%%\n"))
+def test_dialects_of_xml_keep_what_is_no_text(text):
+    document, expected = (
+        re.sub("‹([^|]*)[|](.*?)›", each, text, flags=re.DOTALL) for each in (r"\1", r"\2")
+    )
+    expected = re.sub(
+        "(?s)«(.*?)»", lambda found: re.sub(r"(?<!\S)(?=\S)", "t", found[1]), expected
+    )
+    document = re.sub("[«»]", "", document)
+    assert translated(document, "xml") == expected
+    assert len(ET.fromstring(expected))
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ("<tmx version='1.4'>", "TMX"),
+        ("<martif type='TBX'>", "TBX"),
+        ("<html xmlns='http://www.w3.org/1999/xhtml'>", "--format html"),
+        ("<tt xmlns='http://www.w3.org/ns/ttml'>", "TTML"),
+        ("<fcpxml>", "Final Cut"),
+        ("<math>", "MathML"),
+        ("<project><modelVersion>4.0.0</modelVersion>", "Maven"),
+        ("<w:document xmlns:w='http://schemas.openxmlformats.org/w'>", "Office"),
+    ],
+)
+def test_other_dialects_are_refused_by_name(head, name):
+    with pytest.raises(DataError, match=name):
+        translated(head + "one", "xml")
 
 
 SUBTITLES = """\
@@ -344,15 +476,96 @@ def test_sentences_of_subtitles_are_cut_where_cues_end(start, end, capsys):
     assert "1 damaged times is copied: line 19" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["{\\an8}I am\\Nso", "{\\an8}tired."], ["{\\an8}tI tam\\Ntso", "{\\an8}ttired."]),
+        ([" \na", "a\n ", "a\nc d", "c d\ne."], [" \nta", "ta\n ", "ta\ntc td", "tc td\nte."]),
+        (["\none two", "a\n\nb", "c"], ["\ntone ttwo", "ta\n\ntb", "tc"]),
+        (["<c>a</c><0:01.5><c> b</c>", "a b\nc"], ["<c>ta</c><0:01.5> <c>tb</c>", "ta tb\ntc"]),
+    ],
+)  # fmt: skip
+def test_lines_of_cues_are_read_as_players_show_them(lines, expected):
+    document, result = (
+        "".join(f"{n}\n0:0:{n},0 --> 0:0:{n},9\n{each}\n\n" for n, each in enumerate(cues))
+        for cues in (lines, expected)
+    )
+    assert translated(document, "srt") == result
+    [chinese] = subtitle_blocks("0:0:1,0 --> 0:0:2,0\n我在\n这里，\nis 看\n中文")
+    assert chinese.text == "我在这里， is 看中文"
+
+
 def test_webvtt_has_notes_styles_and_references():
     text = (
         "WEBVTT\n\nNOTE one\ntwo\n\nSTYLE\n::cue {}\n\nintro\n00:01.000 --> 00:02.000 align:end\n"
         "<v Bob>one &lt;two <00:01.500><c>three\n</c>four\n"
     )
     expected = text.replace("one &lt;two", "tone t&lt;two").replace(
-        "three\n</c>four", "tthree\n</c>tfour"
+        "three\n</c>four", "tthree</c>\ntfour"
     )
     assert translated(text, "srt") == expected
+
+
+def new_subtitles(draw):
+    """Subtitles: lines of text with all that programs write among them."""
+    line_end, is_webvtt = draw.choice(["\n", "\n", "\r\n"]), draw.random() < 0.3
+    lines, last = ["WEBVTT", ""] * is_webvtt, []
+    for number in range(1, draw.randint(2, 8)):
+        shown = [
+            " ".join(draw.choices(SHOWN, k=draw.randint(1, 4))) for _ in range(draw.randint(0, 3))
+        ]
+        if draw.random() < 0.3:
+            shown = last[-1:] + shown
+        last = [line for line in shown if line]
+        inner = [
+            each
+            for line in shown
+            for each in (*[draw.choice(["", " "])] * (draw.random() < 0.15), line)
+        ]
+        lines += [
+            str(number),
+            f"0:0:{number},0 --> 0:0:{number + 1},0".replace(",", "." if is_webvtt else ","),
+        ]
+        lines += [*inner, *[""] * draw.randint(1, 2)]
+    text = draw.choice(["", "\ufeff"]) + line_end.join(lines)
+    return text if draw.random() < 0.5 else text.rstrip()
+
+
+def cues_of(text):
+    """What is before the cues of subtitles; the times, lines and end of each, as in a player."""
+    parts = re.split(r"((?:^\ufeff?|(?<=\n))\d+\r?\n0:0:.* --> .*)", text)
+    return parts[0], [
+        (times, body.split("\n"), re.search(r"\s*$", body)[0].count("\n"))
+        for times, body in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("translate", [
+    lambda text: " ".join("t" + word for word in text.split()),
+    lambda text: "tx ty.",
+    lambda text: "tx",
+    lambda text: "翻译。",
+    lambda text: " ".join("t" + word for word in text.split() * 2),
+])  # fmt: skip
+def test_subtitles_keep_their_cues_and_blank_lines(translate):
+    for seed in range(400):
+        text = new_subtitles(random.Random(seed))
+        output = translated(text, "srt", translate=translate)
+        (start, before), (new_start, after) = cues_of(text), cues_of(output)
+        assert (start, len(before)) == (new_start, len(after))
+        for (times, old, end), (new_times, new, new_end) in zip(before, after, strict=True):
+            assert (times, end) == (new_times, new_end), (text, output)
+            blank, new_blank = (sum(not line.strip() for line in lines) for lines in (old, new))
+            assert new_blank <= blank, (text, output)
+            words, new_words = (
+                re.sub(r"<[^>]*>|\{.*?\}|\\N", " ", "\n".join(lines)).split()
+                for lines in (old, new)
+            )
+            assert bool(words) == bool(new_words), (text, output)
+            letters = [word for word in new_words if any(map(str.isalpha, word))]
+            assert all(word[0] in "t翻译" for word in letters), (text, output)
+            assert len(new) <= len(old)
+            assert new_words != [f"t{word}" for word in words] or len(new) == len(old)
 
 
 def test_text_without_times_is_no_subtitles():
@@ -398,8 +611,11 @@ def test_damaged_markup_is_read_in_linear_time(form, start, unit):
     cue = "00:00:01,000 --> 00:00:02,000\n" if form == "srt" else ""
     text = f"{cue}word {start}{unit * (400_000 // len(unit))}\n\n{cue}end"
     started = time.process_time()
-    reader = {"html": html_blocks, "xml": xml_blocks, "srt": subtitle_blocks}[form]
-    assert reader(text)[0].text.startswith("word")
+    if form == "xml":
+        [first, *_] = xml_blocks(text)[1]
+    else:
+        [first, *_] = {"html": html_blocks, "srt": subtitle_blocks}[form](text)
+    assert first.text.startswith("word")
     assert time.process_time() - started < 20
 
 

@@ -1,18 +1,16 @@
 """Blocks: the texts of a document, each with the marks within it, by their offsets."""
 
-import html
 import re
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from html.entities import html5
 from typing import Literal
+
+from tfm.features.formats.characters import PLAIN, Syntax
 
 Quote = Literal["", '"', "'", "unquoted"]
 
 _WORD = re.compile(r"\S+|\s+")
-# A reference to a character; as in HTML, the semicolon may be missing.
-_REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[^\s<&#;]{1,32});?")
 # No space is before them.
 CLOSING = ".,;:!?…)]}»”’。，、；：！？"
 
@@ -25,8 +23,8 @@ class Mark:
         at: The number of characters of the text before it.
         start: Where it starts in the document.
         end: Where it ends.
-        kind: "open" and "close" of an element; "point" stands alone; "cut" is a point that keeps
-            its share of characters before it, instead of its words: a line break of subtitles.
+        kind: "open" and "close" of an element; "point" stands alone; "cut" is a line break of
+            subtitles, with what is copied between lines.
         partner: The mark that closes or opens the same element; None if it is missing.
     """
 
@@ -46,7 +44,7 @@ class Block:
         starts: Where each character of the text starts in the document.
         ends: Where it ends.
         marks: The marks, in order.
-        is_escaped: Whether &, < and > of translations become references to characters.
+        syntax: How text is written in the document.
         quote: Around an attribute; empty for other text.
     """
 
@@ -54,15 +52,14 @@ class Block:
     starts: "array[int]"
     ends: "array[int]"
     marks: list[Mark] = field(default_factory=list)
-    is_escaped: bool = True
+    syntax: Syntax = PLAIN
     quote: Quote = ""
 
     def escape(self, text: str) -> str:
         """Return a translation as it is written into the document."""
-        if self.is_escaped:
-            text = html.escape(text, quote=False)
-            text = text.replace('"', "&quot;") if self.quote in ('"', "unquoted") else text
-            text = text.replace("'", "&#39;") if self.quote == "'" else text
+        text = self.syntax.encode(text)
+        text = text.replace('"', "&quot;") if self.quote in ('"', "unquoted") else text
+        text = text.replace("'", "&#39;") if self.quote == "'" else text
         return f'"{text}"' if self.quote == "unquoted" else text
 
 
@@ -71,12 +68,13 @@ class BlockBuilder:
 
     Args:
         document: The text of the document.
-        is_escaped: Whether it has references to characters, such as &amp;.
-        is_xml: Whether it is XML, whose references to other entities are marks.
+        syntax: How text is written in it.
     """
 
-    def __init__(self, document: str, *, is_escaped: bool = True, is_xml: bool = False) -> None:
-        self._document, self._is_escaped, self._is_xml = document, is_escaped, is_xml
+    keeps_lines = False  # whether a line break ends a block
+
+    def __init__(self, document: str, syntax: Syntax = PLAIN) -> None:
+        self._document, self.syntax = document, syntax
         self.blocks: list[Block] = []
         self._start_block()
 
@@ -93,33 +91,35 @@ class BlockBuilder:
     def add_text(self, start: int, end: int) -> None:
         """Add text of the document; white space becomes single spaces."""
         at = start
-        if self._is_escaped:
-            for reference in _REFERENCE.finditer(self._document, start, end):
-                self._add_plain(at, reference.start())
-                self._add_reference(*reference.span())
-                at = reference.end()
+        for found in self.syntax.pattern.finditer(self._document, start, end):
+            self._add_plain(at, found.start())
+            self._add_encoded(*found.span())
+            at = found.end()
         self._add_plain(at, end)
 
-    def _add_reference(self, start: int, end: int) -> None:
+    def _add_encoded(self, start: int, end: int) -> None:
         raw = self._document[start:end]
-        is_foreign = self._is_xml and raw[1] != "#" and raw[1:] not in html5
-        plain = html.unescape(raw)
-        if is_foreign:
+        text = self.syntax.decode(raw)
+        if text is None:
             self.add_mark("point", start, end)
-        elif plain == raw:  # no reference, but text
+        elif text == raw:  # no reference, but text
             self._add_plain(start, end)
-        elif not plain.isspace():
-            self._add(plain, [start] * len(plain), [end] * len(plain))
+        elif text == "\n":
+            self.end_block()
+        elif not text.isspace():
+            self._add(text, [start] * len(text), [end] * len(text))
         else:
             self.add_space(start, end)
 
     def _add_plain(self, start: int, end: int) -> None:
         for word in _WORD.finditer(self._document, start, end):
-            if word[0].isspace():
-                self.add_space(*word.span())
-            else:
-                first, last = word.span()
+            first, last = word.span()
+            if not word[0].isspace():
                 self._add(word[0], range(first, last), range(first + 1, last + 1))
+            elif self.keeps_lines and "\n" in word[0]:
+                self.end_block()
+            else:
+                self.add_space(first, last)
 
     def add_space(self, start: int, end: int) -> None:
         """Add white space, unless the text ends with some."""
@@ -159,13 +159,13 @@ class BlockBuilder:
         """End the current block, which is dropped without a letter: it is copied."""
         text = "".join(self._parts)
         if any(map(str.isalpha, text)):
-            block = Block(text, self._starts, self._ends, self._marks, self._is_escaped)
+            block = Block(text, self._starts, self._ends, self._marks, self.syntax)
             self.blocks.append(block)
         self._start_block()
 
     def add_attribute(self, start: int, end: int, quote: Quote) -> None:
         """Add the value of an attribute as a separate block, beside the current one."""
-        builder = BlockBuilder(self._document)
+        builder = BlockBuilder(self._document, self.syntax)
         builder.add_text(start, end)
         builder.end_block()
         for block in builder.blocks:

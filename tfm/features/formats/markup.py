@@ -1,17 +1,21 @@
 """HTML and XML: which parts are text to translate, by a tokenizer that keeps offsets.
 
 It reads tags as the HTML standard does (§13.2.5), also in XML, resolves no entity but those of
-characters, and fetches nothing. What it cannot read is copied.
+characters, and fetches nothing. What it cannot read is copied. Dialects of XML that have elements
+for translations are read twice: these elements get the source first.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from tfm.data.units import Span
 from tfm.features.formats.blocks import Block, BlockBuilder, Mark, Quote
+from tfm.features.formats.characters import HTML, INLINE
+from tfm.features.formats.dialects import ALL, Dialect, dialect_of
 from tfm.reporting import say
 
 _ATTRIBUTE = r"""[^\s/>=]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
@@ -35,12 +39,6 @@ _ONE_ATTRIBUTE = re.compile(
     r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""", re.ASCII
 )
 
-# Elements within sentences; others, and br, end one.
-_INLINE = re.compile(
-    "a|abbr|acronym|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|img|ins|kbd|map|mark|math|meter|"
-    "output|progress|q|rb|rp|rt|ruby|s|samp|script|small|span|strike|strong|style|sub|sup|svg|time|"
-    "tt|u|var|wbr"
-)
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 _RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
 _COPIED = re.compile(f"{_RAW.pattern}|code|kbd|math|pre|svg")
@@ -51,6 +49,12 @@ _NAME = re.compile(r"\s*(?:[a-z][a-z\d+.-]*://\S+|www\.\S+|[#@]\S*[^\W\d_]\S*)\s
 _TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
 # An element without an end tag, and the start of another one that ends it.
 _IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
+# In XML, they end a line.
+_BREAK = re.compile(r'(?:br|cb|hr|lb|line-?break|newline|pb|tab) |x [^>]*ctype="lb"', re.IGNORECASE)
+_TO_TRANSLATE = re.compile(r'target [^>]*state="(?:new|needs-translation)"')
+_MAX_DOCTYPE = 500
+_HTML_PAGE = Dialect(syntax=HTML)
+_State = Literal["yes", "no", "not yet"]
 
 
 class _Token(NamedTuple):
@@ -67,18 +71,86 @@ class _Element:
 
     name: str
     start: int
+    content: int  # where it starts
+    tag: str  # its start tag, as dialects match it
     is_inline: bool
+    state: _State  # whether its text is translated; not yet, if only elements in it have text
+    keeps_lines: bool
     mark: Mark | None = None  # of its start tag
+
+    @property
+    def local_name(self) -> str:
+        return self.name.rpartition(":")[2]
+
+
+class _Copy(NamedTuple):
+    """A part of a document that is written to another place: a source, as its translation."""
+
+    start: int
+    end: int  # of what it replaces
+    source: Span
+    before: str = ""
+    after: str = ""
 
 
 def html_blocks(text: str) -> list[Block]:
     """Return the blocks of a page or a part of one in HTML."""
-    return _Reader(text, is_xml=False).blocks()
+    return _Reader(text, _HTML_PAGE, _tokens(text, is_xml=False)).blocks()
 
 
-def xml_blocks(text: str) -> list[Block]:
-    """Return the blocks of a document in XML."""
-    return _Reader(text, is_xml=True).blocks()
+def xml_blocks(text: str) -> tuple[str, list[Block]]:
+    """Return a document in XML, in which missing translations are the source, and its blocks.
+
+    Raises:
+        DataError: Documents of its dialect are not translated.
+    """
+    tokens = list(_tokens(text, is_xml=True))
+    dialect = dialect_of(_head(text, tokens))
+    reader = _Reader(text, dialect, tokens)
+    blocks = reader.blocks()
+    if not dialect.target:
+        return text, blocks
+    text, places = _copied(text, reader.copies)
+    dialect = replace(dialect, text=dialect.target, target="")
+    return text, _Reader(text, dialect, list(_tokens(text, is_xml=True)), places).blocks()
+
+
+def _head(text: str, tokens: Sequence[_Token]) -> str:
+    """Return the start of a document, as dialects match it."""
+    starts = (token for token in tokens if token.kind in ("start", "empty"))
+    tags = [_tag_of(text, token) for token in islice(starts, 2)]
+    others = (text[token.start : token.end] for token in tokens if token.kind == "other")
+    doctype = next((each for each in others if each[:9].lower() == "<!doctype"), "")
+    return "\n".join([doctype[:_MAX_DOCTYPE], "<" + tags[0] if tags else "", *tags[1:], ""])
+
+
+def _copied(text: str, copies: Iterable[_Copy]) -> tuple[str, Container[int]]:
+    """Return a text with copies of its parts, and where they start."""
+    parts, at, size, places = list[str](), 0, 0, set[int]()
+    for copy in sorted(copies):
+        parts += [text[at : copy.start], copy.before]
+        size += copy.start - at + len(copy.before)
+        places.add(size)
+        parts += [text[slice(*copy.source)], copy.after]
+        size += copy.source[1] - copy.source[0] + len(copy.after)
+        at = copy.end
+    return "".join([*parts, text[at:]]), places
+
+
+def _attributes(text: str, token: _Token) -> Iterator[tuple[str, Span, Quote]]:
+    """Yield the name, the span of the value, and the quotes of each attribute with a value."""
+    quotes: dict[int, Quote] = {2: '"', 3: "'", 4: "unquoted"}
+    for found in _ONE_ATTRIBUTE.finditer(text, *token.attributes):
+        for group, quote in quotes.items():
+            if found[group] is not None:
+                yield found[1], found.span(group), quote
+
+
+def _tag_of(text: str, token: _Token) -> str:
+    """Return a start tag as dialects match it."""
+    values = ((name, text[slice(*span)].split()) for name, span, _ in _attributes(text, token))
+    written = "".join(f'{name}="{" ".join(value)}" ' for name, value in values)
+    return f"{token.name.rpartition(':')[2]} {written}"
 
 
 def _tokens(text: str, *, is_xml: bool) -> Iterator[_Token]:
@@ -111,7 +183,7 @@ def _tag(found: re.Match[str], *, is_xml: bool) -> _Token:
     return _Token(kind, found.start(), found.end(), name, found.span("attributes"))
 
 
-def _inline_elements(text: str) -> list[bool]:
+def _inline_elements(text: str, tokens: Iterable[_Token]) -> list[bool]:
     """Return which elements of XML, by their start tags in order, are within sentences.
 
     These are the elements beside text and within such elements, but lists among them: those
@@ -119,7 +191,7 @@ def _inline_elements(text: str) -> list[bool]:
     """
     parents: list[int] = []
     has_text, num_children, open_elements = [False], [0], [0]
-    for token in _tokens(text, is_xml=True):
+    for token in tokens:
         if token.kind in ("start", "empty"):
             parents.append(open_elements[-1])
             num_children[open_elements[-1]] += 1
@@ -139,94 +211,156 @@ def _inline_elements(text: str) -> list[bool]:
 
 
 class _Reader:
-    """Reads the blocks of a document."""
+    """Reads the blocks of a document.
 
-    def __init__(self, text: str, *, is_xml: bool) -> None:
-        self._text, self._is_xml = text, is_xml
-        self._builder = BlockBuilder(text, is_xml=is_xml)
+    Args:
+        text: The text of the document.
+        dialect: Its dialect, if it is in XML.
+        tokens: Its tokens.
+        places: Where the contents of elements start that have text; None for all of the dialect.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        dialect: Dialect,
+        tokens: Iterable[_Token],
+        places: Container[int] | None = None,
+    ) -> None:
+        self._text, self._dialect, self._tokens, self._places = text, dialect, tokens, places
+        self._is_xml = dialect is not _HTML_PAGE
+        self._inline = iter(_inline_elements(text, tokens) if self._is_xml else ())
+        self._builder = BlockBuilder(text, dialect.syntax)
+        state: _State = "yes" if dialect.text == ALL else "not yet"
+        self._outside = _Element("", 0, 0, "", False, state, dialect.keeps_lines)
         self._open: list[_Element] = []
         self._num_open = Counter[str]()  # by name
-        self._copied: _Element | None = None  # the outermost open element that is copied
-        self._inline = iter(_inline_elements(text) if is_xml else ())
+        self._key = ""  # of the next element
+        self._source: tuple[_Element, _Copy] | None = None  # its parent, and a copy beside it
+        self._has_target = False
+        self.copies: list[_Copy] = []  # of sources, where translations are missing
 
     def blocks(self) -> list[Block]:
         """Return the blocks."""
-        for token in _tokens(self._text, is_xml=self._is_xml):
+        for token in self._tokens:
             if token.kind in ("start", "empty"):
                 self._start(token)
             elif token.kind == "end":
                 self._end(token)
-            elif self._copied is None and token.kind == "text":
-                self._builder.add_text(token.start, token.end)
-            elif self._copied is None:
-                self._builder.add_mark("point", token.start, token.end)
+            elif self._innermost.state == "yes":
+                self._add_content(token)
         while self._open:
             self._leave(len(self._text))
         self._builder.end_block()
         return self._builder.blocks
 
+    @property
+    def _innermost(self) -> _Element:
+        return self._open[-1] if self._open else self._outside
+
     def _start(self, token: _Token) -> None:
-        is_inline = next(self._inline) if self._is_xml else bool(_INLINE.fullmatch(token.name))
+        tag = _tag_of(self._text, token) if self._is_xml else ""
+        is_inline = self._is_inline(token, tag)
         if self._open and not self._is_xml:
             last = self._open[-1].name
             if _IMPLIED_END.fullmatch(f"{last} {token.name}") or (last == "p" and not is_inline):
                 self._leave(token.start)
-        element = _Element(token.name, token.start, is_inline)
-        is_translated = self._copied is None and self._begin(element, token)
+        parent = self._innermost
+        state = self._state(token, tag, parent)
+        keeps_lines = parent.keeps_lines or (
+            'xml:space="preserve"' in tag and self._dialect.text != ALL
+        )
+        element = _Element(token.name, token.start, token.end, tag, is_inline, state, keeps_lines)
+        if state == "yes":
+            self._begin(element, token, parent)
         if token.kind == "start":
             self._open.append(element)
             self._num_open[token.name] += 1
-            if self._copied is None and not is_translated:
-                self._copied = element
-        elif self._copied is None and not is_translated:
+        elif parent.state == "yes" and state == "no":
             self._add_copied(element, token.end)
+        elif self._source is not None:
+            before = self._text[token.start : token.end - 2].rstrip() + ">"
+            self._add_target(element, (token.start, token.end), before, f"</{token.name}>")
 
-    def _begin(self, element: _Element, token: _Token) -> bool:
-        """Begin an element, and return whether its text is translated."""
-        attributes = list(self._attributes(token))
-        if self._is_copied(token.name, attributes) or self._shows_name(token):
-            return False
+    def _is_inline(self, token: _Token, tag: str) -> bool:
+        if not self._is_xml:
+            return bool(INLINE.fullmatch(token.name))
+        is_inline = next(self._inline) or bool(re.match(self._dialect.inline, tag))
+        return is_inline and not _BREAK.match(tag)
+
+    def _state(self, token: _Token, tag: str, parent: _Element) -> _State:
+        """Return whether the text of an element is translated."""
+        wish = self._wish(token)
+        key, self._key = self._key, ""
+        if wish == "no" or (parent.state == "no" and wish != "yes"):
+            return "no"
+        if not self._is_xml:
+            is_code = wish != "yes" and (_COPIED.fullmatch(token.name) or self._shows_name(token))
+            return "no" if is_code or _RAW.fullmatch(token.name) else "yes"
+        content = self._text[token.end : self._text.find("<", token.end)]
+        if re.match(self._dialect.copied, f"{key}{tag}>{content}"):
+            return "no"
+        if parent.state == "yes":
+            return "yes"
+        path = f"{parent.local_name}/{token.name.rpartition(':')[2]}"
+        is_place = self._places is None or token.end in self._places
+        return "yes" if is_place and re.fullmatch(self._dialect.text, path) else "not yet"
+
+    def _wish(self, token: _Token) -> Literal["yes", "no", ""]:
+        """Return whether the attributes of an element ask to translate it, or not to."""
+        for name, span, _ in _attributes(self._text, token):
+            value = self._text[slice(*span)].lower().split()
+            if name.lower().rpartition(":")[2] == "translate" and value in (["no"], ["yes"], []):
+                return "no" if value == ["no"] else "yes"
+            if not self._is_xml and name.lower() == "class" and "notranslate" in value:
+                return "no"
+        return ""
+
+    def _begin(self, element: _Element, token: _Token, parent: _Element) -> None:
+        """Begin an element whose text is translated."""
+        element.is_inline &= parent.state == "yes"
         if not element.is_inline:
             self._builder.end_block()
         else:
             kind: Literal["point", "open"] = "point" if token.kind == "empty" else "open"
             element.mark = self._builder.add_mark(kind, token.start, token.end)
-        for name, span, quote in attributes:
-            if name in _TRANSLATED_ATTRIBUTES and not self._is_xml:
-                self._builder.add_attribute(*span, quote)
-        return True
-
-    def _attributes(self, token: _Token) -> Iterator[tuple[str, Span, Quote]]:
-        """Yield the name, the span of the value, and the quotes of each attribute with a value."""
-        for found in _ONE_ATTRIBUTE.finditer(self._text, *token.attributes):
-            quotes: dict[int, Quote] = {2: '"', 3: "'", 4: "unquoted"}
-            for group, quote in quotes.items():
-                if found[group] is not None:
-                    yield found[1] if self._is_xml else found[1].lower(), found.span(group), quote
-
-    def _is_copied(self, name: str, attributes: Sequence[tuple[str, Span, Quote]]) -> bool:
-        for attribute, span, _ in attributes:
-            value = self._text[slice(*span)].lower()
-            if attribute in ("translate", "its:translate") and value == "no":
-                return True
-            if attribute == "class" and "notranslate" in value.split() and not self._is_xml:
-                return True
-        return not self._is_xml and _COPIED.fullmatch(name) is not None
+        if not self._is_xml:
+            for name, span, quote in _attributes(self._text, token):
+                if name.lower() in _TRANSLATED_ATTRIBUTES:
+                    self._builder.add_attribute(*span, quote)
 
     def _shows_name(self, token: _Token) -> bool:
         """Return whether a tag starts a link whose text is its address, a hashtag or a mention."""
-        if self._is_xml or token.name != "a":
-            return False
-        found = _LINKED.match(self._text, token.end)
+        found = _LINKED.match(self._text, token.end) if token.name == "a" else None
         return found is not None and _NAME.fullmatch(_TAG.sub("", found[1])) is not None
+
+    def _add_content(self, token: _Token) -> None:
+        """Add text, or what is copied, such as a comment."""
+        start, end, builder = token.start, token.end, self._builder
+        is_cdata, is_text = self._text.startswith("<![CDATA[", start), token.kind == "text"
+        is_all = self._innermost.content == start and self._text.startswith("</", end)
+        builder.keeps_lines = self._innermost.keeps_lines
+        if self._dialect.text != ALL and (is_cdata or (is_text and is_all)):
+            if is_cdata:
+                start, end = start + len("<![CDATA["), max(start, end - len("]]>"))
+                builder.end_block()
+            content = self._text[start:end]
+            builder.syntax = self._dialect.syntax.of_content(content, is_cdata=is_cdata)
+            builder.add_text(start, end)
+            builder.end_block()
+            builder.syntax = self._dialect.syntax
+        elif is_text:
+            builder.add_text(start, end)
+        else:
+            builder.add_mark("point", start, end)
 
     def _end(self, token: _Token) -> None:
         if self._num_open[token.name]:
             while self._open[-1].name != token.name:
                 self._leave(token.start)
             self._leave(token.end, token)
-        elif self._copied is None:  # an end tag without its start
-            if self._is_xml or bool(_INLINE.fullmatch(token.name)):
+        elif self._innermost.state == "yes":  # an end tag without its start
+            if self._is_xml or bool(INLINE.fullmatch(token.name)):
                 self._builder.add_mark("point", token.start, token.end)
             else:
                 self._builder.end_block()
@@ -235,17 +369,52 @@ class _Reader:
         """Leave the last open element, whose end tag may be missing."""
         element = self._open.pop()
         self._num_open[element.name] -= 1
-        if element is self._copied:
-            self._copied = None
+        parent = self._innermost
+        if element.state == "no" and parent.state == "yes":
             self._add_copied(element, end)
-        elif self._copied is None and not element.is_inline:
+        elif element.state == "yes" and not element.is_inline:
             self._builder.end_block()
-        elif self._copied is None and tag is not None and element.mark is not None:
+        elif element.mark is not None and tag is not None:
             mark = self._builder.add_mark("close", tag.start, tag.end)
             mark.partner, element.mark.partner = element.mark, mark
+        if tag is not None and element.local_name == self._dialect.key:
+            self._key = self._text[element.content : tag.start].strip() + ":"
+        if tag is not None and self._dialect.target:
+            self._leave_unit(element, (element.content, tag.start), end)
 
     def _add_copied(self, element: _Element, end: int) -> None:
         if element.is_inline:
             self._builder.add_mark("point", element.start, end)
         else:
             self._builder.end_block()
+
+    def _leave_unit(self, element: _Element, content: Span, end: int) -> None:
+        """Leave a source, its translation, or the element of both."""
+        parent = self._innermost
+        if self._source is not None and self._source[0] is element:
+            if not self._has_target and self._text[slice(*self._source[1].source)].strip():
+                self.copies.append(self._source[1])
+            self._source = None
+        elif element.state == "yes" and parent.state != "yes":
+            start = element.start
+            while start and self._text[start - 1].isspace():
+                start -= 1
+            prefix, name = element.name[: -len(element.local_name)], self._dialect.inserted
+            before = f"{self._text[start : element.start]}<{prefix}{name}>"
+            copy = _Copy(end, end, content, before, f"</{prefix}{name.split()[0]}>")
+            self._source, self._has_target = (parent, copy), False
+        elif self._source is not None:
+            self._add_target(element, content)
+
+    def _add_target(
+        self, element: _Element, content: Span, before: str = "", after: str = ""
+    ) -> None:
+        """Add a copy of the source in the element for its translation, unless there is one."""
+        path = f"{self._innermost.local_name}/{element.local_name}"
+        if self._source is None or not re.fullmatch(self._dialect.target, path):
+            return
+        source, self._has_target = self._source[1].source, True
+        old = self._text[slice(*content)].strip()
+        is_open = not old or before or old == self._text[slice(*source)].strip()
+        if element.state != "no" and (is_open or _TO_TRANSLATE.match(element.tag)):
+            self.copies.append(_Copy(*content, source, before, after))

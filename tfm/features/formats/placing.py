@@ -26,7 +26,6 @@ class Node:
         after: What is written after it.
         anchor: "first" or "last" if it begins before the sentence, or ends after it.
         spaces: Whether white space is before and after it in the source.
-        keeps_share: Whether its place is its share of characters.
         children: The nodes within, in order.
     """
 
@@ -36,7 +35,6 @@ class Node:
     after: str = ""
     anchor: Literal["", "first", "last"] = ""
     spaces: tuple[bool, bool] = (False, False)
-    keeps_share: bool = False
     children: "list[Node]" = field(default_factory=list)
 
 
@@ -76,9 +74,7 @@ def tree_of(
                 node.end, node.after, node.spaces = at, text, (node.spaces[0], spaces[1])
             _simplify(node)
         else:
-            stack[-1].children.append(
-                Node(at, at, text, spaces=spaces, keeps_share=mark.kind == "cut")
-            )
+            stack[-1].children.append(Node(at, at, text, spaces=spaces))
     return root
 
 
@@ -121,7 +117,6 @@ class Placement:
         self._target, self._escape = target, escape
         self._units = _joined(units(target), [span for _, span in kept])
         self._gaps = self._gaps_between()
-        self._cuts: set[int] = set()  # where lines are cut
         ends = [end for _, end in self._units]
         linked: list[list[int]] = [[] for _ in self._units]
         copies = {bisect_right(ends, start): span for span, (start, _) in kept}
@@ -183,12 +178,8 @@ class Placement:
         text = "".join(self._written(node, at, at))
         gap = self._gaps[at] if is_inner else ""
         before, after = node.spaces
-        if node.keeps_share:
-            self._gaps[at] = "" if at < len(self._units) else self._gaps[at]
-            self._cuts.add(at)
-            yield text
-        elif gap or at in self._cuts:
-            yield " " * (before and at not in self._cuts) + text
+        if gap:
+            yield " " * before + text
             if before and not after:
                 self._gaps[at] = ""
         else:
@@ -225,7 +216,7 @@ class Placement:
             inner.update(range(start + 1, end))
         for index, child in enumerate(children):
             if index not in placed:
-                low = self._split(child.start, low, high, inner, shares=child.keeps_share)
+                low = self._split(child.start, low, high, inner)
                 placed[index] = (low, low)
         return [placed[index] for index in range(len(children))]
 

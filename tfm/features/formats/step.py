@@ -12,14 +12,15 @@ from tfm.data.units import Span, blanked
 from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.placing import Placement, tree_of
-from tfm.features.formats.subtitles import subtitle_blocks
+from tfm.features.formats.subtitles import cut_lines, subtitle_blocks, with_repeats
 from tfm.inference.steps import Output, Segment, Step, UnitAligner
 from tfm.reporting import say
 
-_BLOCKS: Mapping[str, Callable[[str], list[Block]]] = {
-    "html": html_blocks,
+# What reads a document: it returns its text, perhaps with places for translations, and its blocks.
+_READERS: Mapping[str, Callable[[str], tuple[str, list[Block]]]] = {
+    "html": lambda text: (text, html_blocks(text)),
     "xml": xml_blocks,
-    "srt": subtitle_blocks,
+    "srt": lambda text: (text, subtitle_blocks(text)),
 }
 _MAX_MARKS = 300  # of a sentence
 
@@ -64,8 +65,8 @@ class Formats(Step):
 
     @override
     def before(self, unit: Segment) -> tuple[Sequence[Segment], tuple[str, list[Block]]]:
-        blocks = _BLOCKS[self._format](unit.source)
-        return [Segment(unit.number, block.text) for block in blocks], (unit.source, blocks)
+        text, blocks = _READERS[self._format](unit.source)
+        return [Segment(unit.number, block.text) for block in blocks], (text, blocks)
 
     @override
     def after(
@@ -92,9 +93,10 @@ class Formats(Step):
             _copy(text, attributes, start, end)
             for start, end in zip(ends, [*starts, len(text)], strict=True)
         ]
-        translated = chain(*zip(kept, (edit.text for edit in edits), strict=False), kept[-1:])
+        parts = chain(*zip(kept, (edit.text for edit in edits), strict=False), kept[-1:])
+        translated = "".join(parts)
         return Output(
-            "".join(translated),
+            with_repeats(text, translated) if self._format == "srt" else translated,
             score=sum(each.score for each in found),
             log_prob=sum(each.log_prob for each in found),
             pieces=tuple(chain(*(each.pieces for each in found))),
@@ -105,26 +107,30 @@ class Formats(Step):
         self, text: str, attributes: Sequence[_Edit], sentences: Sequence[_Sentence]
     ) -> Iterator[_Edit]:
         """Yield the translations of sentences that are no attributes, with their marks."""
-        marked: list[tuple[_Sentence, list[Mark]]] = []
+        marked: list[tuple[_Sentence, list[Mark], list[tuple[float, str]]]] = []
         num_copied = 0
         for sentence in sentences:
             marks = marks_to_place(*sentence[:3])
+            cuts = _cuts(sentence, marks, text)
+            marks = [mark for mark in marks if mark.kind != "cut"]
             if len(marks) > _MAX_MARKS:
                 num_copied += 1
             elif marks:
-                marked.append((sentence, marks))
+                marked.append((sentence, marks, cuts))
             elif not sentence.block.quote:
-                yield _edit(sentence)
+                edit = _edit(sentence)
+                yield edit._replace(text=cut_lines(edit.text, cuts))
         if num_copied:
             say(f"warning: {num_copied:,} sentences with more than {_MAX_MARKS} tags are copied")
         if not marked:
             return
-        texts = [_texts(each) for each, _ in marked]
+        texts = [_texts(each) for each, *_ in marked]
         linked = self._aligner.align_units(*zip(*texts, strict=True))
-        for (source, _), links, (sentence, marks) in zip(texts, linked, marked, strict=True):
+        for (source, _), links, (sentence, marks, cuts) in zip(texts, linked, marked, strict=True):
             block, start, end, translation, kept = sentence
             tree = tree_of(marks, start, end, text, partial(_copy, text, attributes))
-            written = Placement(source, translation, links, block.escape, kept).write(tree)
+            placement = Placement(source, translation, links, block.escape, kept)
+            written = cut_lines(placement.write(tree), cuts)
             first = min(block.starts[start], marks[0].start)
             yield _Edit(first, max(block.ends[end - 1], marks[-1].end), written)
 
@@ -137,8 +143,15 @@ def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
     at = 0
     for source, part in output.parts:
         start, at = at, at + len(source)
-        if part.pieces:
+        if part.pieces and part.text.strip():
             yield _Sentence(block, start, at, part.text, part.kept)
+
+
+def _cuts(sentence: _Sentence, marks: Sequence[Mark], text: str) -> list[tuple[float, str]]:
+    """Return the line breaks in a sentence of subtitles, and the share of it before each."""
+    start, size = sentence.start, sentence.end - sentence.start
+    cuts = (mark for mark in marks if mark.kind == "cut")
+    return [((mark.at - start) / size, text[mark.start : mark.end]) for mark in cuts]
 
 
 def _texts(sentence: _Sentence) -> tuple[str, str]:

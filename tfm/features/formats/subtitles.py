@@ -1,25 +1,46 @@
 """Subtitles, SubRip or WebVTT: the text between times, whose sentences may run over several cues.
 
 A sentence is translated as a whole. It is cut again where its lines and cues were, so that each has
-about the same share of its characters.
+about the same share of its characters. Rolling captions repeat the last lines of the cue before:
+these lines are no part of a sentence, and get the translation of what they repeat.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
 
 from tfm.data.languages import SENTENCE_MARKS
-from tfm.data.units import Span
+from tfm.data.units import is_unspaced, units
 from tfm.errors import DataError
-from tfm.features.formats.blocks import Block, BlockBuilder, Mark
+from tfm.features.formats.blocks import CLOSING, Block, BlockBuilder, Mark
+from tfm.features.formats.characters import HTML, PLAIN
 from tfm.reporting import say
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[.,]\d+\s*-->")
-# Tags, the times of words, and the positions of SubRip.
-_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>\n]*+>|<[\d:.]++>|\{\\[^{}\n]*+\}")
+_NOTE = re.compile(r"(?:NOTE|STYLE|REGION)(?:\s|$)")  # of WebVTT
+# Styles and line breaks that other formats have, SubStation Alpha and MicroDVD.
+_STYLE = r"\{(?:\\|[cCfFoOpPsSyY]:)[^{}\n]*+\}"
+_STYLES = re.compile(rf"\s*+(?:{_STYLE}\s*+)*+")
+_BREAK = re.compile(r"\s*+\\[Nn]")
+# Tags, the times of words, and styles.
+_TAG = re.compile(rf"<(/?)([a-zA-Z]++)[^<>\n]*+>|<[\d:.]++>|{_STYLE}")
+_DIRECTIONS = "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # of writing; they are invisible
+_END = re.compile(rf"[\s{_DIRECTIONS}]+$")
+_HIDDEN, _SPACE = "\u200b", re.compile(r"\s+")
 _CLOSING = "\"'”’»)]"
-_NEW_SENTENCE = re.compile(r"\s*[-–—♪♫#\[(>]")
+_NEW_SENTENCE = re.compile(rf"[\s{_DIRECTIONS}]*[-–—♪♫#\[(>]")
 _MAX_CHARACTERS = 200  # of text without the end of a sentence
+
+
+class _Line(NamedTuple):
+    """A line of text, without its end."""
+
+    cue: int
+    start: int
+    end: int
+    plain: str  # without tags
 
 
 def subtitle_blocks(text: str) -> list[Block]:
@@ -28,64 +49,167 @@ def subtitle_blocks(text: str) -> list[Block]:
     Raises:
         DataError: There are no times.
     """
-    is_webvtt = text.startswith(("WEBVTT", "\ufeffWEBVTT"))
-    lines = list(_lines(text))
-    if not lines and not is_webvtt and text.strip("\ufeff \r\n"):
+    is_webvtt = _is_webvtt(text)
+    lines, damaged = _lines(text)
+    if not (is_webvtt or re.search(r"\d\s*-->", text)) and text.strip("\ufeff \r\n"):
         raise DataError(
             "the text has no subtitles, which follow times such as 00:00:01,000 --> 00:00:02,000: "
             "give another --format"
         )
-    builder = BlockBuilder(text, is_escaped=is_webvtt)
+    if damaged:
+        number = text.count("\n", 0, damaged[0]) + 1
+        say(f"warning: the text of {len(damaged):,} damaged times is copied: line {number:,} …")
+    builder = BlockBuilder(text, HTML if is_webvtt else PLAIN)
     tags: list[tuple[str, Mark]] = []  # that are open
-    last, last_cue = (0, 0), 0
-    for cue, line in lines:
-        before, after = (_TAG.sub("", text[slice(*each)]) for each in (last, line))
-        is_end = cue != last_cue and _ends_sentence(before)
-        if is_end or _NEW_SENTENCE.match(after) or len(builder) > _MAX_CHARACTERS:
+    last = _Line(0, 0, 0, "")
+    for line in _shown(text, lines):
+        is_end = line.cue != last.cue and _ends_sentence(last.plain)
+        is_start = _NEW_SENTENCE.match(line.plain) or len(builder) > _MAX_CHARACTERS
+        if is_end or is_start or not line.plain:
             builder.end_block()
             tags.clear()
         elif len(builder):
-            builder.add_mark("cut", last[1], line[0])
-            builder.add_space(last[1], line[0])
-        _add_line(text, line, builder, tags)
-        last, last_cue = line, cue
+            builder.add_mark("cut", last.end, line.start)
+            if not (is_unspaced(last.plain[-1]) and is_unspaced(line.plain[0])):
+                builder.add_space(last.end, line.start)
+        if line.plain:
+            _add_line(text, line, builder, tags)
+        last = line
     builder.end_block()
     return builder.blocks
 
 
+def with_repeats(source: str, text: str) -> str:
+    """Return translated subtitles whose repeated lines are those of the cue before.
+
+    Args:
+        source: The subtitles.
+        text: Their translation, in which these lines are not translated.
+    """
+    repeats = {cue: size for cue, _, size in _cues(_lines(source)[0]) if size}
+    parts, at, last = list[str](), 0, list[str]()
+    for cue, lines, _ in _cues(_lines(text)[0]) if repeats else ():
+        written = [text[line.start : line.end] for line in lines]
+        if size := min(repeats.get(cue, 0), len(lines)):
+            has_tags = any(map(_TAG.search, written[:size]))
+            repeated = [each if has_tags else _TAG.sub("", each) for each in last[-size:]]
+            line_end = text[lines[0].end : lines[1].start] if size > 1 else ""
+            parts += [text[at : lines[0].start], line_end.join(repeated)]
+            at, written[:size] = lines[size - 1].end, repeated
+        last = written
+    return "".join([*parts, text[at:]])
+
+
+def cut_lines(text: str, cuts: Sequence[tuple[float, str]]) -> str:
+    """Return a translated sentence with its line breaks, so that no line is empty.
+
+    If words are missing, lines of a cue are joined, and then the last word is repeated.
+
+    Args:
+        text: The sentence, with tags.
+        cuts: The share of the source before each line break, and what is written.
+    """
+    if not cuts:
+        return text
+    hidden = _TAG.sub(lambda tag: _HIDDEN * len(tag[0]), text)
+    shown = [span for span in units(hidden) if hidden[span[0]] != _HIDDEN]
+    gaps = list[tuple[int, int, int]]()  # between words: the number of characters before, and where
+    sizes = accumulate(len(hidden[slice(*span)].replace(_HIDDEN, "")) for span in shown)
+    for ((_, end), (following, _)), size in zip(pairwise(shown), sizes, strict=False):
+        space = _SPACE.search(hidden, end, following)
+        is_joint = end == following and is_unspaced(hidden[end - 1]) and is_unspaced(hidden[end])
+        if hidden[following] not in CLOSING and (space or is_joint):
+            gaps.append((size, *(space.span() if space else (end, end))))
+    size = next(sizes, 0)
+    num_joined, written = len(cuts) - len(gaps), list[tuple[float, str]]()
+    for share, line_end in cuts:
+        is_joined = num_joined > 0 and "-->" not in line_end
+        num_joined -= is_joined
+        written += [] if is_joined else [(share, line_end)]
+    while len(gaps) < len(written):
+        word = _TAG.sub("", text[gaps[-1][2] if gaps else 0 :])
+        gaps.append((size, len(text), len(text)))
+        text += word
+    parts, at, first = list[str](), 0, 0
+    for index, (share, line_end) in enumerate(written):
+        last = len(gaps) - len(written) + index + 1
+        first = min(range(first, last), key=lambda n: abs(gaps[n][0] - share * size))
+        parts += [text[at : gaps[first][1]], line_end]
+        at, first = gaps[first][2], first + 1
+    return "".join([*parts, text[at:]])
+
+
+def _is_webvtt(text: str) -> bool:
+    return text.startswith(("WEBVTT", "\ufeffWEBVTT"))
+
+
 def _ends_sentence(line: str) -> bool:
-    line = line.rstrip()
+    line = _END.sub("", line)
     inner = line.rstrip(_CLOSING)
     return bool({")", "]"} & set(line[len(inner) :])) or inner[-1:] in (*SENTENCE_MARKS, "♪", "♫")
 
 
-def _lines(text: str) -> Iterator[tuple[int, Span]]:
-    """Yield each line of text with the number of its cue, which ends before a blank line."""
+def _plain(line: str) -> str:
+    return " ".join(_TAG.sub("", line).split())
+
+
+def _lines(text: str) -> tuple[list[_Line], list[int]]:
+    """Return the lines of text, and where each damaged line of times is.
+
+    A line of text may follow a blank one, as if it were a cue of its own.
+    """
     spans = [found.span() for found in _LINE.finditer(text)]
-    is_times = [_TIMES.match(text, *span) is not None for span in spans]
-    num_cues, is_text, damaged = 0, False, list[int]()
-    for (start, end), has_times, is_next in zip(
-        spans, is_times, [*is_times[1:], False], strict=True
-    ):
-        line = text[start:end].rstrip()
-        if has_times:
-            num_cues, is_text = num_cues + 1, True
-        elif not line or (is_next and line.isdigit()):
+    raw = [text[slice(*span)].rstrip() for span in spans]
+    lines, damaged = list[_Line](), list[int]()
+    cue, is_text, has_blank, is_webvtt = 0, False, True, _is_webvtt(text)
+    for number, ((start, end), line) in enumerate(zip(spans, raw, strict=True)):
+        is_note = is_webvtt and has_blank and _NOTE.match(line)
+        if _TIMES.match(text, start, end):
+            cue, is_text, has_blank = cue + 1, True, False
+        elif is_note or "-->" in line:
             is_text = False
-        elif "-->" in line:
-            is_text = False
-            damaged.append(start)
-        elif is_text:
-            yield num_cues, (start, start + len(line))
-    if damaged:
-        line_number = text.count("\n", 0, damaged[0]) + 1
-        say(
-            f"warning: the text of {len(damaged):,} damaged times is copied: line {line_number:,} …"
-        )
+            damaged += [start] * (not is_note)
+        elif is_text and line and not _is_number(raw, number, has_blank=has_blank):
+            lines.append(_Line(cue, start, start + len(line), _plain(line)))
+        has_blank |= not line
+    return lines, damaged
 
 
-def _add_line(text: str, line: Span, builder: BlockBuilder, tags: list[tuple[str, Mark]]) -> None:
-    at, end = line
+def _is_number(lines: Sequence[str], number: int, *, has_blank: bool) -> bool:
+    """Return whether a line below a cue is the number or name of the next one."""
+    line, is_last = lines[number], "-->" in "".join(lines[number + 1 : number + 2])
+    if has_blank and not any(map(str.isalpha, line)):
+        return True
+    return is_last and (line.isdigit() or not lines[number - 1])
+
+
+def _cues(lines: Sequence[_Line]) -> Iterator[tuple[int, list[_Line], int]]:
+    """Yield each cue with text: its lines, and how many of them repeat the last ones before."""
+    last = list[str]()
+    for cue, group in groupby(lines, key=lambda line: line.cue):
+        shown = list(group)
+        plain = [line.plain for line in shown]
+        sizes = range(min(len(last), len(plain)), 0, -1)
+        size = next((n for n in sizes if last[-n:] == plain[:n] and any(plain[:n])), 0)
+        yield cue, shown, size
+        last = plain
+
+
+def _shown(text: str, lines: Sequence[_Line]) -> Iterator[_Line]:
+    """Yield the lines that are translated as they are shown, without styles at their start."""
+    for line in (line for _, shown, size in _cues(lines) for line in shown[size:]):
+        start, breaks = line.start, _BREAK.finditer(text, line.start, line.end)
+        for end, following in [*(found.span() for found in breaks), (line.end, line.end)]:
+            styles = _STYLES.match(text, start, end)
+            start = start if styles is None else styles.end()
+            plain = _plain(text[start:end])
+            if plain or "<" in text[start:end]:
+                yield _Line(line.cue, start, end, plain)
+            start = following
+
+
+def _add_line(text: str, line: _Line, builder: BlockBuilder, tags: list[tuple[str, Mark]]) -> None:
+    at, end = line.start, line.end
     for found in _TAG.finditer(text, at, end):
         builder.add_text(at, found.start())
         at = found.end()

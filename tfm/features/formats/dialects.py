@@ -1,0 +1,145 @@
+"""Dialects of XML: which elements have text, and where the translation goes.
+
+Start tags are matched as `data name="x" type="y" `: without the prefix of the namespace, with
+single spaces and double quotes, and with a space at the end.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tfm.errors import DataError
+from tfm.features.formats.characters import XML, Syntax
+
+ALL = ".*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """A dialect of XML; its patterns are regular expressions.
+
+    Attributes:
+        head: Matches the document type, "<" and the start tag of the root, and that of its first
+            child, each in a line.
+        text: Matches PARENT/NAME of the elements whose text is translated.
+        copied: Matches KEY:, the start tag, > and the text after it, of elements that are copied.
+        key: The name of elements whose text is the key of the next element.
+        inline: Matches start tags of elements that never end a sentence; the others end one unless
+            they are beside text.
+        target: Matches PARENT/NAME of the elements for translations; none if in place.
+        inserted: The start tag of a target that is missing.
+        syntax: How text is written.
+        keeps_lines: Whether a line break ends a sentence.
+    """
+
+    head: str = ""
+    text: str = ALL
+    copied: str = "(?!)"
+    key: str = ""
+    inline: str = "(?!)"
+    target: str = ""
+    inserted: str = ""
+    syntax: Syntax = XML
+    keeps_lines: bool = False
+
+
+_OTHER = Dialect()
+_DOCBOOK_CODE = (
+    "classname|code|command|computeroutput|envar|filename|function|literal|literallayout|markup|"
+    "option|parameter|programlisting|replaceable|screen|synopsis|systemitem|type|userinput|varname"
+)
+_DITA_CODE = (
+    "apiname|cmdname|codeblock|codeph|data|draft-comment|filepath|option|parmname|prolog|screen|"
+    "systemoutput|userinput|varname"
+)
+# Keys of Apple's whose values are names and settings, but for those that users read.
+_APPLE_SETTING = (
+    r"(?!CFBundle(?:Display|Spoken)?Name:|CFBundleGetInfoString:|NSHumanReadableCopyright:"
+    r"|NS\w+UsageDescription:|NSStringLocalizedFormatKey:)(?:CF|DT|LS|MK|NS|UI|UT)[A-Z]\w+:"
+)
+
+_DIALECTS = {
+    "XLIFF": Dialect(
+        head="<xliff ",
+        text="(?:trans-unit|segment)/(?:seg-)?source",
+        copied='(?:ph|bpt|ept|it) |mrk [^>]*mtype="protected"',
+        inline='(?!mrk [^>]*mtype="seg").*',
+        target="(?:trans-unit|segment)/target",
+        inserted="target",
+    ),
+    "Qt Linguist": Dialect(
+        head="<TS ",
+        text="message/source",
+        copied='translation [^>]*type="(?:vanished|obsolete)"',
+        inline=ALL,
+        target="message/translation|translation/numerusform",
+        inserted='translation type="unfinished"',
+        keeps_lines=True,
+    ),
+    "Android resources": Dialect(
+        head=r"<resources .*\n(?:string|plurals|[\w-]*array|item|color|dimen|style|bool|integer) ",
+        text="resources/string|(?:string-array|plurals)/item",
+        copied=r'\S+ [^>]*translatable="false"|g |'
+        r"[^>]*>\s*[@?](?:null|(?:\+|[\w.]+:)?\w+/[\w.]+)\s*$",
+        inline=ALL,
+        syntax=Syntax("xml", has_backslashes=True),
+    ),
+    ".resx": Dialect(
+        head=r'<root .*\n(?:schema|resheader|assembly|data [^>]*name=".*) ',
+        text="data/value",
+        copied='data [^>]*(?:mimetype="|type="(?!System.String)|name="(?:>>|&gt;&gt;))',
+        keeps_lines=True,
+    ),
+    "plist": Dialect(
+        head="<plist ",
+        text=".*/string",
+        key="key",
+        copied=_APPLE_SETTING + r"|[^>]*>\s*(?:\$[({]\w+[)}]|%#@\w+@)\s*$",
+        keeps_lines=True,
+    ),
+    "RSS or Atom": Dialect(
+        head="<rss |<feed .*w3.org/2005/Atom|<RDF .*purl.org/rss",
+        text="entry/content|.*/(?:title|description|subtitle|summary|encoded)",
+    ),
+    "SVG": Dialect(head="<svg ", text=".*/(?:text|title|desc)", copied="(?:script|style) "),
+    "GPX or KML": Dialect(head="<(?:gpx|kml) ", text="(?!author/).*/(?:name|desc|description)"),
+    "DocBook": Dialect(head="(?i:docbook)", copied=f"(?:{_DOCBOOK_CODE}) "),
+    "DITA": Dialect(head="DITA|ditaarch", copied=f"(?:{_DITA_CODE}) "),
+}
+# Documents that are not translated: the name, the head and what to do.
+_FORM = "translate the .ts, .po or .xliff file that is made from it"
+_OFFICE = "save the document as HTML, for --format html"
+_CODE = "it is code or settings: put what users read into a text file, with a sentence a line"
+_REFUSED = (
+    ("XHTML", "<html ", "read it as HTML, with --format html"),
+    ("TMX", "<tmx ", "it is a memory of translations: convert the text that needs one to XLIFF"),
+    ("TBX", "<(?:tbx|martif) ", "it is a list of terms: make a table of it, for --glossary"),
+    ("TTML", "<tt ", "convert it to .srt or .vtt, for --format srt"),
+    ("a project of Final Cut Pro", "<fcpxml |<xmeml ", "export its captions as .srt or .vtt"),
+    ("MathML", "<math ", "formulas are not translated"),
+    ("a form of Qt Designer", "<ui .*version=", _FORM),
+    ("a form of GtkBuilder", r"<interface .*\n(?:requires|object|template) ", _FORM),
+    ("a form of Interface Builder", "InterfaceBuilder", _FORM),
+    ("Office Open XML", r"openxmlformats\.org|schemas\.microsoft\.com/office", _OFFICE),
+    ("OpenDocument", "names:tc:opendocument", _OFFICE),
+    ("a Maven POM", r"maven\.apache\.org/POM|<project .*\n(?:modelVersion|parent|groupId) ", _CODE),
+    ("an MSBuild project", "<Project .*(?:Sdk=|ToolsVersion=|msbuild)", _CODE),
+    ("an Ant build file", "<project .*(?:default|basedir)=", _CODE),
+    ("XSLT", r"www\.w3\.org/1999/XSL/Transform", _CODE),
+    ("XML Schema", "<schema .*XMLSchema|<grammar .*relaxng", _CODE),
+    ("WSDL", "<definitions .*wsdl", _CODE),
+    ("a sitemap", "<(?:sitemapindex|urlset) ", _CODE),
+    ("settings of .NET or Spring", r"<configuration .*\n[a-z]+[A-Z]|springframework\.org", _CODE),
+)
+
+
+def dialect_of(head: str) -> Dialect:
+    """Return the dialect of a document by its head; that of unknown documents by default.
+
+    Raises:
+        DataError: Documents of the dialect are not translated.
+    """
+    for name, pattern, advice in _REFUSED:
+        if re.search(pattern, head):
+            raise DataError(f"the document is {name}, which is not translated: {advice}")
+    found = (each for each in _DIALECTS.values() if re.search(each.head, head))
+    return next(found, _OTHER)
