@@ -1,6 +1,7 @@
 """The heads to align with: their choice, and its record beside the model."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,17 @@ def test_without_validation_text_late_layers_are_used(
     assert len(AlignmentModel(folder, "cpu").aligner.heads) == names.count(".")
     assert f"heads {names} (layer.head), the default" in capsys.readouterr().err
     assert not (folder.path / ALIGNMENT).exists()
+
+
+def test_a_damaged_dataset_matters_only_for_alignments(make_model, tmp_path, capsys):
+    folder = ModelFolder(make_model())
+    (tmp_path / "manifest.json").write_text("{")
+    folder.info = replace(folder.info, data_dir=str(tmp_path))
+    held = AlignmentModel(folder, "cpu")
+    assert "damaged" not in capsys.readouterr().err
+    assert len(held.aligner.heads) == 4
+    assert "the default, because" in (message := capsys.readouterr().err)
+    assert f"{tmp_path / 'manifest.json'} is damaged" in message
 
 
 @pytest.fixture

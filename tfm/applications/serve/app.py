@@ -346,7 +346,8 @@ def _parts(translation: Output) -> list[dict[str, Any]]:
 def _detected(texts: Sequence[str], codes: Iterable[str]) -> list[Detected]:
     """Return the language of each text; if several are equal, that of all texts together."""
     ranked = [each["language"] for each in _identified("\n".join(texts), codes)]
-    return [_identified(text, ranked)[0] for text in texts]
+    languages_of = {text: _identified(text, ranked)[0] for text in {*texts}}
+    return [languages_of[text] for text in texts]
 
 
 def _identified(text: str, codes: Iterable[str]) -> list[Detected]:

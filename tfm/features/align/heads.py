@@ -60,7 +60,13 @@ class AlignmentModel:
         self._num_layers = config.num_decoder_layers
         self._num_heads = config.num_heads if isinstance(config, TransformerConfig) else 1
         self._recorded = _recorded(folder, self._num_layers * self._num_heads)
-        self._text = ([], []) if self._recorded else _validation_text(folder)
+        self._text: tuple[Sequence[str], Sequence[str]] = ((), ())
+        self._lack = "its dataset has no validation text"
+        if self._recorded is None:
+            try:
+                self._text = _validation_text(folder)
+            except (DataError, OSError) as error:  # told when words are aligned
+                self._lack = str(error)
 
     @cached_property
     def aligner(self) -> Aligner:
@@ -83,7 +89,7 @@ class AlignmentModel:
         else:
             end = num_layers - (num_layers > _FEW_LAYERS)
             heads = [*range(max(0, num_layers - 2) * num_heads, end * num_heads)]
-            origin = "the default, because its dataset has no validation text"
+            origin = f"the default, because {self._lack}"
         names = ", ".join(f"{head // num_heads + 1}.{head % num_heads + 1}" for head in heads)
         say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
         return replace(aligner, heads=heads)
