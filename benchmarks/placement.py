@@ -26,10 +26,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/features/formats")]
 
+import phrases  # noqa: E402
 from test_formats import new_document, violations, written  # noqa: E402
 
 from tfm.commands.translator import Translator  # noqa: E402
-from tfm.data.synthetic import phrases  # noqa: E402
 from tfm.features.align.step import Align  # noqa: E402
 from tfm.features.documents.step import Sentences  # noqa: E402
 from tfm.features.formats.step import Formats  # noqa: E402

@@ -37,7 +37,6 @@ from tfm.data.corpus.loading import builtin_recipes, load_recipe
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import (
     Archive,
-    GeneratedText,
     MonoText,
     OpusText,
     TextFiles,
@@ -111,7 +110,6 @@ _RECIPE_TABLES = {
     "`[[train]]`, `[[valid]]`, `[[test]]`: parallel text": TextFiles,
     "`[[train]]`, `[[valid]]`, `[[test]]`: a corpus of OPUS": OpusText,
     "`[[train]]`, `[[valid]]`, `[[test]]`: trees": TreeFile,
-    "`[[train]]`, `[[valid]]`, `[[test]]`: generated text": GeneratedText,
     "`[[train]]`, `[[valid]]`, `[[test]]`: further keys of all": TextOptions,
     "`[[mono]]`": MonoText,
 }

@@ -18,12 +18,11 @@ from typing import Any
 import hypothesis
 import pytest
 import typer
-from helpers import write_dataset
+from helpers import number_pairs, write_dataset
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.data.subword import BOS, PAD, UNK, Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.cpu import Cpu, this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
@@ -128,7 +127,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..
     """Return a dataset of a few hundred generated pairs; tests must not change it."""
     sizes = {"train": 200, "valid": 12, "test": 12}
     splits = {
-        split: list(generate_pairs(split, num_pairs=size, seed=1)) for split, size in sizes.items()
+        split: list(number_pairs(split, num_pairs=size, seed=1)) for split, size in sizes.items()
     }
     return make_dataset(tmp_path_factory.mktemp("data") / "tiny", splits, vocab_size=400)
 

@@ -6,10 +6,9 @@ import json
 
 import sentencepiece
 import torch
+from helpers import number_pairs
 
-from tfm.data.synthetic.corpus import generate_pairs
-
-PAIRS = list(generate_pairs("train", num_pairs=150, seed=3))
+PAIRS = list(number_pairs("train", num_pairs=150, seed=3))
 SHAPE = {
     "d_model": 16,
     "encoder_layers": 2,

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import lzma
 import re
 import resource
 import signal
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import tarfile
 import time
+from functools import cache
+from importlib import resources
 
 from hypothesis import strategies as st
 
@@ -26,6 +29,21 @@ def write_lines(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return path
+
+
+@cache
+def _numbers(split):
+    path = resources.files("tfm") / "recipes" / f"numbers-en-de.{split}.tsv.xz"
+    lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    return [tuple(line.split("\t")) for line in lines]
+
+
+def number_pairs(split, *, num_pairs, seed=1):
+    """Return different English-German pairs of the corpus of quickstart for each seed."""
+    pairs = _numbers(split)
+    start = (seed - 1) * 200 % len(pairs)
+    assert num_pairs <= len(pairs)
+    return (pairs[start:] + pairs[:start])[:num_pairs]
 
 
 def write_pairs(folder, name, pairs, languages=("en", "de")):

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import metrics_of, same_weights
+from helpers import metrics_of, number_pairs, same_weights
 
 from tfm.commands.train import TrainingPlan
 from tfm.config import adapting_table, read_toml, run_config
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoints
@@ -27,7 +26,7 @@ def other_data(tmp_path_factory, data_dir, make_dataset):
     """Another dataset with the subwords of the first."""
     splits = {}
     for split, size in (("train", 60), ("valid", 8)):
-        pairs = generate_pairs(split, num_pairs=size, seed=7)
+        pairs = number_pairs(split, num_pairs=size, seed=7)
         splits[split] = [(source.upper(), target.upper()) for source, target in pairs]
     folder = tmp_path_factory.mktemp("data") / "other"
     return make_dataset(folder, splits, subwords=(str(data_dir),))

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stub
-from helpers import write_lines, write_pairs
+from helpers import number_pairs, write_lines, write_pairs
 
 import tfm
 from tfm.commands.declaration import command
 from tfm.commands.translator import Translator
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, InterruptedRunError, TfmError, UsageError
 from tfm.folders.run_folder import checkpoints, step_of
 
@@ -51,7 +50,7 @@ AS_FLAGS = [
 def text(elsewhere):
     """Write a small text for each split into the current folder."""
     for split, size in {"train": 150, "valid": 8, "test": 8}.items():
-        write_pairs(elsewhere, split, list(generate_pairs(split, num_pairs=size, seed=1)))
+        write_pairs(elsewhere, split, list(number_pairs(split, num_pairs=size, seed=1)))
 
 
 def weights(model_dir):

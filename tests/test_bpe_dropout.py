@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import sentencepiece
-from helpers import contents, opened
+from helpers import contents, number_pairs, opened
 
 from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
 from tfm.data.batching import Batcher
@@ -14,7 +14,6 @@ from tfm.data.bpe_dropout import BpeDropout
 from tfm.data.dataset import DatasetIndex
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
@@ -36,7 +35,7 @@ def folder(tmp_path_factory, make_dataset):
     """A dataset with variants; tests must leave it as it is."""
     sizes = {"train": NUM_PAIRS, "valid": 12, "test": 12}
     splits = {
-        split: list(generate_pairs(split, num_pairs=size, seed=1)) for split, size in sizes.items()
+        split: list(number_pairs(split, num_pairs=size, seed=1)) for split, size in sizes.items()
     }
     made = make_dataset(tmp_path_factory.mktemp("data") / "x", splits, vocab_size=VOCAB_SIZE)
     binarize(made, DROPOUT)
@@ -192,7 +191,7 @@ def test_epochs_take_the_variants_in_turn_and_are_planned_by_their_lengths(folde
 
 
 def test_models_without_merges_are_refused(tmp_path, make_dataset):
-    pairs = list(generate_pairs("train", num_pairs=50, seed=1))
+    pairs = list(number_pairs("train", num_pairs=50, seed=1))
     folder = make_dataset(tmp_path / "x", {"train": pairs}, vocab_size=330)
     assert Vocabulary.load(folder).source.is_bpe
     binarize(folder, DROPOUT)

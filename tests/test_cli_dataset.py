@@ -9,10 +9,9 @@ import sys
 import time
 
 import pytest
-from helpers import python, write_pairs
+from helpers import number_pairs, python, write_pairs
 
 from tfm.data.manifest import Manifest
-from tfm.data.synthetic.corpus import generate_pairs
 
 TFM = [sys.executable, "-m", "tfm"]
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 @pytest.fixture
 def dataset(elsewhere, run):
     """The text of a dataset, and its subword model."""
-    write_pairs(elsewhere, "my", list(generate_pairs("train", num_pairs=60, seed=1)))
+    write_pairs(elsewhere, "my", list(number_pairs("train", num_pairs=60, seed=1)))
     options = ("--out", "data/mine", "--vocab-size", 330, "--text-only")
     run.ok("prepare", "--train", "my.en", "my.de", *options)
     run.ok("learn-bpe", "data/mine")

@@ -103,14 +103,6 @@ source = "v.en"
 target = "v.de"
 lines = "many"
 
-[[test]]
-generator = "letters"
-num_pairs = 1
-
-[[test]]
-generator = "numbers"
-num_pairs = 0
-
 [cleaning]
 max_chars = 3
 
@@ -127,7 +119,6 @@ vocab_size = 1
         ('targets = "a.de"', "unknown key 'targets' in [[train]] 1: did you mean target?"),
         ("[[train]]", "target is missing in [[train]] 1"),
         ('lines = "many"', "lines in [[valid]] 1 is 'many'"),
-        ('generator = "letters"', "generator in [[test]] 1 is 'letters'"),
         (
             "max_chars = 3",
             "unknown setting 'max_chars' in [cleaning]: did you mean max_characters?",
@@ -282,6 +273,7 @@ def test_all_missing_trees_are_named(tmp_path):
 
 # --- mistakes
 
+WEIGHTED = "archive = 'tiny.tgz'\nsource = 'a.en'\ntarget = 'a.de'\nweight = 1"
 ADDED = [  # to a recipe
     ("weight = 0", "weight is 0, but must be from 0.000001"),
     ("weight = nan", "weight in [[train]] 1 is nan, but must be"),
@@ -292,8 +284,8 @@ ADDED = [  # to a recipe
     ("cleaning = { max_characters = -1 }", "max_characters is -1, but must be at least 0"),
     ("cleaning = { normalize_space = true }", "normalize_space holds for all texts"),
     ("cleaning = { normalize_unicode = true }", "normalize_unicode holds for all texts"),
-    ("[[train]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "1 has no weight, but"),
-    ("[[valid]]\ngenerator = 'numbers'\nnum_pairs = 1\nweight = 1", "only [[train]] texts"),
+    ("[[train]]\n" + WEIGHTED, "1 has no weight, but"),
+    ("[[valid]]\n" + WEIGHTED, "only [[train]] texts"),
     ('[search]\ntag = "<bt>"', "tag is no setting of [search] in a recipe"),
     ('[subword]\nsymbols = "<bt> bt"', "symbols in [subword] is 'bt', but must be a name"),
     ('[subword]\nsymbols = "<b> <a> <b>"', "symbols in [subword] have <b> twice"),

@@ -6,11 +6,11 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from helpers import contents
+from helpers import contents, number_pairs, write_lines
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import GeneratedText, MonoText
+from tfm.data.corpus.texts import MonoText, TextFiles
 from tfm.data.dataset import DatasetIndex
 from tfm.data.subword import Vocabulary
 from tfm.data.text_parts import Share
@@ -21,21 +21,35 @@ from tfm.stages.dataset_runs import runs_on
 from tfm.stages.learn_bpe import learn_bpe
 from tfm.stages.prepare import append_text, prepare
 
+
+def numbers(split, num_pairs):
+    """Return a text of the working directory, which `write_numbers` writes."""
+    name = f"{split}-{num_pairs}.tsv"
+    return (TextFiles(source=name, target=name),)
+
+
+def write_numbers():
+    for split, num_pairs in (("train", 80), ("train", 90), ("valid", 9)):
+        pairs = number_pairs(split, num_pairs=num_pairs)
+        write_lines(Path(f"{split}-{num_pairs}.tsv"), map("\t".join, pairs))
+
+
 FOLDER, RUN = Path("data/x"), Path("runs/tiny")
 RECIPE = Recipe(
     name="x",
     source="en",
     target="de",
-    train=(GeneratedText(generator="numbers", num_pairs=80),),
+    train=numbers("train", 80),
     subword={"subwords": ("of-the-run.model",)},
 )
-LARGER = replace(RECIPE, train=(GeneratedText(generator="numbers", num_pairs=90),))
+LARGER = replace(RECIPE, train=numbers("train", 90))
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch, data_dir, trained_run):
     """A dataset and a run on it in the working directory, and their files and contents."""
     monkeypatch.chdir(tmp_path)
+    write_numbers()
     shutil.copytree(trained_run, RUN)
     shutil.copy(data_dir / "bpe.model", "of-the-run.model")
     prepare(RECIPE, FOLDER)
@@ -114,7 +128,7 @@ def test_a_dataset_of_runs_is_changed_only_by_force(files, capsys, change):
 
 
 def test_what_does_not_change_the_training_pairs_is_not_refused(files):
-    held_out = (GeneratedText(generator="numbers", num_pairs=9),)
+    held_out = numbers("valid", 9)
     for recipe in (RECIPE, replace(RECIPE, valid=held_out, test=held_out)):
         assert prepare(recipe, FOLDER, text_only=True).is_new == bool(recipe.test)
         assert runs_on(FOLDER) == [RUN]
@@ -122,8 +136,9 @@ def test_what_does_not_change_the_training_pairs_is_not_refused(files):
 
 def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    write_numbers()
     Path("mono.txt").write_text("ein Hund\n" * 9)
-    held_out = (GeneratedText(generator="numbers", num_pairs=9),)
+    held_out = numbers("valid", 9)
     mono = (MonoText(language="de", text="mono.txt"),)
     recipe = replace(RECIPE, subword={}, valid=held_out, test=held_out, mono=mono)
     prepare(recipe, FOLDER, text_only=True)

@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import sentencepiece
-from helpers import decoded, write_dataset, write_pairs
+from helpers import decoded, number_pairs, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import foreign_subword
@@ -17,14 +17,13 @@ from tfm.data.foreign_subword import (
     word_model,
 )
 from tfm.data.subword import SubwordModel, Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
 
-PAIRS = list(generate_pairs("train", num_pairs=150, seed=3))
+PAIRS = list(number_pairs("train", num_pairs=150, seed=3))
 LINES = [line for pair in PAIRS for line in pair]
-UNSEEN = [line for pair in generate_pairs("valid", num_pairs=20, seed=3) for line in pair]
+UNSEEN = [line for pair in number_pairs("valid", num_pairs=20, seed=3) for line in pair]
 
 
 def sentencepiece_model(path, *, vocab_size=300, **options):

@@ -6,10 +6,9 @@ import re
 
 import pytest
 import torch
-from helpers import steps_of
+from helpers import number_pairs, steps_of
 
 from tfm.config import run_toml
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import TrainingError
 from tfm.folders.run_folder import checkpoint_path
 from tfm.stages.train import train
@@ -19,7 +18,7 @@ from tfm.training.trainer import Trainer
 @pytest.fixture(scope="module")
 def no_valid_dir(tmp_path_factory, make_dataset):
     """Return a dataset without a validation split."""
-    pairs = list(generate_pairs("train", num_pairs=100, seed=2))
+    pairs = list(number_pairs("train", num_pairs=100, seed=2))
     return make_dataset(tmp_path_factory.mktemp("data") / "bare", {"train": pairs}, vocab_size=350)
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import edit_model, metrics_of, write_pairs
+from helpers import edit_model, metrics_of, number_pairs, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,6 @@ from tfm.data.manifest import Manifest, TrainingText
 from tfm.data.plan import Mixture, apportion, expand
 from tfm.data.subword import Vocabulary
 from tfm.data.subword_learning import learn_subword_model
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.inference.pair_scores import PairScorer
@@ -87,7 +86,7 @@ def recipe(tmp_path_factory):
     """Two training texts of different sizes, of which the second has a tag."""
     folder = tmp_path_factory.mktemp("texts")
     for name, split, size in (("a", "train", 150), ("b", "test", 40), ("v", "valid", 12)):
-        write_pairs(folder, name, list(generate_pairs(split, num_pairs=size, seed=1)))
+        write_pairs(folder, name, list(number_pairs(split, num_pairs=size, seed=1)))
 
     def files(name, **options):
         source, target = (str(folder / f"{name}.{language}") for language in ("en", "de"))

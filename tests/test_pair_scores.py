@@ -3,17 +3,16 @@
 import json
 
 import pytest
-from helpers import write_pairs
+from helpers import number_pairs, write_pairs
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.corpus.loading import recipe_from_files
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.inference.pair_scores import PairScorer
 from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 
-PAIRS = [*generate_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]
+PAIRS = [*number_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers import contents, write_pairs, write_tar
+from helpers import contents, number_pairs, write_pairs, write_tar
 
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.storage.files import sha256_of
 
 # The real command, which kills itself just before its n-th change on disk.
@@ -48,7 +47,7 @@ def mirror(tmp_path_factory):
     lines = ['name = "small"', 'source = "en"', 'target = "de"']
     texts = []
     for split, size in SPLITS.items():
-        pairs = list(generate_pairs(split, num_pairs=size, seed=1))
+        pairs = list(number_pairs(split, num_pairs=size, seed=1))
         sides = write_pairs(folder, split, pairs)
         members = {path.name: path.read_bytes() for path in sides}
         archive = folder / f"{split}.tgz"

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from helpers import opened, write_pairs
+from helpers import number_pairs, opened, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import cleaning, text_parts
@@ -18,7 +18,6 @@ from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import TextFiles
 from tfm.data.manifest import Manifest
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.token_parts import encoding_settings
 from tfm.errors import DataError, UsageError
@@ -34,7 +33,7 @@ PARTS = {"cleaning": {"part_pairs": 100}}
 def texts(tmp_path_factory):
     """Three texts with duplicates in each and among them."""
     folder = tmp_path_factory.mktemp("texts")
-    pairs = list(islice(generate_pairs("train", num_pairs=400, seed=1), 400))
+    pairs = list(islice(number_pairs("train", num_pairs=400, seed=1), 400))
     slices = {"a": (0, 230), "b": (200, 330), "c": (100, 400), "t": (390, 400)}
     for name, (start, end) in slices.items():
         again = pairs[start : start + 20] if name == "b" else []

@@ -3,11 +3,10 @@
 from itertools import islice
 
 import pytest
-from helpers import write_pairs
+from helpers import number_pairs, write_pairs
 
 from tfm.data import text_parts
 from tfm.data.dataset import ParallelDataset
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 
 # The real command; a file of a given name gets its name only when another file exists.
@@ -61,7 +60,7 @@ def start_slow(fork_python, tmp_path):
 def text(tmp_path_factory):
     """Arguments for 150 training pairs, and for 50 others."""
     folder = tmp_path_factory.mktemp("text")
-    pairs = list(islice(generate_pairs("train", num_pairs=200, seed=1), 200))
+    pairs = list(islice(number_pairs("train", num_pairs=200, seed=1), 200))
     parts = {"a": pairs[:150], "b": pairs[150:]}
     return [["--train", *write_pairs(folder, name, part)] for name, part in parts.items()]
 

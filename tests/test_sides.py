@@ -1,17 +1,16 @@
 """Swapped sides are found by the text of other splits, or by what a rule drops."""
 
 import pytest
-from helpers import write_pairs
+from helpers import number_pairs, write_pairs
 
 from tfm.config import CleaningConfig
 from tfm.data.cleaning import look_swapped
 from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.pair_checks import are_swapped
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import DataError
 from tfm.stages.prepare import prepare
 
-PAIRS = list(generate_pairs("train", num_pairs=200, seed=1))
+PAIRS = list(number_pairs("train", num_pairs=200, seed=1))
 ENCODED = [(source.encode(), target.encode()) for source, target in PAIRS]
 RUSSIAN = [(f"Dog {n} runs.", f"Собака {n} бежит.") for n in range(100)]
 

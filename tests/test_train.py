@@ -12,10 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import edit_json, metrics_of, same_weights, steps_of
+from helpers import edit_json, metrics_of, number_pairs, same_weights, steps_of
 
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config, settings_to
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.device.compute import choose_compute, one_thread
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
 from tfm.features.mbr.step import MinimumBayesRisk
@@ -363,7 +362,7 @@ def test_the_tokenizer_of_bleu_is_that_of_the_start_of_a_run(trained_run, tiny_r
 @pytest.fixture(scope="module")
 def other_data(tmp_path_factory, make_dataset):
     """A dataset with separate vocabularies and no validation split."""
-    pairs = list(generate_pairs("train", num_pairs=60, seed=2))
+    pairs = list(number_pairs("train", num_pairs=60, seed=2))
     folder = tmp_path_factory.mktemp("data") / "other"
     return make_dataset(folder, {"train": pairs}, vocab_size=350, separate=True)
 

@@ -1163,7 +1163,7 @@ def quickstart(
     *,
     out: StrPath | None = ...,
 ) -> None:
-    """Run all seven stages on a generated corpus in minutes, without network or GPU.
+    """Run all seven stages on a small corpus in minutes, without network or GPU.
 
     Example: tfm quickstart
 

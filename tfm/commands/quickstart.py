@@ -1,4 +1,4 @@
-"""tfm quickstart: run all seven stages as shell commands on a small synthetic corpus."""
+"""tfm quickstart: run all seven stages as shell commands on a small corpus."""
 
 import json
 import shlex
@@ -52,7 +52,7 @@ _NEXT_STEPS = (
 
 @command()
 def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quickstart")) -> None:
-    """Run all seven stages on a generated corpus in minutes, without network or GPU.
+    """Run all seven stages on a small corpus in minutes, without network or GPU.
 
     Example: tfm quickstart
 

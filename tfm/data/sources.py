@@ -12,7 +12,6 @@ from tfm.data.archives import extract_members, unpack_file
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import (
     Archive,
-    GeneratedText,
     Text,
     TextFiles,
     TreeFile,
@@ -74,8 +73,6 @@ class TextSources:
         self._unpacked: dict[tuple[str | None, str], Path] = {}
         for split in SPLITS:
             for number, text in enumerate(recipe.texts(split), 1):
-                if isinstance(text, GeneratedText):
-                    continue
                 languages = (recipe.source, recipe.target)[-len(text.sides) :]
                 for language, side in zip(languages, text.sides, strict=True):
                     if text.archive is not None or is_url(side) or side.endswith(".gz"):
@@ -157,7 +154,7 @@ class TextSources:
         return read_json(self._checksums_path) if self._checksums_path.exists() else {}
 
     def pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
-        """Read or generate the (source, target) pairs of a text, without its tag, if it has one.
+        """Read the (source, target) pairs of a text, without its tag, if it has one.
 
         Trees are linearized.
 
@@ -186,7 +183,7 @@ class TextSources:
             yield line.encode(errors="surrogateescape"), target
 
     def all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
-        """Read or generate the pairs of a text as its files have them, with the errors of `pairs`.
+        """Read the pairs of a text as its files have them, with the errors of `pairs`.
 
         They may have its tag, and `every` does not count.
         """
@@ -203,15 +200,10 @@ class TextSources:
             parts = SOURCE, REFERENCE
             options: Table = {"strict": strict, "num_lines": text.lines, "parts": parts}
             return read_pairs(source_path, target_path, **options)
-        if isinstance(text, TreeFile):
-            return (
-                (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
-                for tree in self.trees(text)
-            )
-        from tfm.data.synthetic.corpus import generate_pairs  # other recipes do not need it
-
-        generated = generate_pairs(split, num_pairs=text.num_pairs, seed=text.seed)
-        return ((source.encode(), target.encode()) for source, target in generated)
+        return (
+            (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
+            for tree in self.trees(text)
+        )
 
     def lines(self, language: str) -> Iterator[bytes]:
         """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""

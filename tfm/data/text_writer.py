@@ -25,7 +25,7 @@ from tfm.data.cleaning import (
     passing,
 )
 from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import GeneratedText, Text, TextFiles, TreeFile, text_name
+from tfm.data.corpus.texts import Text, TextFiles, TreeFile, text_name
 from tfm.data.manifest import GOLD, SPLITS, Manifest, Split
 from tfm.data.pair_checks import are_swapped, deviation_checks, pair_checks, ratio_checks
 from tfm.data.seen_text import SeenText
@@ -497,22 +497,21 @@ class TextWriter:
         Their languages are told by those of held-out text and by their scripts. Text that is
         shifted only in a part of it is warned of.
         """
-        if not isinstance(text, TextFiles | GeneratedText):
+        if isinstance(text, TreeFile):
             return []
         windows = sample_windows(self.sources.all_pairs(text, split))
         sample = list(chain.from_iterable(pairs for _, pairs in windows))
         source, target = self.recipe.source, self.recipe.target
-        if isinstance(text, TextFiles):
-            paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
-            check_alignment(windows, paths)
-            config = cleaning_of(text, self.cleaning)
-            if "+" not in source + target and (
-                look_swapped(sample, held_out.sample) or are_swapped(sample, config, source, target)
-            ):
-                raise DataError(
-                    f"{paths}: are the sides swapped, here or in the validation and test text? "
-                    f"Give {source} and {target} in this order everywhere"
-                )
+        paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
+        check_alignment(windows, paths)
+        config = cleaning_of(text, self.cleaning)
+        if "+" not in source + target and (
+            look_swapped(sample, held_out.sample) or are_swapped(sample, config, source, target)
+        ):
+            raise DataError(
+                f"{paths}: are the sides swapped, here or in the validation and test text? "
+                f"Give {source} and {target} in this order everywhere"
+            )
         return sample
 
     def _check_training_text(self, text: Text, name: str, counts: PairCounts) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import number_pairs
 
 from tfm.applications.export import Quantization, check
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION
 from tfm.data.subword import Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
@@ -123,7 +123,7 @@ def test_both_find_the_same_translations_without_a_length_penalty(trained_norms,
 
 def test_the_check_names_lines_that_differ(trained_norms, tmp_path):
     exported = export(trained_norms["pre"], out=tmp_path / "out").out_dir
-    lines = ["", *[source for source, _ in generate_pairs("test", num_pairs=8, seed=1)]]
+    lines = ["", *[source for source, _ in number_pairs("test", num_pairs=8, seed=1)]]
     agreement = check.compare(ModelFolder(checkpoints(trained_norms["post"])[-1]), exported, lines)
     assert (agreement.num_lines, agreement.max_error > 0.1) == (8, True)
     numbers = [each.line_number for each in agreement.differences]

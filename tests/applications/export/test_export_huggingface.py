@@ -6,12 +6,12 @@ import random
 import pytest
 import sentencepiece
 import torch
+from helpers import number_pairs
 
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization, run_config
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 
@@ -137,7 +137,7 @@ def test_both_tokenizers_agree_on_odd_strings(
     make_dataset, data_dir, tmp_path, number, normalization, subword
 ):
     if subword:
-        pairs = list(generate_pairs("train", num_pairs=200, seed=1))
+        pairs = list(number_pairs("train", num_pairs=200, seed=1))
         splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
         data_dir = make_dataset(tmp_path / "data", splits, vocab_size=400, **subword)
     vocabulary = Vocabulary.load(data_dir, normalization)
@@ -161,7 +161,7 @@ def test_both_tokenizers_agree_on_odd_strings(
 def test_a_subword_model_that_normalizes_unicode_is_refused(data_dir, tmp_path):
     model = io.BytesIO()
     lines = [
-        f"{source} {target} ﬁ" for source, target in generate_pairs("train", num_pairs=99, seed=1)
+        f"{source} {target} ﬁ" for source, target in number_pairs("train", num_pairs=99, seed=1)
     ]
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(lines),
@@ -214,7 +214,7 @@ def test_what_cannot_be_expressed_is_refused(make_model, tmp_path, changes, miss
 
 def test_other_architectures_and_subword_models_are_refused(make_model, make_dataset, tmp_path):
     info = ModelFolder(make_model()).info
-    pairs = list(generate_pairs("train", num_pairs=200, seed=1))
+    pairs = list(number_pairs("train", num_pairs=200, seed=1))
     splits = {"train": pairs, "valid": pairs[:3], "test": pairs[:3]}
     data_dir = make_dataset(tmp_path / "data", splits, vocab_size=350, model_type="unigram")
     object.__setattr__(info.run, "model", run_config("rnn", {}, {}).model)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import number_pairs
 
 from tfm.applications.export import check
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 
@@ -18,7 +18,7 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"
-LINES = ["", *[source for source, _ in generate_pairs("test", num_pairs=6, seed=1)]]
+LINES = ["", *[source for source, _ in number_pairs("test", num_pairs=6, seed=1)]]
 SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import write_lines
+from helpers import number_pairs, write_lines
 
 from tfm.config import BinarizeConfig, ScoreConfig
 from tfm.data.manifest import Manifest
 from tfm.data.seen_text import FILE, SeenText
-from tfm.data.synthetic.corpus import generate_pairs
 from tfm.errors import UsageError
 from tfm.features.seen.report import find_seen
 from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
@@ -25,7 +24,7 @@ NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for n
 
 @pytest.fixture(scope="module")
 def training_pairs():
-    return list(generate_pairs("train", num_pairs=200, seed=1))
+    return list(number_pairs("train", num_pairs=200, seed=1))
 
 
 @pytest.fixture

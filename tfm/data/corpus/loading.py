@@ -21,7 +21,6 @@ from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and
 from tfm.data.corpus.recipe import Recipe
 from tfm.data.corpus.texts import (
     Archive,
-    GeneratedText,
     MonoText,
     OpusText,
     Text,
@@ -137,7 +136,7 @@ def _settings_problems(
 def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoText]:
     """Return what a table under [[name]] describes."""
     kinds = {"archives": Archive, "mono": MonoText}
-    of_texts = {"generator": GeneratedText, "opus": OpusText, "trees": TreeFile}
+    of_texts = {"opus": OpusText, "trees": TreeFile}
     return kinds.get(name) or next((of_texts[key] for key in of_texts if key in entry), TextFiles)
 
 
@@ -146,7 +145,7 @@ def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | 
     if isinstance(entry, MonoText):
         is_path = entry.text is not None and not is_url(entry.text)
         return replace(entry, text=str(folder / entry.side)) if is_path else entry
-    if isinstance(entry, Archive | GeneratedText) or entry.archive is not None:
+    if isinstance(entry, Archive) or entry.archive is not None:
         return entry
     paths = [side if is_url(side) else str(folder / side) for side in entry.sides]
     if isinstance(entry, TreeFile):

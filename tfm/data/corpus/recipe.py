@@ -9,7 +9,6 @@ from typing import Any
 from tfm.config import Table, Task
 from tfm.data.corpus.texts import (
     Archive,
-    GeneratedText,
     MonoText,
     Text,
     TextFiles,
@@ -89,9 +88,8 @@ class Recipe:
         return list(dict.fromkeys(tag for tag in tags if tag is not None))
 
     def text_files(self) -> list[TextFiles | TreeFile]:
-        """Return the texts of all splits that are read from files."""
-        texts = (text for split in SPLITS for text in self.texts(split))
-        return [text for text in texts if not isinstance(text, GeneratedText)]
+        """Return the texts of all splits."""
+        return [text for split in SPLITS for text in self.texts(split)]
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of a section: "cleaning", "subword", "binarize" or "search"."""

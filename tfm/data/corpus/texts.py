@@ -1,10 +1,10 @@
-"""The texts of a recipe: files, corpora of OPUS, trees and generators, and their downloads."""
+"""The texts of a recipe: files, corpora of OPUS and trees, and their downloads."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from tfm.config import Table, Task, tag_problem
@@ -221,29 +221,6 @@ class TreeFile(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedText(TextOptions):
-    """One text of a split that tfm generates.
-
-    Attributes:
-        generator: "numbers": numbers, dates, times and prices, English-German.
-        num_pairs: Number of sentence pairs.
-        seed: Random seed.
-    """
-
-    generator: Literal["numbers"]
-    num_pairs: int
-    seed: int = 1
-
-    task: ClassVar[Task] = "translation"
-
-    def problems(self) -> Iterator[str]:
-        """Describe each invalid value."""
-        yield from super().problems()
-        if self.num_pairs < 1:
-            yield f"num_pairs is {self.num_pairs}, but must be at least 1"
-
-
-@dataclass(frozen=True, kw_only=True)
 class MonoText:
     """Text in one language, to translate it back: the dataset holds it in mono.LANGUAGE.
 
@@ -283,12 +260,12 @@ class MonoText:
             yield "sha256 is for downloads: leave it out"
 
 
-Text = TextFiles | TreeFile | GeneratedText
+Text = TextFiles | TreeFile
 
 
 def text_name(text: Text) -> str:
-    """Return a name for a text: the name of its source file or of its generator."""
-    return text.generator if isinstance(text, GeneratedText) else PurePosixPath(text.sides[0]).name
+    """Return a name for a text: that of its source file."""
+    return PurePosixPath(text.sides[0]).name
 
 
 def is_url(side: str) -> bool:
