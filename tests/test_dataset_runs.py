@@ -140,10 +140,13 @@ def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monke
     Path("mono.txt").write_text("ein Hund\n" * 9)
     held_out = numbers("valid", 9)
     mono = (MonoText(language="de", text="mono.txt"),)
-    recipe = replace(RECIPE, subword={}, valid=held_out, test=held_out, mono=mono)
+    recipe = replace(RECIPE, subword={}, valid=held_out * 2, test=held_out, mono=mono)
     prepare(recipe, FOLDER, text_only=True)
     before = contents(FOLDER)
-    for changes in ({"test": ()}, {"valid": ()}, {"mono": ()}, {"valid": (), "mono": ()}):
+    for changes in (
+        *({"test": ()}, {"valid": ()}, {"mono": ()}, {"valid": (), "mono": ()}),
+        {"valid": held_out},  # one of two texts
+    ):
         with pytest.raises(UsageError, match=rf"has {' and '.join(changes)}.* name it.*--force"):
             prepare(replace(recipe, **changes), FOLDER, text_only=True)
         with pytest.raises(UsageError, match=r"--force"):
@@ -151,7 +154,7 @@ def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monke
     append_text(replace(LARGER, subword={}), FOLDER, text_only=True)
     assert contents(FOLDER).items() >= {**before, "manifest.json": ANY}.items()
     prepare(replace(recipe, test=(), mono=()), FOLDER, text_only=True, force=True)
-    assert "warning: data/x loses its test and mono.de text" in capsys.readouterr().err
+    assert "warning: data/x loses test and mono.de text" in capsys.readouterr().err
     assert not [*FOLDER.glob("test.*"), *FOLDER.glob("mono.*")]
 
 

@@ -557,10 +557,10 @@ def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
 @pytest.mark.parametrize(
     ("split", "row", "columns", "message"),
     [
-        ("test", "no tab", None, "line 2 has 1 columns .* needs two: .* --columns 2,3"),
+        ("test", "no tab", None, "line 2 has no tab, but needs two: .* --columns 2,3"),
         ("valid", "a\tb\tc", None, "line 2 has 3 columns .* --columns"),
         ("valid", "a\tb", (2, 3), "line 1 has 2 columns .* needs 3: .* --columns"),
-        ("test", "", None, "line 2 has 1 columns"),
+        ("test", "", None, "line 2 has no tab"),
         ("test", "x" * (1 << 24) + "\ty", None, "line 2 has 16 MiB or more"),
         ("train", "a\tb\tc\na\tb\tc", None, "line 2 has 3 columns .* --columns 2,3"),
     ],

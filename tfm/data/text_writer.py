@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -103,14 +103,14 @@ class TextWriter:
         return _of_training_text(before) != _of_training_text(after)
 
     def lost_text(self) -> list[str]:
-        """Return the names of the text in the dataset that `update` would remove."""
+        """Return the names of held-out and monolingual text of which `update` would remove some."""
         inputs = self._clean_inputs()
-        if self.manifest.inputs("clean") in (inputs, _of_older_rules(inputs)):
+        before = self.manifest.inputs("clean") or {}
+        if before in (inputs, _of_older_rules(inputs)):
             return []
-        kept = {f"mono.{text.language}" for text in self.recipe.mono}
-        kept.update(split for split in SPLITS if self.recipe.texts(split))
         found = (*self.manifest.splits(), *(path.name for path in self._mono_paths()))
-        return [name for name in found if name not in kept]
+        older, newer = _num_texts(before), _num_texts(inputs)
+        return [name for name in found if newer[name] < max(1, older[name]) and name != "train"]
 
     def append(self) -> bool:
         """Append training text to the dataset's; return False if it was appended before."""
@@ -511,6 +511,7 @@ class TextWriter:
             raise DataError(
                 f"{paths}: are the sides swapped, here or in the validation and test text? "
                 f"Give {source} and {target} in this order everywhere"
+                + (", as with --columns 2,1" if text.source == text.target else "")
             )
         return sample
 
@@ -543,6 +544,12 @@ def _of_older_rules(inputs: Table) -> dict[str, Any]:
     if older["cleaning"]["max_length_ratio"] == CleaningConfig.max_length_ratio:
         older["cleaning"] = older["cleaning"] | {"max_length_ratio": _FIRST_MAX_LENGTH_RATIO}
     return older
+
+
+def _num_texts(inputs: Table) -> Counter[str]:
+    """Return how many texts each split, and the monolingual text of each language, consists of."""
+    splits = {split: len(texts) for split, texts in inputs.get("texts", {}).items()}
+    return Counter(splits) + Counter(f"mono.{text['language']}" for text in inputs.get("mono", []))
 
 
 def _of_training_text(inputs: Table) -> list[Any]:

@@ -285,10 +285,10 @@ def _check_replaced(writer: TextWriter, out_dir: Path, *, force: bool) -> None:
     if lost := " and ".join(writer.lost_text()):
         if not force:
             raise UsageError(
-                f"{out_dir} has {lost} text, which this call does not name and would remove: "
+                f"{out_dir} has {lost} text that this call does not name and would remove: "
                 "name it again, choose another folder with --out, or remove it with --force"
             )
-        say(f"warning: {out_dir} loses its {lost} text, which this call does not name")
+        say(f"warning: {out_dir} loses {lost} text that this call does not name")
     if force or writer.changes_training_text():
         check_runs(out_dir, ["its training text would be other text"], force=force)
 

@@ -121,8 +121,11 @@ def read_columns(
         elif not strict:
             yield UnusableLine(line, "columns"), UnusableLine(b"", "columns")
         else:
+            number_found = (
+                f"{len(fields)} columns separated by tabs" if len(fields) > 1 else "no tab"
+            )
             raise DataError(
-                f"{path}, line {number:,} has {len(fields)} columns separated by tabs, but needs "
+                f"{path}, line {number:,} has {number_found}, but needs "
                 + ("two: choose" if columns is None else f"{max(columns)}: correct it, or choose")
                 + " those of source and target, as with --columns 2,3"
             )
