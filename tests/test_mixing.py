@@ -240,6 +240,9 @@ def test_a_line_that_has_its_tag_gets_no_second_one(translator):
 def test_an_unknown_tag_is_refused(translator):
     with pytest.raises(UsageError, match=r"the model's vocabulary has no tag <c>: .* <b>$"):
         translator.translate("seven", tag="<c>")
+    for tag in (">>b<<", "__b__", "b", "<s>"):
+        with pytest.raises(UsageError, match=rf"no tag {tag}: choose among <b>$"):
+            translator.translate("seven", tag=tag)
 
 
 def test_text_without_tag_is_no_mistake_if_some_training_text_had_none(
@@ -321,3 +324,21 @@ def test_pairs_without_tag_are_not_scored_by_a_model_that_needs_one(tagged_run):
     assert len(scorer.for_text("<2de>")([(b"seven", b"sieben")])) == 1
     with pytest.raises(UsageError, match=r"score_model: .* one of <2de>, <2fr>"):
         scorer.for_text("<bt>")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<2fr> seven\n<2fr> <b>seven</b>", "1 of the first 2 lines have markup"),
+        ("<2fr> seven\n<2it> seven", r"\('<2it>'\): choose among <2[df][er]>, <2[df][er]>"),
+        ('{"a": "seven"}\n{"a": ""}', "2 of the first 2 lines are JSON objects"),
+        ("se@@ ven\n<2fr> se@@ ven", "2 of the first 2 lines have words cut by @@.* sed -E"),
+    ],
+)
+def test_first_lines_that_models_do_not_read_are_reported(
+    tagged_run, elsewhere, run, text, message
+):
+    (elsewhere / "in.en").write_text(f"{text}\n")
+    code, out, err = run("generate", tagged_run, "--input", "in.en", "--max-extra-length=2")
+    assert re.search(message, err)
+    assert (code == 0) == bool(out) == ("markup" in message)

@@ -131,6 +131,8 @@ def generate(
         whole=steps_config.has_markup,
         output=output,
     )
+    if isinstance(tag := settings["search"].get("tag"), str):
+        plan.models[0].vocabulary.require_tag(tag)
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])
     if steps_config.align and config.tag is not None:

@@ -271,6 +271,8 @@ class Translator:
             raise UsageError(f"config is {shown(config)}, but must be a SearchConfig")
         if config is not None and given:
             raise UsageError("a SearchConfig and settings by name exclude each other: give one")
+        if isinstance(tag := given.get("tag"), str):
+            self.vocabulary.require_tag(tag)
         if config is None:
             config = merged(settings_to(self._default_search), given)
         else:

@@ -66,7 +66,7 @@ class TextSources:
         self.downloads_dir = downloads.folder or data_dir / "downloads"
         self._mirror = downloads.mirror
         self._verify = downloads.verify
-        self._tags = tags
+        self.tags = tags
         self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Local files are
         # read in place, except for .gz. Names in an archive never become paths.
@@ -179,7 +179,7 @@ class TextSources:
                 yield source, target
                 continue
             line, place = source.decode(errors="surrogateescape"), f"{file}, line {number:,}"
-            line = untagged(line, tag, self._tags.__contains__, place=place)
+            line = untagged(line, tag, self.tags.__contains__, place=place)
             yield line.encode(errors="surrogateescape"), target
 
     def all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:

@@ -5,6 +5,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
@@ -33,6 +34,7 @@ _LATEST = LATEST_NORMALIZATION.version
 # These are therefore escaped, with a noncharacter that Unicode reserves for internal use.
 SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 _MAX_SHOWN = 20  # tags in a message
+_MIN_SIMILARITY = 0.4  # of tags
 _FEW_LINES = 32
 # {version of the normalization: what is escaped}
 _ESCAPED = {1: _ESCAPE + SPACE_MARK, 2: _ESCAPE + SPACE_MARK + "\u2585\t\x1f"}
@@ -313,6 +315,18 @@ class Vocabulary:
     def outputs(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode translations to lines, as they are printed."""
         return [self.normalization.output(text) for text in self.target.decode(token_ids)]
+
+    def require_tag(self, tag: str) -> None:
+        """Raise UsageError, with all tags, unless a tag is one of the vocabulary."""
+        if tag_problem(tag) is not None or not self.source.has_tag(tag):
+            raise UsageError(f"the model's vocabulary has no tag {tag}: {self.advised_tags(tag)}")
+
+    def advised_tags(self, instead_of: str) -> str:
+        """Return the advice to take one of the tags, those that resemble another one first."""
+        tags = self.tags or self.source.tags()
+        near = get_close_matches(instead_of, tags, cutoff=_MIN_SIMILARITY)
+        shown = shown_tags([*dict.fromkeys([*near, *tags])])
+        return f"choose among {shown}" if tags else "the model has none, leave it out"
 
     def check_tag(
         self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""

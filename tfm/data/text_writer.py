@@ -45,6 +45,7 @@ from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.storage.files import atomic_write, existing_parent, remove_leftovers, write_text
 from tfm.text.lines import BytesPair, in_chunks, read_every_line, read_pairs
+from tfm.text.looks import FIRST_LINES, look
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
 
@@ -465,6 +466,16 @@ class TextWriter:
         pairs = self.sources.pairs(text, split)
         return ((compose(s.decode()).encode(), compose(t.decode()).encode()) for s, t in pairs)
 
+    def _look(self, text: TextFiles, split: Split) -> None:
+        """Warn of first lines that are not what a model should learn."""
+        pairs = islice(self.sources.pairs(text, split), FIRST_LINES)
+        sides = zip(*pairs, strict=True)
+        for lines, path in zip(sides, self.sources.locate_sides(text), strict=False):
+            decoded = [line.decode(errors="replace") for line in lines]
+            for finding in look(decoded, self.sources.tags.__contains__):
+                advice = finding.sign.advice or "remove it, or make it one piece with --symbols"
+                say(f"warning: {path}: {finding}: {advice}")
+
     def _joined(
         self, shares: JoinedShares, number: int, cleaner: Cleaner, counts: PairCounts
     ) -> Iterator[BytesPair]:
@@ -504,6 +515,7 @@ class TextWriter:
         source, target = self.recipe.source, self.recipe.target
         paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
         check_alignment(windows, paths)
+        self._look(text, split)
         config = cleaning_of(text, self.cleaning)
         if "+" not in source + target and (
             look_swapped(sample, held_out.sample) or are_swapped(sample, config, source, target)

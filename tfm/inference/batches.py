@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tfm.config import SearchConfig
-from tfm.data.subword import Vocabulary, shown_tags
+from tfm.data.subword import Vocabulary
 from tfm.data.tags import untagged
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError
 from tfm.inference.steps import Segment
 from tfm.reporting import say
 
@@ -98,12 +98,8 @@ class SentenceEncoder:
         self._limits = limits
         self._config = config
         self._has_warned_of_unknown = self._has_warned_of_tag = False
-        if config.tag is not None and not vocabulary.source.has_tag(config.tag):
-            known = vocabulary.source.tags()
-            advice = (
-                f"choose among {shown_tags(known)}" if known else "it has none, leave --tag out"
-            )
-            raise UsageError(f"the model's vocabulary has no tag {config.tag}: {advice}")
+        if config.tag is not None:
+            vocabulary.require_tag(config.tag)
 
     def encode(self, segments: Sequence[Segment]) -> list[SentenceBatch]:
         """Return batches: of all segments to score, or of those to search that are not empty.

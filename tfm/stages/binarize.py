@@ -20,7 +20,7 @@ from tfm.data.seen_text import SeenText
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import SubwordModel, Vocabulary
+from tfm.data.subword import SubwordModel, Vocabulary, shown_tags
 from tfm.data.text_parts import Share, lock_dataset, lock_share
 from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_changes, encoding_settings
 from tfm.errors import DataError, UsageError, tfm_command
@@ -245,8 +245,9 @@ def check_models(
     """Raise an error unless subword models suit the settings and have a piece for all tags."""
     if missing := [tag for tag in tags if not models[0].has_tag(tag)]:
         raise DataError(
-            f"the subword model of {origin} has no piece for the tag {missing[0]}: {remedy}, or "
-            "bring one that has it among its user_defined_symbols"
+            f"the subword model of {origin} has no piece for the tag {missing[0]}, only for "
+            f"{shown_tags(models[0].tags()) or 'other text'}: {remedy}, or bring one that has it "
+            "among its user_defined_symbols"
         )
     if config.bpe_dropout and not all(model.is_bpe for model in models):
         raise UsageError(

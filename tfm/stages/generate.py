@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -26,7 +26,7 @@ from tfm.folders.run_folder import newest_run
 from tfm.inference.chain import Chain
 from tfm.inference.engine import Engine
 from tfm.inference.reader import DocumentReader, LineReader, count_lines
-from tfm.inference.steps import Output, Step
+from tfm.inference.steps import Output, Segment, Step
 from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_number, say
 from tfm.search.constraints import read_phrases
@@ -35,12 +35,14 @@ from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGenera
 from tfm.steps import StepsConfig
 from tfm.storage.files import STDIN_FILE, sha256_of, write_record
 from tfm.storage.paths import PARTIAL, OutputPath, check_outputs, existing_file
+from tfm.text.looks import FIRST_LINES, JSON_OBJECTS, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
 _SENTENCE_BYTES = 100  # of a document, about
 _DIGITS = 16  # of a checksum that is shown
+_MIN_SENSELESS = 0.5  # the share of lines that are no sentences, for an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +247,8 @@ def generate(
     with _open(plan, inference, num_processes, output=output) as (chain, reader, bar):
         steps = [step.load() for step in steps]
         lines = reader if output is None else output.verified(reader)
+        if plan.parts[0] is not None:
+            lines = _looked_at(plan, lines)
         outputs = chain.run(
             lines, config, steps, scores_given=scores_given, num_done=num_done, valid_first=True
         )
@@ -273,6 +277,36 @@ def generate(
     for step in steps:
         if (summary := step.summary(since)) is not None:
             say(f"generate: {summary}")
+
+
+def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
+    """Yield the lines of a text, after warnings if the first ones are not what models read.
+
+    Raises:
+        DataError: Most of them are JSON, or cut into pieces that the model does not know.
+    """
+    vocabulary = plan.models[0].vocabulary
+    first: list[str] = []
+    said: set[Sign] = set()
+    num_looked_at = 0
+    for lines in chunks:
+        if len(first) < FIRST_LINES:
+            first += (line.source for line in lines)
+        if len(first) > 2 * num_looked_at:
+            for finding in look(first, vocabulary.source.has_tag):
+                sign = finding.sign
+                is_known = sign.piece and sign.piece in vocabulary.source.vocab_text()
+                if is_known or sign in said:
+                    continue
+                advice = sign.advice or vocabulary.advised_tags(finding.example)
+                message = f"{plan.source}: {finding}: {advice}"
+                is_senseless = sign.is_subword or sign is JSON_OBJECTS
+                if is_senseless and not num_looked_at and finding.share >= _MIN_SENSELESS:
+                    raise DataError(message)
+                said.add(sign)
+                say(f"warning: {message}")
+            num_looked_at = len(first)
+        yield lines
 
 
 def _standard_input_has_text() -> bool:

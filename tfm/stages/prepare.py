@@ -231,8 +231,9 @@ def _check_appended(
         problem = f"give all texts of {folder} and those to append a weight, or none of them"
     elif new_tags:
         problem = (
-            f"the vocabulary of {folder} has no piece for the tag {new_tags[0]}: reserve tags for "
-            "later text with --symbols when the dataset is prepared"
+            f"the vocabulary of {folder} has no piece for the tag {new_tags[0]}, only for "
+            f"{', '.join(manifest.symbols) or 'none'}: reserve tags for later text with --symbols "
+            "when the dataset is prepared"
         )
     else:
         return

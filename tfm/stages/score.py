@@ -21,6 +21,7 @@ from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 from tfm.text.files import suffix_of, unpacked_name
 from tfm.text.formats import JSON_LINES, columns_in
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
+from tfm.text.looks import JSON_OBJECTS, look
 from tfm.text.segments import REFERENCE, SOURCE, TRANSLATION
 
 if TYPE_CHECKING:
@@ -145,10 +146,12 @@ def score(
         texts[source_name] = read_lines(source, source_name, part=SOURCE)
     check_lengths(texts)
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
+    first, *_ = read
     _handle_byte_order_marks(texts, chosen_metrics)
+    compared_texts = {key: lines for key, lines in texts.items() if key != source_name}
+    _look(compared_texts, name, first, chosen_metrics, allow_pieces=config.tokenize == "none")
     _warn_of_empty_lines(hypothesis_lines, {key: texts[key] for key in read}, chosen_metrics)
     language = language or _language_of(references[0], runs_dir)
-    first, *_ = read
     if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
         _check_spaces(first, "".join(texts[first]))
     scores = corpus_scores(
@@ -233,6 +236,35 @@ def _seen(
     except (TfmError, OSError) as error:
         say(f"warning: it is unknown what of the text was seen in training: {error}")
     return None
+
+
+def _look(
+    texts: Mapping[str, Sequence[str]],
+    hypotheses: str,
+    reference: str,
+    metrics: Sequence[MetricName],
+    *,
+    allow_pieces: bool,
+) -> None:
+    """Warn of what only one of translations and reference shows.
+
+    Raises:
+        DataError: A text is of pieces, whose BLEU no other is comparable with, or translations are
+            JSON, but the reference is not.
+    """
+    if "bracket-f1" in metrics:
+        return
+    found = {name: {each.sign: each for each in look(lines)} for name, lines in texts.items()}
+    for name, findings in found.items():
+        other = found[hypotheses if name == reference else reference]
+        for sign, finding in findings.items():
+            message = f"{name}: {finding}: {sign.advice or 'remove it'}"
+            if sign.is_subword and not allow_pieces:
+                raise DataError(f"{message}; --tokenize none scores pieces as they are")
+            if sign is JSON_OBJECTS and sign not in other and name != reference:
+                raise DataError(message)
+            if sign not in other:
+                say(f"warning: {message}")
 
 
 def _handle_byte_order_marks(texts: Mapping[str, list[str]], metrics: Sequence[MetricName]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tfm.applications.serve.queue import LineConfig, SentenceCache, Terms, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
+from tfm.data.subword import shown_tags
 from tfm.data.tags import tagged_language, untagged
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
@@ -152,7 +153,8 @@ class ServedModel:
             if tag is not None and not self.vocabulary.source.has_tag(tag):
                 raise UsageError(
                     f"{self.folder} translates to {self.info.target}, but has no tag {tag} that "
-                    "chooses the language: tfm serve needs one tag for each"
+                    "chooses the language: tfm serve needs one tag for each; the model has "
+                    f"{shown_tags(self.vocabulary.source.tags()) or 'none'}"
                 )
             for source in self.info.source.split("+"):
                 yield source, target, replace(self.search, tag=tag)

@@ -1,0 +1,121 @@
+"""What the first lines of a text show: pieces, records, markup and tags of other programs."""
+
+import subprocess
+from itertools import chain
+
+import pytest
+
+from tfm.config import ScoreConfig
+from tfm.data.corpus.loading import recipe_from_files
+from tfm.errors import DataError
+from tfm.stages.prepare import prepare
+from tfm.stages.score import score
+from tfm.text.looks import SIGNS, look
+
+WORDS = [
+    "Zwei Hunde spielen im Schnee.",
+    "Ein Mann — schön — sitzt.",
+    "两只狗在雪地里",
+    "Ne yapıyorsun?",
+]
+SHOWN = {
+    "cut by @@": ["Zw@@ ei Hun@@ de", "Schn@@ ee@@ ."],
+    "U+2581": ["▁Zwei ▁Hun de", "▁ 两 只"],
+    "U+FFED": ["Zwei Hunde￭ ."],
+    "cut by ##": ["Zwei Hun ##de"],
+    "JSON objects": ['{"text": "Zwei"}', ' { "id" : 1, "a": {}}\r'],
+    "markup": ["<b>Zwei</b> Hunde", 'a <a href="x">', "Zwei<br/>Hunde", "Zwei &amp; drei"],
+    "tab": ["Zwei Hunde\ttwo dogs"],
+    "tag of another": [
+        *(
+            "<2de> Zwei",
+            "<2de_DE> Zwei",
+            ">>de<< Zwei",
+            ">>deu<<Zwei",
+            "__deu_Latn__ Zwei",
+            "[DE] Zwei",
+        ),
+        *("<de> Zwei", "de_DE Zwei", "deu_Latn Zwei", "__de__ Zwei", "<|de|> Zwei", "<to_de> Zwei"),
+        *("<zh-CN> 两只", "[2de] Zwei", "translate English to German: Zwei"),
+    ],
+}
+ORDINARY = [
+    *(
+        "List<T> x = new List<T>();",
+        "if (a < b && c > d) { return {}; }",
+        "{ x }",
+        "rose ( x _ 1 ) ##",
+    ),
+    *("[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a", "[1] x", "__init__ x"),
+    *("__NAME__ x", "<unk> x", "2de x", "I_AM x", "R&D", "1 < 2 > 0", "{0} x", "[a] x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "line"), [(what, line) for what, lines in SHOWN.items() for line in lines]
+)
+def test_lines_show_what_they_are(what, line):
+    [finding] = look([line, ""])
+    assert f"1 of the first 1 lines {finding.sign.what}" in str(finding)
+    assert what in finding.sign.what
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_ordinary_lines_show_nothing(line):
+    assert not [*look([line])]
+
+
+def test_rare_lines_show_nothing():
+    assert not [*look([*chain(*SHOWN.values())][:1] + WORDS * 20)]
+
+
+def test_known_tags_are_none():
+    lines = ["<2de> Zwei", "<2fr> deux"]
+    assert not [*look(lines, {"<2de>", "<2fr>"}.__contains__)]
+    [finding] = look(lines, {"<2fr>"}.__contains__)
+    assert (finding.num_lines, finding.example) == (1, "<2de>")
+
+
+def test_advised_commands_join_pieces_as_they_were():
+    texts = {"@@": "Hun@@ de spie@@ len .\nSchn@@ ee\n", "▁": "▁Hun de ▁spie len ▁.\n▁Schn ee\n"}
+    for mark, text in texts.items():
+        [sign] = [each for each in SIGNS if mark in text and each.pattern.search(text)]
+        command = sign.advice.partition("with ")[2].partition(", because")[0]
+        done = subprocess.run(
+            ["sh", "-c", command], input=text.encode(), capture_output=True, check=True
+        )
+        assert done.stdout.decode() == "Hunde spielen .\nSchnee\n"
+
+
+def test_scores_of_pieces_are_refused_unless_they_are_asked_for(tmp_path):
+    cut, config = [["Zw@@ ei Hun@@ de ."] * 4] * 2, ScoreConfig(tokenize="none")
+    for hypotheses, reference in (cut, (cut[0], ["Zwei Hunde ."] * 4), (["Zwei"] * 4, cut[0])):
+        with pytest.raises(DataError, match=r"have words cut by @@.*sed -E .*--tokenize none"):
+            score(hypotheses, [reference], config=ScoreConfig(), runs_dir=tmp_path)
+    result = score(cut[0], [cut[1]], metrics=["bleu"], config=config, runs_dir=tmp_path)
+    assert result.scores[0].value == pytest.approx(100)
+
+
+def test_only_differences_from_the_reference_are_reported(tmp_path, capsys):
+    marked, config = ["<b>Zwei Hunde</b> spielen"] * 4, ScoreConfig()
+    score(marked, [marked], config=config, runs_dir=tmp_path)
+    assert "markup" not in capsys.readouterr().err
+    score(marked, [["Zwei Hunde spielen"] * 4], config=config, runs_dir=tmp_path)
+    assert "warning: hypotheses: 4 of the first 4 lines have markup" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"hypotheses: .* are JSON objects"):
+        score(['{"a": "b"}'] * 4, [marked], config=config, runs_dir=tmp_path)
+
+
+def test_prepare_reports_what_models_would_learn(tmp_path, capsys):
+    sides = {"en": "<2de> two dogs in snow {}\n", "de": "Hun@@ de im Schn@@ ee {}\n"}
+    for language, line in sides.items():
+        text = "".join(line.format(number) for number in range(20))
+        (tmp_path / f"a.{language}").write_text(text, encoding="utf-8")
+    pair = (tmp_path / "a.en", tmp_path / "a.de")
+    recipe = recipe_from_files(name="x", train=[pair])
+    prepare(recipe, tmp_path / "x", text_only=True)
+    printed = capsys.readouterr().err
+    assert "a.en: 20 of the first 20 lines begin with what may be a tag" in printed
+    assert "a.de: 20 of the first 20 lines have words cut by @@" in printed
+    prepare(recipe, tmp_path / "y", {"subword": {"symbols": "<2de>"}}, text_only=True)
+    assert "tag of another" not in capsys.readouterr().err
