@@ -42,10 +42,6 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
     Members whose name ends in .gz are decompressed. If several members have one name, the last is
     extracted, as tar does. Other members of a zip archive are not read, and may be damaged. A tar
     archive is read to its end, because compressed files have their checksum there.
-
-    Raises:
-        DataError: A member is missing, not a regular file, encrypted or too large for text, or the
-            archive is truncated or damaged.
     """
     names = extract_found(archive, outputs)
     if missing := outputs.keys() - set(names):
@@ -82,11 +78,7 @@ def extract_found(archive: Path, outputs: Mapping[str, Path]) -> list[str]:
 
 
 def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool]) -> None:
-    """Extract files of a zip archive to a folder, each under its name without the folders in it.
-
-    Raises:
-        DataError: A file is encrypted, all are too large, or the archive is truncated or damaged.
-    """
+    """Extract files of a zip archive to a folder, each under its name without the folders in it."""
     with _open(archive) as packed:
         infos: dict[str, zipfile.ZipInfo] = {}
         directory = zipfile.ZipFile(packed)
@@ -100,11 +92,7 @@ def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool])
 
 
 def unpack_file(packed: Path, output: Path) -> None:
-    """Copy a file, and decompress it if it is compressed.
-
-    Raises:
-        DataError: The file is truncated, damaged or too large for text.
-    """
+    """Copy a file, and decompress it if it is compressed."""
     with _open(packed) as file:
         _write(_decompressed(file), output, archive=packed)
 

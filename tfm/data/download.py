@@ -52,9 +52,6 @@ def fetch(
     A `mirror` is a folder or URL that holds the file by its name; a folder's file is used in place.
     `verify` compares size and checksums with those in the recipe. If it has no checksum, `recorded`
     is compared, the SHA-256 of the first download.
-
-    Raises:
-        DownloadError: The file cannot be downloaded, or does not match the recipe.
     """
     path = located(archive, downloads_dir, mirror)
     if not path.is_file():

@@ -123,9 +123,6 @@ class Manifest:
 
         `settings` is {section: {name: value}} of the recipe for later steps, and "task". With
         `keep_steps`, the steps of an existing manifest are kept; otherwise, it is not read.
-
-        Raises:
-            DataError: The existing manifest is damaged or of another format.
         """
         content = _Content(
             name=name,
@@ -141,11 +138,7 @@ class Manifest:
 
     @classmethod
     def load(cls, data_dir: Path) -> "Manifest":
-        """Read the manifest of a dataset folder.
-
-        Raises:
-            DataError: The manifest is missing, damaged or of another format.
-        """
+        """Read the manifest of a dataset folder."""
         return cls(data_dir, _read(data_dir))
 
     def settings(self, section: str) -> dict[str, Any]:
@@ -179,11 +172,7 @@ class Manifest:
 
     @property
     def normalization(self) -> Normalization:
-        """The rules by which the clean step normalized the text.
-
-        Raises:
-            DataError: The record is damaged, or was written by a later version of tfm.
-        """
+        """The rules by which the clean step normalized the text."""
         inputs = self.inputs("clean") or {}
         space = bool(inputs.get("cleaning", {}).get("normalize_space", True))
         older = asdict(replace(FIRST_NORMALIZATION, space=space))
@@ -304,11 +293,7 @@ class Manifest:
         return {} if done is None else dict(done.result)
 
     def texts(self, split: str) -> list[TrainingText]:
-        """Return the texts that the pairs of a split come from; empty if no recipe prepared it.
-
-        Raises:
-            DataError: Their record is damaged.
-        """
+        """Return the texts that the pairs of a split come from; empty if no recipe prepared it."""
         names = [item.name for item in fields(TrainingText)]
         steps = ("clean", *self.appended())
         try:
@@ -329,11 +314,7 @@ class Manifest:
         return () if None in tags else tuple(tag for tag in tags if tag is not None)
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
-        """Return {name: SHA-256} of the text files of the splits.
-
-        Raises:
-            DataError: A file is missing.
-        """
+        """Return {name: SHA-256} of the text files of the splits."""
         names = [name for split in splits for name in self.text_parts(split) or [split]]
         paths = [path for name in names for path in self.text_paths(name)]
         for path in paths:
@@ -376,11 +357,7 @@ def _read(data_dir: Path) -> _Content:
 
 
 def newest_dataset(root: Path) -> Path:
-    """Return the most recently changed dataset folder in a folder.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the most recently changed dataset folder in a folder."""
     # A folder in which tfm prepare failed has a manifest, but no text yet.
     paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
     if not paths:
@@ -390,11 +367,7 @@ def newest_dataset(root: Path) -> Path:
 
 
 def chosen_dataset(path: Path | None) -> Path:
-    """Return the given dataset folder, or find the newest one and print its path.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the given dataset folder, or find the newest one and print its path."""
     if path is None:
         path = newest_dataset(DATA_ROOT)
         say(f"dataset: {path}")

@@ -74,9 +74,6 @@ def pair_checks(config: CleaningConfig, source: str, target: str) -> list[Check]
         config: Cleaning settings.
         source: Code of the source language; the codes of several languages are joined by +.
         target: The same for the target language.
-
-    Raises:
-        UsageError: An enabled check does not support a language, or its library is not installed.
     """
     checks: list[Check] = []
     sides = [source.split("+"), target.split("+")]
@@ -105,7 +102,7 @@ def are_swapped(
 ) -> bool:
     """Return whether most pairs break a check, but would pass it with swapped sides.
 
-    Scripts are checked if both languages have a known one. Takes the errors of `pair_checks`.
+    Scripts are checked if both languages have a known one.
     """
     try:
         checks = pair_checks(replace(config, drop_other_script=True), source, target)

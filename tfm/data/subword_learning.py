@@ -47,10 +47,6 @@ def learn_subword_model(
 
     Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces the
     config's; `version` is the version of the text's normalization.
-
-    Raises:
-        VocabularySizeError: The vocabulary is too large or too small for the text.
-        DataError: The text has no usable lines.
     """
     return _learn(
         texts,
@@ -68,11 +64,7 @@ def learn_subword_model(
 
 
 def learn_word_model(texts: Sequence[Path], *, version: int = _LATEST) -> SubwordModel:
-    """Build a model whose pieces are the words of UTF-8 text, such as linearized trees.
-
-    Raises:
-        DataError: The text has no usable lines.
-    """
+    """Build a model whose pieces are the words of UTF-8 text, such as linearized trees."""
     return _learn(
         texts,
         version=version,

@@ -70,11 +70,7 @@ class NamedSet:
 
     @classmethod
     def parse(cls, text: str) -> "NamedSet":
-        """Return the set that a user calls NAME, or NAME:SRC-TGT.
-
-        Raises:
-            UsageError: There is no such set, or it lacks the languages.
-        """
+        """Return the set that a user calls NAME, or NAME:SRC-TGT."""
         name, colon, pair = text.partition(":")
         if name not in _datasets():
             usual = re.sub(r"^(newstest|wmt)20(?=\d\d)", "wmt", name)  # newstest2014 is wmt14
@@ -87,9 +83,6 @@ class NamedSet:
         """Return the set in the one of its directions that these languages have.
 
         Several languages of a side are joined by +, and codes may differ from sacreBLEU's.
-
-        Raises:
-            UsageError: The set has none of these directions, or several.
         """
         sides, known = (source.split("+"), target.split("+")), sorted(self._dataset.langpairs)
         choices = [self.pair] if self.pair else known
@@ -126,9 +119,6 @@ class NamedSet:
 
         Without a folder for downloads, they are kept in the user's cache, but files of the
         sacrebleu command are used in place.
-
-        Raises:
-            DownloadError: A file cannot be downloaded, or has another checksum.
         """
         from sacrebleu.utils import SACREBLEU_DIR
 
@@ -146,11 +136,7 @@ class NamedSet:
         return found
 
     def read(self, files: Mapping[str, Path]) -> list[str]:
-        """Return the source and all references as sacreBLEU reads them, a line per segment.
-
-        Raises:
-            DataError: The text is not in the files, or not of the format that sacreBLEU expects.
-        """
+        """Return the source and all references as sacreBLEU reads them, a line per segment."""
         entry: Any = self._dataset.langpairs[self.pair]
         members = [entry["path"]] if isinstance(entry, dict) else entry
         with TemporaryDirectory() as folder:
@@ -171,10 +157,7 @@ class NamedSet:
         return texts
 
     def write(self, downloads: Downloads) -> tuple[Path, Path]:
-        """Write source and first reference beside the downloads; return the files.
-
-        Raises the errors of `fetch` and `read`.
-        """
+        """Write source and first reference beside the downloads; return the files."""
         texts = self.read(self.fetch(downloads))[:2]
         stem = _folder(downloads) / str(self).replace("/", "_").replace(":", ".")
         source, reference = write_set(texts, stem, self.languages)
@@ -207,10 +190,6 @@ def write_sets(
     """Write test sets into a dataset, from the files of each; return whether any is new.
 
     Sets and files are by the names that a user gives.
-
-    Raises:
-        UsageError: A file would be replaced that was not written here.
-        DataError: A set cannot be read.
     """
     is_new = False
     for name, named in sets.items():
@@ -233,12 +212,7 @@ def write_sets(
 def read_protected(
     names: Sequence[str], languages: tuple[str, str], downloads: Downloads
 ) -> SeenText | None:
-    """Return the record of files and of test sets by name, both sides; None without any.
-
-    Raises:
-        UsageError: There is no such file or set.
-        DataError: A file is damaged.
-    """
+    """Return the record of files and of test sets by name, both sides; None without any."""
     lines: list[bytes] = []
     for path in map(Path, names):
         if path.exists():

@@ -36,11 +36,7 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> "Share":
-        """Read a share such as 3/8.
-
-        Raises:
-            UsageError: The text is not a share.
-        """
+        """Read a share such as 3/8."""
         if match := re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text):
             share = cls(int(match[1]), int(match[2]))
             if 1 <= share.number <= share.count:
@@ -70,11 +66,7 @@ def _skip(items: Iterator[T], number: int) -> None:
 
 @contextmanager
 def lock_dataset(data_dir: Path) -> Iterator[None]:
-    """Hold the locks of a dataset and of all its shares during the block.
-
-    Raises:
-        LockedFolderError: Another process holds one of the locks.
-    """
+    """Hold the locks of a dataset and of all its shares during the block."""
     with ExitStack() as stack:
         for folder in (data_dir, *sorted(data_dir.glob("shares/*/"))):
             stack.enter_context(lock_folder(folder))
@@ -83,11 +75,7 @@ def lock_dataset(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_share(data_dir: Path, share: Share) -> Iterator[None]:
-    """Hold the lock of a share of a dataset during the block.
-
-    Raises:
-        LockedFolderError: Another process holds it, or writes the whole dataset.
-    """
+    """Hold the lock of a share of a dataset during the block."""
     with ExitStack() as stack:
         # Held only until the share is locked, so that other shares start at the same time.
         with lock_folder(data_dir, max_wait_seconds=_MAX_WAIT_SECONDS):
@@ -122,11 +110,7 @@ class ShareRecord:
 
     @classmethod
     def find(cls, folder: Path, inputs: Table) -> "ShareRecord | None":
-        """Read the record in the folder of a share; None unless it is of files there, for inputs.
-
-        Raises:
-            DataError: The record is damaged.
-        """
+        """Read the record in the folder of a share; None unless it is of its files, for inputs."""
         path = folder / SHARE_RECORD
         if not path.is_file():
             return None
@@ -154,11 +138,7 @@ class JoinedShares:
 
     @classmethod
     def find(cls, data_dir: Path, inputs: Table) -> "JoinedShares | None":
-        """Return the shares of text that depends on some inputs; None if there are none.
-
-        Raises:
-            DataError: Some are missing.
-        """
+        """Return the shares of text that depends on some inputs; None if there are none."""
         found: dict[int, dict[int, ShareRecord]] = {}
         for folder in data_dir.glob("shares/*/"):
             if record := ShareRecord.find(folder, inputs):

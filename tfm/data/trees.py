@@ -161,9 +161,6 @@ def read_trees(path: Path) -> Iterator[Tree]:
 
     An outermost bracket without a label is labeled TOP. Escaped brackets in words (-LRB-, -RCB-, …)
     are unescaped.
-
-    Raises:
-        DataError: Brackets are unbalanced, or one is neither a word nor a constituent.
     """
     lines = read_lines(path, strict=True)
     return parse_trees(((line.decode(), f"{path}, line {n:,}") for n, line in enumerate(lines, 1)))
@@ -175,9 +172,6 @@ def parse_tree_line(line: str, *, where: str) -> Tree | None:
     Returns:
         The tree; TOP over the trees if there are several; None if the line or its brackets are
         empty, which means that a parser gave no tree.
-
-    Raises:
-        DataError: Brackets are unbalanced, or one is neither a word nor a constituent.
     """
     if "".join(line.split()) in _NO_PARSE:
         return None

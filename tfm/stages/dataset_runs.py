@@ -15,11 +15,7 @@ from tfm.storage.paths import RUNS_ROOT
 
 
 def check_runs(data_dir: Path, changes: Sequence[str], *, force: bool) -> None:
-    """Refuse to change the token ids of a dataset on which runs can be resumed; `force` only warns.
-
-    Raises:
-        UsageError: There are such runs; the message has the changes as details.
-    """
+    """Refuse to change the token ids of a dataset that runs need; `force` only warns."""
     runs = ", ".join(map(str, runs_on(data_dir)))
     if runs and not force:
         summary = (

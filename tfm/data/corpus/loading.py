@@ -61,9 +61,6 @@ def load_recipe(name_or_path: str) -> Recipe:
     """Load a recipe that comes with tfm by its name, or a TOML file by its path.
 
     Paths in a TOML file are relative to its folder.
-
-    Raises:
-        UsageError: The name is unknown, or the file has mistakes; the message lists all of them.
     """
     if name_or_path in builtin_recipes():
         recipe_file = resources.files("tfm") / "recipes" / f"{name_or_path}.toml"
@@ -183,10 +180,6 @@ def recipe_from_files(
     A pair of the same file twice has both sides: `columns` separated by tabs (.tsv), or <src> and
     <ref> (.xml). Languages that are None are the suffixes of the first pair (text.en, text.de). If
     it has none, they are called "source" and "target", with a warning.
-
-    Raises:
-        UsageError: A file is missing, a name is invalid, or names contradict each other about the
-            languages; the message lists all problems.
     """
     if languages is None:
         source, target = map(_language_of, train[0])
@@ -224,11 +217,7 @@ def recipe_from_files(
 def recipe_from_trees(
     *, name: str, train: Sequence[Path], valid: Sequence[Path] = (), test: Sequence[Path] = ()
 ) -> Recipe:
-    """Build a recipe from files of bracketed trees, or folders of such files.
-
-    Raises:
-        UsageError: A file is missing, or a folder has no trees; the message lists all problems.
-    """
+    """Build a recipe from files of bracketed trees, or folders of such files."""
     problems: list[str] = []
     recipe = Recipe(
         name=name,
