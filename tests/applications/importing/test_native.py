@@ -145,9 +145,9 @@ def test_weights_of_other_kinds_are_refused(tmp_path, weights):
         ("</s>: 0\n<unk>: 1\na: 0\n", r"the id of 'a' is '0'"),
         ("</s>: 0\n<unk>: -1\n", r"the id of '<unk>' is '-1'"),
         ("a: 0\nb: 1\n", "is not in list"),
-        ("</s>: 0\n<unk>: 1\n? a\n", "line 3 is not YAML"),
+        ("</s>: 0\n<unk>: 1\n- a\n", "line 3 is not YAML"),
         ("</s>: 0\n</s>: 1\n", "line 2 has a key again"),
-        ('</s>: 0\n<unk>: 1\n"\\uD800": 2\n', "surrogates not allowed"),
+        ('</s>: 0\n<unk>: 1\n"\\uD800": 2\n', "line 3 is not YAML"),
     ],
 )
 def test_a_damaged_vocabulary_is_refused(tmp_path, content, message):

@@ -28,7 +28,7 @@ from tfm.applications.importing.foreign import (
     renumber,
     sinusoids,
 )
-from tfm.applications.importing.yaml_lines import read_mapping
+from tfm.applications.importing.yaml_mapping import read_mapping
 from tfm.data.foreign_subword import pieces_by_id, with_vocabulary, word_model
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.storage.files import read_json
@@ -180,7 +180,7 @@ def _settings(arrays: dict[str, npt.NDArray[Any]], path: Path) -> Mapping[str, A
         raise CheckpointError(f"{path} has no {_SETTINGS}: it is no model of Marian")
     text = arrays.pop(_SETTINGS).tobytes().decode(errors="replace").rstrip("\0")
     try:
-        given = read_mapping(text.split("\n"))
+        given = read_mapping(text)
         _check_supported(given, path)
         settings = {
             "num_encoder_layers": given["enc-depth"],
@@ -232,7 +232,7 @@ def _beside(path: Path, name: str) -> Mapping[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        return read_mapping(each.decode() for each in read_lines(file, strict=True))
+        return read_mapping(b"\n".join(read_lines(file, strict=True)).decode())
     except ValueError as error:
         raise DataError(f"{file} is damaged ({error}): download it again") from error
 
@@ -356,9 +356,10 @@ def _words(path: Path, size: int) -> tuple[list[str], int, int]:
         if path.suffix == ".json":
             ids: Mapping[str, Any] = read_json(path)
         else:
-            lines = (line.decode() for line in read_lines(path, strict=True))
+            text = b"\n".join(read_lines(path, strict=True)).decode()
             is_yaml = path.suffix in (".yml", ".yaml")
-            ids = read_mapping(lines) if is_yaml else {word: i for i, word in enumerate(lines)}
+            words = enumerate(text.split("\n"))
+            ids = read_mapping(text) if is_yaml else {word: i for i, word in words}
         "".join(ids).encode()  # JSON and YAML can hold halves of characters
         taken = set()
         for piece, value in ids.items():
