@@ -402,6 +402,8 @@ def test_dialects_of_xml_keep_what_is_no_text(text):
     document = re.sub("[«»]", "", document)
     assert translated(document, "xml") == expected
     assert len(ET.fromstring(expected))
+    [sentence] = xml_blocks('<resources><string name="a">One <b>two</b>.</string></resources>')[1]
+    assert sentence.text == "One two."
 
 
 @pytest.mark.parametrize(

@@ -338,8 +338,9 @@ class _Reader:
         """Add text, or what is copied, such as a comment."""
         start, end, builder = token.start, token.end, self._builder
         is_cdata, is_text = self._text.startswith("<![CDATA[", start), token.kind == "text"
-        is_all = self._innermost.content == start and self._text.startswith("</", end)
-        builder.keeps_lines = self._innermost.keeps_lines
+        element = self._innermost
+        is_all = element.content == start and self._text.startswith("</", end) and not element.mark
+        builder.keeps_lines = element.keeps_lines
         if self._dialect.text != ALL and (is_cdata or (is_text and is_all)):
             if is_cdata:
                 start, end = start + len("<![CDATA["), max(start, end - len("]]>"))
