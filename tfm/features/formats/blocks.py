@@ -169,7 +169,7 @@ class BlockBuilder:
         builder.add_text(start, end)
         builder.end_block()
         for block in builder.blocks:
-            block.quote = quote
+            block.quote, block.marks = quote, []  # without references to control characters
             self.blocks.append(block)
 
 

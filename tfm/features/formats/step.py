@@ -137,7 +137,7 @@ class Formats(Step):
 
 def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
     """Yield the translated parts of a block; an attribute without quotes is a single one."""
-    if block.quote == "unquoted":
+    if block.quote == "unquoted" and output.text.strip():
         yield _Sentence(block, 0, len(block.text), output.text, ())
         return
     at = 0
