@@ -19,7 +19,7 @@ generate model --input 1.txt --prefix 2.txt --glossary 3.txt --ban 4.txt | --out
 generate model --mbr command --n-best 4 --metric-command 'cat<1.txt|sh 2.txt' | --output
 score --hypotheses 1.txt --reference 2.txt --reference 3.txt --baseline 4.txt | --page
 score --hypotheses 1.txt --reference 2.txt --source 3.txt --compare 4.txt | --per-line
-check model --source 1.txt --reference 2.txt --thresholds 3.txt --ban 4.txt | --page
+check model --source 1.txt --reference 2.txt --ban 3.txt | --page
 check model --source 1.txt --reference 2.txt --glossary 3.txt | --junit
 evaluate model --on 1.txt:2.txt:3.txt --glossary 4.txt --ban 5.txt | --page
 evaluate model --on 1.txt:2.txt --metric-command './3.txt --fast' | --page

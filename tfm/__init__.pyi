@@ -935,7 +935,6 @@ def check(
     source: StrPath | None = ...,
     reference: StrPath | None = ...,
     lines: int | None = ...,
-    thresholds: StrPath | None = ...,
     baseline: StrPath | None = ...,
     page: StrPath | None = ...,
     junit: StrPath | None = ...,
@@ -980,14 +979,13 @@ def check(
     Examples::
 
         tfm check runs/multi30k-en-de-tiny
-        tfm check runs/new --baseline runs/old --thresholds limits.toml --json
+        tfm check runs/new --baseline runs/old --json
 
     Args:
         model: Model or run folder (default: the newest run).
         source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
-        thresholds: TOML file with tables [all] and [ROW] of limits.
         baseline: Model that may not be significantly better in a row.
         page: Write a web page with the worst translations.
         junit: Write a JUnit file for build servers.
@@ -1023,7 +1021,7 @@ def check(
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
 
     Raises:
-        UsageError: A setting is wrong, the thresholds have mistakes, or a model is a parser.
+        UsageError: A setting is wrong, or a model is a parser.
         CheckpointError: There is no such model, or it is damaged.
         DataError: There is no test set, or the files differ in their numbers of lines.
     """

@@ -21,7 +21,6 @@ def check(
     source: ExistingFile = None,
     reference: ExistingFile = None,
     lines: Annotated[int, Flag("N")] = 100,
-    thresholds: ExistingFile = None,
     baseline: Annotated[ExistingFolder, Flag("MODEL")] = None,
     page: NewFile = None,
     junit: NewFile = None,
@@ -36,21 +35,20 @@ def check(
     Examples::
 
         tfm check runs/multi30k-en-de-tiny
-        tfm check runs/new --baseline runs/old --thresholds limits.toml --json
+        tfm check runs/new --baseline runs/old --json
 
     Args:
         model: Model or run folder (default: the newest run).
         source: Lines to change (default: of the model's test or validation set).
         reference: Their references.
         lines: Use the first N lines.
-        thresholds: TOML file with tables [all] and [ROW] of limits.
         baseline: Model that may not be significantly better in a row.
         page: Write a web page with the worst translations.
         junit: Write a JUnit file for build servers.
         **settings: Settings of [steps], [search] and [inference].
 
     Raises:
-        UsageError: A setting is wrong, the thresholds have mistakes, or a model is a parser.
+        UsageError: A setting is wrong, or a model is a parser.
         CheckpointError: There is no such model, or it is damaged.
         DataError: There is no test set, or the files differ in their numbers of lines.
     """
@@ -58,13 +56,12 @@ def check(
         raise UsageError("--source and --reference belong together: give both")
     if lines < 1:
         raise UsageError(f"--lines is {lines}, but must be at least 1")
-    from tfm.applications.check import measures, suite
+    from tfm.applications.check import suite
     from tfm.applications.check.reports import write_check_page, write_junit
     from tfm.commands.translator import Translator
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
 
-    limits = measures.read_thresholds(thresholds)
     folders = [
         ModelFolder.open(each) for each in (model or newest_run(RUNS_ROOT), baseline) if each
     ]
@@ -88,7 +85,6 @@ def check(
         translate_with(folders[0]),
         pairs,
         folders[0].info.source,
-        limits,
         baseline=None if baseline is None else translate_with(folders[1]),
         training=suite.training_target(folders[0]),
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from unicodedata import normalize
 from xml.etree import ElementTree as ET
@@ -9,10 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from helpers import write_lines
 
-from tfm.applications.check.measures import Thresholds, read_thresholds
+from tfm.applications.check import suite
+from tfm.applications.check.measures import Thresholds
 from tfm.applications.check.rows import ROWS, cases
 from tfm.applications.check.suite import check_rows, read_test_set
-from tfm.errors import UsageError
 from tfm.inference.steps import Output
 from tfm.stages.train import train
 
@@ -53,7 +54,7 @@ def model(change=lambda text: text, confidence=None):
 
 
 def failed(change=lambda text: text, pairs=PAIRS, confidence=None, **options):
-    rows = check_rows(model(change, confidence), pairs, "en", read_thresholds(None), **options)
+    rows = check_rows(model(change, confidence), pairs, "en", **options)
     return {row.name: [each.split()[0] for each in row.failures] for row in rows if row.failures}
 
 
@@ -68,9 +69,7 @@ def test_dropped_digits_are_found_where_there_are_digits():
 
 
 def test_units_are_counted_where_they_must_be_copied():
-    found = check_rows(
-        model(lambda text: text.replace("%", "")), PAIRS, "en", read_thresholds(None)
-    )
+    found = check_rows(model(lambda text: text.replace("%", "")), PAIRS, "en")
     [units] = [row for row in found if row.name == "units"]
     assert units.measures["copied"] == 50
     assert all(each.endswith("(85 )") for each in [w.output for w in units.worst if w.faults])
@@ -157,7 +156,7 @@ def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
 )  # fmt: skip
 def test_what_does_not_suit_a_script_is_skipped(lines, language, skipped):
     pairs = [(line, line) for line in lines]
-    rows = check_rows(model(), pairs, language, read_thresholds(None))
+    rows = check_rows(model(), pairs, language)
     found = {row.name for row in rows if row.skipped}
     assert found == skipped
     assert {row.name for row in rows if row.failures} <= {"typos"}
@@ -174,44 +173,23 @@ def test_texts_of_other_scripts_are_not_of_the_test_set():
     assert [source[0] for source in sources] == ["T", "ا", "म"]
 
 
-def test_thresholds_of_a_row_replace_those_of_all(tmp_path):
-    path = write_lines(tmp_path / "t.toml", ["[all]", "max_drop = 5", "[upper]", "max_drop = 30"])
-    limits = read_thresholds(path)
-    assert (limits["typos"].max_drop, limits["upper"].max_drop) == (5, 30)
+def test_a_row_may_have_thresholds_of_its_own():
+    limits = {row.name: Thresholds(**row.limits) for row in ROWS}
     assert limits["emoji"].min_copied == 0 < limits["units"].min_copied
     assert Thresholds(max_drop=5).failures({"drop": 5.01, "numbers": 100}) == ["drop 5.0 > 5"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[uper]\nmax_drop = 1", r"t.toml, \[uper\]: no such row: did you mean upper\?"),
-        ("[upper]\nmax_dorp = 1", r"t.toml, \[upper\]: .*'max_dorp'.*did you mean max_drop\?"),
-        ("[upper]\nmax_drop = 101", r"t.toml, \[upper\]: max_drop is 101.* at most 100"),
-        ("[upper]\nmax_drop = 'x'", r"t.toml, \[upper\]: max_drop is 'x', but must be a number"),
-        ("max_drop = 1", r"t.toml, \[max_drop\]: no such row"),
-    ],
-)
-def test_wrong_thresholds_are_one_line(tmp_path, content, message):
-    path = tmp_path / "t.toml"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=message):
-        read_thresholds(path)
-
-
-def test_the_command_prints_rows_and_fails(run, trained_run, elsewhere):
+def test_the_command_prints_rows_and_fails(run, trained_run, monkeypatch):
     code, out, err = run("check", trained_run, *QUICK, "--json")
     found = json.loads(out)
     assert code == 1
     assert [row["name"] for row in found["rows"]] == [row.name for row in ROWS]
     assert (found["num_lines"], found["protects"], found["passed"]) == (4, True, False)
     assert found["rows"][0]["measures"]["chrf"] > 0
-    lenient = [f"{bound} = {100 * bound.startswith('max')}" for bound in vars(Thresholds())]
-    write_lines(elsewhere / "t.toml", ["[all]", *lenient])
-    code, out, err = run(
-        *("check", trained_run, *QUICK, "--thresholds", "t.toml"),
-        *("--baseline", trained_run, "--no-protect"),
-    )
+    lenient = {bound: 100.0 * bound.startswith("max") for bound in vars(Thresholds())}
+    lenient_rows = [replace(row, limits=lenient) for row in ROWS]
+    monkeypatch.setattr(suite, "ROWS", lenient_rows)
+    code, out, err = run("check", trained_run, *QUICK, "--baseline", trained_run, "--no-protect")
     assert code == 0
     assert out.splitlines()[0].split()[:3] == ["row", "cases", "chrf"]
     assert "0 of 19 rows failed, without protected text" in err

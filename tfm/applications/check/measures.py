@@ -4,16 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from unicodedata import normalize
 
 import regex
 
-from tfm.applications.check.rows import ROWS, Case
-from tfm.config import ScoreConfig, Settings, read_toml
-from tfm.config.schema import check_table, did_you_mean, setting
+from tfm.applications.check.rows import Case
+from tfm.config import ScoreConfig
 from tfm.data.languages import SENTENCE_MARKS
-from tfm.errors import UsageError, list_problems
 from tfm.inference.steps import Output
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.sacre import sacrebleu_score, sentence_chrf
@@ -27,23 +24,31 @@ _MIN_NUMBERS = 5  # of a row; fewer may be spelled out
 _MAX_P_VALUE = 0.05
 
 
-def _limit(default: float, help_text: str) -> float:
-    return setting(default, help_text, limits=(0, 100))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Thresholds(Settings, section="thresholds"):
-    """The most or the least that a row may measure; measures that it lacks are not tested."""
+class Thresholds:
+    """The most or the least that a row may measure; measures that it lacks are not tested.
 
-    max_drop: float = _limit(10, "chrF of the unchanged lines, minus that of the row.")
-    max_loss: float = _limit(0, "chrF that the baseline has more, if that is significant.")
-    min_numbers: float = _limit(90, "Numbers of the source that are in the translation, in %.")
-    min_copied: float = _limit(95, "Addresses, placeholders, units and the like copied, in %.")
-    max_long: float = _limit(2, "Translations of more than twice the usual length, in %.")
-    max_repeating: float = _limit(2, "Translations that repeat something four times, in %.")
-    max_unaligned: float = _limit(60, "Words of the source without aligned words, in %.")
-    max_unknown: float = _limit(10, "Words of translations that no training target has, in %.")
-    max_overconfidence: float = _limit(20, "Confidence minus chrF, in points.")
+    Attributes:
+        max_drop: chrF of the unchanged lines, minus that of the row.
+        max_loss: chrF that the baseline has more, if that is significant.
+        min_numbers: Numbers of the source that are in the translation, in %.
+        min_copied: Addresses, placeholders, units and the like copied, in %.
+        max_long: Translations of more than twice the usual length, in %.
+        max_repeating: Translations that repeat something four times, in %.
+        max_unaligned: Words of the source without aligned words, in %.
+        max_unknown: Words of translations that no training target has, in %.
+        max_overconfidence: Confidence minus chrF, in points.
+    """
+
+    max_drop: float = 10
+    max_loss: float = 0
+    min_numbers: float = 90
+    min_copied: float = 95
+    max_long: float = 2
+    max_repeating: float = 2
+    max_unaligned: float = 60
+    max_unknown: float = 10
+    max_overconfidence: float = 20
 
     def failures(self, measures: Mapping[str, float]) -> list[str]:
         """Return the measures beyond their thresholds, such as "drop 31.2 > 10"."""
@@ -54,28 +59,6 @@ class Thresholds(Settings, section="thresholds"):
             if value is not None and (value > limit if bound == "max" else value < limit):
                 found.append(f"{name} {value:.1f} {'>' if bound == 'max' else '<'} {limit:g}")
         return found
-
-
-def read_thresholds(path: Path | None) -> dict[str, Thresholds]:
-    """Return the thresholds of each row: of its table in a TOML file, then of [all], or defaults.
-
-    Raises:
-        UsageError: The file cannot be read, or has unknown rows or thresholds, or wrong values.
-    """
-    tables = {} if path is None else read_toml(path)
-    names, problems = ["all", *(row.name for row in ROWS)], []
-    for name, table in tables.items():
-        place = f"{path}, [{name}]: "
-        if name not in names or not isinstance(table, dict):
-            problems.append(f"{place}no such row: {did_you_mean(name, names, {}, 'choose from')}")
-        else:
-            values, mistakes = check_table(Thresholds, table)
-            mistakes += Thresholds(**values).problems()
-            problems += [place + each for each in mistakes]
-    if problems:
-        raise UsageError(list_problems(problems))
-    given = {row.name: {**tables.get("all", {}), **tables.get(row.name, {})} for row in ROWS}
-    return {row.name: Thresholds(**{**row.limits, **given[row.name]}) for row in ROWS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,6 @@ def check_rows(
     translate: Translate,
     pairs: Pairs,
     language: str,
-    thresholds: Mapping[str, Thresholds],
     *,
     baseline: Translate | None = None,
     training: Path | None = None,
@@ -104,7 +103,6 @@ def check_rows(
         translate: Returns the translation of each source.
         pairs: The lines and their references.
         language: The language of the lines.
-        thresholds: The thresholds of each row.
         baseline: Translates with the model to compare with.
         training: The target side of the training text: a word that is not in it is unknown.
     """
@@ -141,7 +139,7 @@ def check_rows(
                 about=row.about,
                 num_cases=len(of_row),
                 measures=measures,
-                failures=thresholds[row.name].failures(measures),
+                failures=Thresholds(**row.limits).failures(measures),
                 skipped=None if of_row else reason,
                 worst=sorted(translated, key=_goodness)[:_NUM_WORST],
             )
