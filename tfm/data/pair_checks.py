@@ -116,12 +116,14 @@ def are_swapped(
     )
 
 
-def ratio_checks(config: CleaningConfig, ratio: float) -> list[Check]:
+def ratio_checks(config: CleaningConfig, ratio: float | None) -> list[Check]:
     """Return the check for sides that are much longer than the `length_ratio` of their text says.
 
-    The limit applies to both sides alike, after a margin is added to their lengths.
+    The limit applies to both sides alike, after a margin is added to their lengths. If the ratio is
+    not known, it is taken for 1, with twice the limit.
     """
-    limit, scale = config.max_length_ratio, math.sqrt(ratio)
+    limit, scale = config.max_length_ratio, math.sqrt(ratio or 1.0)
+    limit *= 2 if ratio is None else 1
 
     def is_unequal(source: str, target: str) -> bool:
         one = length(source) * scale + _RATIO_MARGIN

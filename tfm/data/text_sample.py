@@ -102,10 +102,10 @@ def _fits(pairs: Sequence[BytesPair]) -> dict[int, float]:
     return {offset: (fit + matches[offset] / total) / 2 for offset, fit in fits.items()}
 
 
-def length_ratio(pairs: Iterable[BytesPair]) -> float:
-    """Return the median ratio of the lengths of target and source; 1 if there are few pairs."""
+def length_ratio(pairs: Iterable[BytesPair]) -> float | None:
+    """Return the median ratio of the lengths of target and source; None if there are few pairs."""
     ratios = [(1 + length(t.decode())) / (1 + length(s.decode())) for s, t in pairs]
-    return round(median(ratios), 3) if len(ratios) >= _MIN_PAIRS else 1.0
+    return round(median(ratios), 3) if len(ratios) >= _MIN_PAIRS else None
 
 
 def length(text: str) -> int:

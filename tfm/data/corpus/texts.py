@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from tfm.config import Table, Task, tag_problem
+from tfm.text.files import suffix_of
+from tfm.text.formats import SEGMENTS
 
 _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
@@ -145,8 +147,8 @@ class TextFiles(TextOptions):
             yield f"lines is {self.lines}, but must be at least 1"
         if self.columns is None:
             return
-        if self.source != self.target:
-            yield "columns are those of one file: give it as source and as target"
+        if self.source != self.target or suffix_of(self.source) in SEGMENTS:
+            yield "columns are those of one .tsv file: give it as source and as target"
         if min(self.columns) < 1 or self.columns[0] == self.columns[1]:
             numbers = ", ".join(map(str, self.columns))
             yield f"columns are {numbers}, but must be two different numbers from 1 on"
