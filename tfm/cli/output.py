@@ -61,7 +61,7 @@ def print_summaries(summaries: "Iterable[RunSummary | ModelSummary]") -> None:
 
 def _training_size(recipe: "Recipe") -> str:
     """Return the number of training pairs, or if it is unknown the size of all text."""
-    counts = [getattr(text, "num_pairs", getattr(text, "lines", None)) for text in recipe.train]
+    counts = [getattr(text, "lines", None) for text in recipe.train]
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         return f"{sum(known):,} pairs"
