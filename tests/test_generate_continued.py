@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from helpers import wait_until
 
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.dataset import ParallelDataset
 from tfm.data.shortlist import FILE, learn_shortlist
 from tfm.data.subword import Vocabulary
+from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.inference import engine
+from tfm.stages import generate as stage
+from tfm.stages.generate import Generation, Source, hash_of_inputs
+from tfm.steps import StepsConfig
 
 LINES = ["seven", "", "on Monday. I am", "today is the third of May", "8", "eight", "I am", "nine"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -69,17 +74,12 @@ def test_what_does_not_fit_the_partial_file_is_refused_in_one_line(folder, comma
     (folder / "in.en").write_bytes(TEXT.replace(b"eight", b"\xff"))
     assert command("--output out")[0] == 1
     (folder / "in.en").write_bytes(TEXT)
-    for arguments, change in (
-        ("--beam 2", "beam_size 4, now 2"),
-        ("--json", "form text, now json"),
-        ("--precision int8", "precision fp32, now int8"),
-        ("--prefix prefixes", "prefixes False, now True"),
-        ("model", "models "),  # an ensemble
-    ):
+    others = ("--beam 2", "--json", "--precision int8", "--prefix prefixes", "model")
+    for arguments in others:  # the last is an ensemble
         code, err = command(f"{arguments} --output out")
         assert code == 2
         assert err.splitlines()[-1].startswith(
-            f"tfm: cannot continue out.partial: it was written with other settings ({change}"
+            "tfm: cannot continue out.partial: it was written with other settings, models or files"
         )
     for text, mistake in ((TEXT.replace(b"seven", b"7"), "is other text"), (b"seven\n", "is shor")):
         (folder / "in.en").write_bytes(text)
@@ -108,9 +108,53 @@ def test_another_shortlist_is_refused_and_the_same_is_continued(
     (folder / "in.en").write_bytes(TEXT)
     learn(model, data_dir, size=3)
     code, err = command("--shortlist --output out")
-    assert (code, "other settings (shortlist " in err) == (2, True)
+    assert (code, "written with other settings" in err) == (2, True)
     (model / FILE).write_bytes(before)
     assert command("--shortlist --output out")[0] == 0
+
+
+def test_all_that_decides_an_output_is_in_its_hash(folder, monkeypatch):
+    """And nothing else: files and models by their content, not their name."""
+    model = ModelFolder.open(folder / "model")
+    for name in ("terms", "same"):
+        (folder / name).write_text("one\teins\n")
+    (folder / "metric.sh").write_text("cat")
+
+    def hashed(search=None, steps=None, inference=None, *, form="text", given=None, models=1):
+        plan = Generation(
+            models=[model] * models, source=Source(path=None), prefixes=given, targets=None
+        )
+        return hash_of_inputs(
+            plan,
+            SearchConfig(**(search or {})),
+            InferenceConfig(device="cpu", **(inference or {})),
+            StepsConfig(**(steps or {})),
+            form=form,
+            texts=[folder / "in.en"],
+        )
+
+    program = {"mbr": "command", "n_best": 4, "metric_command": "sh metric.sh"}
+    calls = [
+        *[{"search": {each: 2}} for each in ("beam_size", "min_length", "no_repeat_ngram")],
+        *[{"search": {"search": "sample", "seed": seed}} for seed in (1, 2)],
+        *[{"search": {"mbr": each, "n_best": 4}} for each in ("chrf", "bleu")],
+        *({"search": program}, {"search": {**program, "metric_command": "sh  metric.sh"}}),
+        *({"search": {"ban": "terms"}}, {"search": {"ban": "in.en"}}, {"search": {"tag": "<2de>"}}),
+        *({"steps": {"glossary": "terms"}}, {"steps": {"glossary": "in.en"}}),
+        *({"steps": {"no_protect": True}}, {"steps": {"protect": ("a",)}}, {"form": "json"}),
+        *({"inference": {"precision": "int8"}}, {"inference": {"kernels": "plain"}}),
+        *({"given": folder / "prefixes"}, {"models": 2}, {}),
+    ]
+    hashes = [hashed(**call) for call in calls]
+    assert len({*hashes}) == len(calls)
+    assert hashed({"ban": "same"}) == hashed({"ban": "terms"})
+    assert hashed({"max_tokens": 9}, inference={"threads": 1, "precision": "fp32"}) == hashes[-1]
+    for name in ("metric.sh", "in.en"):
+        with (folder / name).open("a") as file:
+            file.write(" ")
+        hashes.append(hashed({**program}))
+    monkeypatch.setattr(stage, "__version__", "9")
+    assert len({*hashes, hashed({**program})}) == len(calls) + 3
 
 
 def test_the_arithmetic_that_is_chosen_is_recorded_and_not_the_request(folder, command, run):

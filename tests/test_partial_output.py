@@ -12,7 +12,7 @@ from tfm.stages import partial_output
 from tfm.stages.partial_output import PartialOutput
 
 LINES = ["one", "two", "", "four", "fünf", "six"]
-SETTINGS = {"beam_size": 4, "form": "text"}
+INPUTS = "12ab"
 
 
 def segments(lines, given=None):
@@ -24,9 +24,9 @@ class StoppedError(Exception):
     """What stops a call."""
 
 
-def copy_lines(path, lines=LINES, *, stop_after=None, size=2, settings=SETTINGS, torn=""):
+def copy_lines(path, lines=LINES, *, stop_after=None, size=2, inputs=INPUTS, torn=""):
     """Write lines in blocks of two outputs a line; return the number that was found there."""
-    with PartialOutput(path, settings) as output:
+    with PartialOutput(path, inputs) as output:
         num_found = output.num_lines
         list(output.verified([segments(lines[:1]), segments(lines[1:])]))
         for start in range(num_found, len(lines), size):
@@ -65,7 +65,7 @@ def test_a_stopped_output_is_continued_after_its_last_whole_line(stopped, tmp_pa
 
 
 def test_an_output_is_continued_after_a_call_that_only_verified_it(stopped):
-    with suppress(StoppedError), PartialOutput(stopped, SETTINGS) as output:
+    with suppress(StoppedError), PartialOutput(stopped, INPUTS) as output:
         next(output.verified([segments(LINES[:1])]))
         raise StoppedError
     assert copy_lines(stopped) == 4
@@ -90,12 +90,9 @@ def test_a_call_that_completes_no_line_leaves_nothing(path):
     assert path.read_text() == "older"
 
 
-@pytest.mark.parametrize("settings", [{**SETTINGS, "beam_size": 5}, {**SETTINGS, "seed": 2}])
-def test_an_output_of_other_settings_is_refused_and_kept(stopped, settings):
-    with pytest.raises(
-        UsageError, match=r"(beam_size 4, now 5|seed unset, now 2).*; delete it, or"
-    ):
-        copy_lines(stopped, settings=settings)
+def test_an_output_of_other_inputs_is_refused_and_kept(stopped):
+    with pytest.raises(UsageError, match=r"with other settings, models or files.*; delete it to"):
+        copy_lines(stopped, inputs="12ac")
     assert copy_lines(stopped) == 4
 
 
@@ -107,14 +104,14 @@ def test_an_output_of_another_text_is_refused_and_kept(stopped, lines):
 
 
 def test_lines_and_paired_lines_are_not_interchangeable(path):
-    with suppress(StoppedError), PartialOutput(path, {}) as output:
+    with suppress(StoppedError), PartialOutput(path, "") as output:
         output.stream.write("x\n")
         output.commit(segments("ab", "cd"))
         raise StoppedError
     for columns in (("ac", "bd"), ("cd", "ab")):
-        with pytest.raises(DataError), PartialOutput(path, {}) as output:
+        with pytest.raises(DataError), PartialOutput(path, "") as output:
             list(output.verified([segments(*columns)]))
-    with PartialOutput(path, {}) as output:
+    with PartialOutput(path, "") as output:
         list(output.verified([segments("ab", "cd")]))
 
 
@@ -123,9 +120,10 @@ def test_lines_and_paired_lines_are_not_interchangeable(path):
     [
         ("out.partial.json", None, "its record .* is missing"),
         ("out.partial.json", "[]", ".*json is damaged"),
-        ("out.partial.json", '{"format": 1}', ".*json is damaged"),
-        ("out.partial.json", '{"format": 2}', ".*json has format 2, but this tfm reads format 1"),
+        ("out.partial.json", '{"format": 1}', ".*json has format 1, but this tfm reads format 2"),
+        ("out.partial.json", '{"format": 2}', ".*json is damaged"),
         ("out.partial", "one\n", "it is shorter than"),
+        ("out.partial", "ONE" + "\n" * 99, "its content has changed since it was written"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(stopped, file, content, reason):
@@ -135,6 +133,15 @@ def test_files_that_do_not_belong_together_are_refused(stopped, file, content, r
         changed.write_text(content)
     with pytest.raises(UsageError, match=f"cannot continue .*out.partial: {reason}"):
         copy_lines(stopped)
+
+
+def test_a_record_is_no_obstacle_without_an_output_unless_it_is_another_file(stopped):
+    stopped.with_name("out.partial").unlink()
+    assert copy_lines(stopped) == 0
+    stopped.with_name("out.partial.json").write_text("mine")
+    with pytest.raises(UsageError, match=r"json is damaged"):
+        copy_lines(stopped)
+    assert stopped.with_name("out.partial.json").read_text() == "mine"
 
 
 def test_a_link_is_followed(path, tmp_path):
@@ -152,11 +159,11 @@ import pathlib
 from tfm.errors import TfmError
 from tfm.stages.partial_output import PartialOutput
 try:
-    PartialOutput(pathlib.Path({str(path)!r}), {{}}).__enter__()
+    PartialOutput(pathlib.Path({str(path)!r}), '').__enter__()
 except TfmError as error:
     print(error)
 """
-    with PartialOutput(path, {}):
+    with PartialOutput(path, ""):
         out = subprocess.run(
             [sys.executable, "-c", source], capture_output=True, text=True, check=True
         ).stdout

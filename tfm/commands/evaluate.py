@@ -1,17 +1,17 @@
 """tfm evaluate: models and test sets → a matrix of scores with intervals and significance."""
 
-import json
+import glob
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm import __version__
 from tfm.commands.declaration import Flag, NewFile, NewFolder, argument, command, one_or_several
-from tfm.commands.generate import Models, generate
+from tfm.commands.generate import Models, generate, where_to_compute
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
 from tfm.data.languages import target_language
-from tfm.errors import CheckpointError, UsageError
+from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, existing_file
@@ -90,13 +90,18 @@ def evaluate(
     searches = {name: _search(model, settings["search"]) for name, model in opened.items()}
     first = next(iter(opened))
     texts = {name: _files(name, opened[first], folder, mirror) for name in on}
+    kept = {
+        (set_name, name): _kept_output(model, paths[0], searches[name], settings, folder, gpus)
+        for set_name, paths in texts.items()
+        for name, model in opened.items()
+    }
     if page is not None:
         written = OutputPath(path=page, flag="--page")
-        check_outputs([written], [path for paths in texts.values() for path in paths])
+        check_outputs([written], [*chain(*texts.values()), *map(_existing, kept.values())])
     results = []
     for set_name, (source, *references) in texts.items():
         outputs = {
-            name: _translated(model, source, searches[name], settings, folder, gpus)
+            name: _translated(model, source, kept[set_name, name], settings, gpus)
             for name, model in opened.items()
         }
         scored = {
@@ -162,7 +167,7 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     return write_set(texts, out / f"{set_split(named.name)}.{named.pair}", named.languages)
 
 
-def _translated(
+def _kept_output(
     model: "ModelFolder",
     source: Path,
     search: Mapping[str, Any],
@@ -170,24 +175,59 @@ def _translated(
     out: Path,
     gpus: str | None,
 ) -> Path:
-    """Translate a text, unless that was done, to a file whose name depends on all that decides it.
+    """Return the file of a translation; its name has a hash of all that decides the content."""
+    from tfm.stages.generate import Generation, Source, hash_of_inputs
 
-    The name has a checksum of the model, the text, settings and the files that these name.
+    inference, _ = where_to_compute(gpus, None, settings["inference"])
+    inputs = hash_of_inputs(
+        Generation(models=[model], source=Source(path=source), prefixes=None, targets=None),
+        settings_from(SearchConfig, search),
+        inference,
+        settings_from(StepsConfig, settings["steps"]),
+        form="text",
+        texts=[source],
+    )
+    return out / f"{source.stem}.{model.path.resolve().name}.{inputs[:_DIGITS]}.txt"
+
+
+def _existing(kept: Path) -> Path:
+    """Return the file of a translation under the name that also has the hash of its content.
+
+    It is the path itself if there is no such file.
+
+    Raises:
+        DataError: The file has changed since it was written.
     """
-    # Imported late, as all that tfm --help does not need.
-    from hashlib import sha256
+    for path in kept.parent.glob(f"{glob.escape(kept.stem)}.*.txt"):
+        if _named_by_content(path) != path:
+            raise DataError(
+                f"{path} has changed since tfm evaluate wrote it: delete it to translate again, or "
+                "move it elsewhere to score it with tfm score"
+            )
+        return path
+    return kept
 
+
+def _named_by_content(path: Path) -> Path:
+    """Return the path of a file with a hash of the content before its suffix, if it has none."""
     from tfm.storage.files import sha256_of
 
-    files = [source, settings["steps"].get("glossary"), settings["search"].get("ban")]
-    contents = [sha256_of(existing_file(Path(path))) for path in files if path is not None]
-    others = [contents, search, settings["steps"], settings["inference"]]
-    inputs = json.dumps([__version__, model.fingerprint, *others], sort_keys=True)
-    digest = sha256(inputs.encode()).hexdigest()[:_DIGITS]
-    path = out / f"{source.stem}.{model.path.resolve().name}.{digest}.txt"
+    digest = sha256_of(path)[:_DIGITS]
+    return path if path.stem.endswith(f".{digest}") else path.with_suffix(f".{digest}.txt")
+
+
+def _translated(
+    model: "ModelFolder",
+    source: Path,
+    kept: Path,
+    settings: Mapping[str, dict[str, Any]],
+    gpus: str | None,
+) -> Path:
+    """Translate a text, unless that was done; return the file, as `_existing` does."""
+    path = _existing(kept)
     if not path.exists():
         if not model.is_current():
             raise CheckpointError(f"{model} was removed or replaced meanwhile: evaluate it again")
         given = settings["steps"] | settings["search"] | settings["inference"]
         generate((model.path,), input=source, output=path, gpus=gpus, **given)
-    return path
+    return path.rename(_named_by_content(path))

@@ -117,7 +117,7 @@ def generate(
     for mistake, is_made in mistakes.items():
         if is_made:
             raise UsageError(mistake)
-    inference, num_processes = _where_to_compute(gpus, processes, settings["inference"])
+    inference, num_processes = where_to_compute(gpus, processes, settings["inference"])
     from tfm.stages import generate as stage
 
     plan = stage.plan_generation(
@@ -156,15 +156,15 @@ def generate(
     if output is None:
         return _lines(plan, config, form, work)
     full_form = f"numbered {form}" if config.num_outputs > 1 else form
-    decisive = stage.output_settings(plan, config, inference, steps, form=full_form)
-    with _continued(output, decisive) as partial:
+    inputs = stage.hash_of_inputs(plan, config, inference, steps_config, form=full_form)
+    with _continued(output, inputs) as partial:
         partial.stream.writelines(_lines(plan, config, form, work, partial))
     if score_target is None and plan.source.references and config.num_outputs == 1:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
     return iter(())
 
 
-def _where_to_compute(
+def where_to_compute(
     gpus: str | None, processes: int | None, settings: Table
 ) -> tuple[InferenceConfig, int | None]:
     """Return device and arithmetic, and the number of processes, None to choose it."""
@@ -192,11 +192,11 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
 
 
 @contextmanager
-def _continued(path: Path, settings: Table) -> "Iterator[PartialOutput]":
+def _continued(path: Path, inputs: str) -> "Iterator[PartialOutput]":
     """Open an output file, after the lines that an interrupted call has written to it."""
     from tfm.stages.partial_output import PartialOutput
 
-    with PartialOutput(path, settings) as output:
+    with PartialOutput(path, inputs) as output:
         if num_before := output.num_lines:
             say(f"generate: continuing {output.path} at line {num_before + 1:,}")
         try:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT")
 
 FORMAT = 2
-_DIGITS = 16  # of a fingerprint that is shown
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
 
@@ -493,8 +492,3 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def fingerprints(folders: Iterable[ModelFolder]) -> str:
-    """Return the beginnings of the fingerprints of models, for records that people read."""
-    return " ".join(folder.fingerprint[:_DIGITS] for folder in folders)

@@ -1,9 +1,8 @@
 """The parts of a chain: segments of text, the steps around their search, and outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
@@ -79,12 +78,7 @@ class Step(ABC):
     """Work around a search: `before` prepares each unit of text, `after` completes outputs.
 
     `before` runs ahead of the search, perhaps in another thread.
-
-    Attributes:
-        settings: Settings that its output depends on, besides the settings of the search.
     """
-
-    settings: Mapping[str, Any] = MappingProxyType({})
 
     def load(self) -> Self:
         """Read from disk what `after` needs, and return the step; called before units are read."""
@@ -110,10 +104,6 @@ class Step(ABC):
 
 class UnitAligner(Protocol):
     """Aligns the units of sources and translations."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """What its links depend on."""
 
     def hold(self) -> Any:
         """Read from disk all that is needed to align."""

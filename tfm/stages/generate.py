@@ -1,14 +1,15 @@
 """tfm generate: text → translations, line by line; models and text are checked before."""
 
+import hashlib
 import io
+import json
 import os
 import stat
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import torch
 
 from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
-from tfm.config import InferenceConfig, SearchConfig, settings_to
+from tfm.config import InferenceConfig, SearchConfig, Settings, settings_to
 from tfm.data.languages import target_language
 from tfm.data.shortlist import FILE as SHORTLIST
 from tfm.errors import DataError, UsageError
-from tfm.folders.model_folder import ModelFolder, ensemble_info, fingerprints
+from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.inference.chain import Chain
@@ -34,14 +35,13 @@ from tfm.stages.partial_output import PartialOutput
 from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGeneration
 from tfm.steps import StepsConfig
 from tfm.storage.files import STDIN_FILE, sha256_of, write_record
-from tfm.storage.paths import PARTIAL, OutputPath, check_outputs, existing_file
+from tfm.storage.paths import PARTIAL, OutputPath, check_outputs, existing_file, files_of_command
 from tfm.text.looks import FIRST_LINES, JSON_OBJECTS, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
 _SENTENCE_BYTES = 100  # of a document, about
-_DIGITS = 16  # of a checksum that is shown
 _MIN_SENSELESS = 0.5  # the share of lines that are no sentences, for an error
 
 
@@ -179,36 +179,52 @@ def check_document(
         )
 
 
-def output_settings(
+def hash_of_inputs(
     plan: Generation,
     config: SearchConfig,
     inference: InferenceConfig,
-    steps: Sequence[Step],
+    steps: StepsConfig,
     *,
     form: str,
-) -> dict[str, Any]:
-    """Return what decides the output besides the text, so that only the same output is continued.
+    texts: Iterable[Path] = (),
+) -> str:
+    """Return one hash of all inputs and settings that decide an output.
 
-    These are the contents of files, the arithmetic that this machine chooses, and the settings of
-    steps. `form` is the form of the output lines. Settings that only divide the work are left out.
+    These are the versions, the models, the contents of the files that settings name, and the
+    arithmetic that this machine chooses, but nothing that only divides the work. `form` is the form
+    of the output lines. A `PartialOutput` compares the lines of the text itself; files that are
+    hashed as a whole are `texts`.
 
     Raises:
-        UsageError: This machine does not support the settings.
+        UsageError: This machine does not support the settings, or a file does not exist.
     """
-    given = {"ban": config.ban and Path(config.ban)}
-    given["shortlist"] = plan.models[0].path / SHORTLIST if config.shortlist else None
-    search = {name: value for name, value in settings_to(config).items() if name != "max_tokens"}
-    return {
-        "version": __version__,
-        "models": fingerprints(plan.models),
-        "aligners": "",
-        "form": form,
-        "prefixes": plan.prefixes is not None,
-        "targets": plan.targets is not None,
-        **search,
-        **{n: sha256_of(path)[:_DIGITS] for n, path in given.items() if path and path.is_file()},
-        **chosen_arithmetic(inference),
-    } | dict(chain(*(step.settings.items() for step in steps)))
+    shortlist = plan.models[0].path / SHORTLIST
+    decisive = {
+        "versions": [__version__, torch.__version__],
+        "models": [model.fingerprint for model in plan.models],
+        "shortlist": sha256_of(shortlist) if config.shortlist and shortlist.is_file() else None,
+        "settings": [_decisive(config), _decisive(steps)],
+        "arithmetic": chosen_arithmetic(inference),
+        "form": [form, plan.prefixes is not None, plan.targets is not None],
+        "texts": [sha256_of(path) for path in texts],
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _decisive(settings: Settings) -> dict[str, Any]:
+    """Return settings that decide an output; files and models by their content, not their name."""
+    found = settings_to(settings)
+    found.pop("max_tokens", None)
+    for item in (each for each in fields(settings) if each.name in found):
+        value = found[item.name]
+        match item.metadata["metavar"]:
+            case "FILE":
+                found[item.name] = sha256_of(existing_file(Path(value)))
+            case "MODEL":
+                found[item.name] = ModelFolder.open(Path(value)).fingerprint
+            case "COMMAND":
+                found[item.name] = [value, *map(sha256_of, files_of_command(value))]
+    return found
 
 
 def generate(

@@ -6,11 +6,11 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO
 
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.inference.steps import Segment
@@ -23,9 +23,10 @@ from tfm.storage.files import (
     write_record,
 )
 
-FORMAT = 1
+FORMAT = 2
+_BLOCK_BYTES = 1 << 20
 _RECORD_SECONDS = 1.0  # between two records
-_ADVICE = "delete it, or choose another name with --output"
+_ADVICE = "delete it to begin again, or choose another name with --output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +34,18 @@ class _Record:
     """The content of FILE.partial.
 
     Attributes:
-        settings: What decides the output besides the text.
+        inputs: The hash of what decides the output besides the text.
         num_lines: Number of lines of text whose output is complete.
         num_bytes: Size of their output.
         sha256: Digest of these lines of text.
+        output_sha256: Digest of their output.
     """
 
-    settings: Mapping[str, Any]
+    inputs: str
     num_lines: int
     num_bytes: int
     sha256: str
+    output_sha256: str
 
 
 class PartialOutput:
@@ -54,7 +57,7 @@ class PartialOutput:
 
     Args:
         path: FILE.
-        settings: What decides the output besides the text: numbers, text and flags by name.
+        inputs: A hash of what decides the output besides the text.
 
     Raises:
         UsageError: FILE cannot be created or replaced, as `output_target` says.
@@ -66,14 +69,16 @@ class PartialOutput:
     """
 
     stream: io.TextIOWrapper
+    _file: IO[bytes]
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, inputs: str) -> None:
         self._final_path = output_target(path)
         name = self._final_path.name
         self.path = self._final_path.with_name(f"{name}.partial")
         self._record_path = self._final_path.with_name(f"{name}.partial.json")
-        self._settings = settings
-        self._digest = hashlib.sha256()
+        self._inputs = inputs
+        self._digest, self._output_digest = hashlib.sha256(), hashlib.sha256()
+        self._num_hashed = 0  # bytes of the output
         self.num_lines = self._num_bytes = 0
         self._committed = self._digest.hexdigest()  # of the lines whose output is complete
         self._recorded_at = 0.0
@@ -83,9 +88,9 @@ class PartialOutput:
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise self._refusal("it is not a regular file")
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(self.path.open("ab"))
+            self._file = file = stack.enter_context(self.path.open("a+b"))
             _lock(file.fileno(), self.path)
-            if size_of(self.path):
+            if size_of(self.path) or self._record_path.exists():
                 self._continue()
             file.truncate(self._num_bytes)
             file.seek(0, os.SEEK_END)
@@ -150,7 +155,7 @@ class PartialOutput:
         """Read the record of a call that was stopped.
 
         Raises:
-            UsageError: Its settings are others, or the record does not belong to FILE.partial.
+            UsageError: Its inputs are others, or the record does not belong to FILE.partial.
         """
         try:
             record = read_record(self._record_path, _Record, format_=FORMAT, advice=_ADVICE)
@@ -158,19 +163,17 @@ class PartialOutput:
             raise self._refusal(f"its record {self._record_path} is missing") from error
         except DataError as error:
             raise UsageError(f"cannot continue {self.path}: {error}") from error
-        if not record.num_lines:
+        if not record.num_lines or not size_of(self.path):  # perhaps the user has removed it
             return
         if record.num_bytes > size_of(self.path):
             raise self._refusal(f"it is shorter than {self._record_path} says")
-        names = dict.fromkeys([*record.settings, *self._settings])
-        then, now = record.settings, self._settings
-        different = [
-            f"{name} {then.get(name, 'unset')}, now {now.get(name, 'unset')}"
-            for name in names
-            if then.get(name) != now.get(name)
-        ]
-        if different:
-            raise self._refusal(f"it was written with other settings ({'; '.join(different)})")
+        if record.inputs != self._inputs:
+            raise self._refusal(
+                "it was written with other settings, models or files, or by another version"
+            )
+        self._hash_output(record.num_bytes)
+        if record.output_sha256 != self._output_digest.hexdigest():
+            raise self._refusal("its content has changed since it was written")
         self.num_lines, self._num_bytes = record.num_lines, record.num_bytes
         self._committed = record.sha256
 
@@ -183,6 +186,7 @@ class PartialOutput:
             error.filename = error.filename or str(self.path)  # errors of `write` do not name it
         # On a full disk, an older record remains, and the end of the output may be missing.
         with contextlib.suppress(OSError):
+            self._hash_output(self._num_bytes)
             self.stream.close()
         with contextlib.suppress(OSError):
             if self.num_lines:
@@ -191,12 +195,23 @@ class PartialOutput:
                 self.path.unlink()
                 self._record_path.unlink()
 
+    def _hash_output(self, num_bytes: int) -> None:
+        """Add what is new in the first bytes of the output to its digest."""
+        while size := min(_BLOCK_BYTES, num_bytes - self._num_hashed):
+            # Opening the file again, and closing it, would unlock it.
+            if not (block := os.pread(self._file.fileno(), size, self._num_hashed)):
+                return
+            self._output_digest.update(block)
+            self._num_hashed += len(block)
+
     def _write_record(self) -> None:
+        self._hash_output(self._num_bytes)
         record = _Record(
-            settings=self._settings,
+            inputs=self._inputs,
             num_lines=self.num_lines,
             num_bytes=self._num_bytes,
             sha256=self._committed,
+            output_sha256=self._output_digest.hexdigest(),
         )
         write_record(self._record_path, record, format_=FORMAT)
         self._recorded_at = time.monotonic()

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 import tfm
+from tfm.backends.selection import chosen_arithmetic
 from tfm.commands import evaluate as command
+from tfm.config import InferenceConfig
 from tfm.data.test_sets import NamedSet
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.run_folder import checkpoints
 from tfm.inference import engine
+from tfm.stages import generate as stage
 from tfm.stages.partial_output import PartialOutput
 
 FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
@@ -136,6 +140,40 @@ def test_a_model_that_is_replaced_meanwhile_is_refused(models, monkeypatch):
     monkeypatch.setattr(command, "generate", generate)
     with pytest.raises(CheckpointError, match="a was removed or replaced meanwhile"):
         tfm.evaluate(models, on="test", **FAST)
+
+
+def test_a_kept_translation_is_used_only_if_it_is_what_would_be_written(
+    models, translated, tmp_path, monkeypatch
+):
+    program = tmp_path / "metric.py"
+    program.write_text("import sys\nfor line in sys.stdin: print(len(line), flush=True)\n")
+    given = {"on": ["test", "news.en:news.de"], "n_best": 2, "mbr": "command", **FAST, "beam": 2}
+    given["metric_command"] = f"{sys.executable} metric.py"
+    arithmetic = chosen_arithmetic(InferenceConfig(device="cpu"))
+    monkeypatch.setattr(stage, "chosen_arithmetic", lambda _: arithmetic)
+
+    def translate(number):
+        result = tfm.evaluate(models[0], **given)
+        assert len(translated) == number
+        return result.sets[0].outputs[str(models[0])]
+
+    translate(2)
+    translate(2)
+    program.write_text(f"{program.read_text()} # changed")
+    translate(4)
+    arithmetic = {**arithmetic, "kernels": "others"}
+    path = Path(translate(6))
+    kept = path.read_bytes()
+    for changed in (kept[:-5], kept.replace(b"e", b"a", 1), b""):
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match="has changed since tfm evaluate wrote it: delete it"):
+            translate(6)
+        assert path.read_bytes() == changed
+    path.write_bytes(kept)
+    with pytest.raises(UsageError, match="would be both read and overwritten"):
+        tfm.evaluate(models[0], **given | {"page": path})
+    path.unlink()
+    assert Path(translate(7)).read_bytes() == kept
 
 
 def test_a_stopped_evaluation_continues(models, monkeypatch, capsys):

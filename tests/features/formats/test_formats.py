@@ -99,7 +99,6 @@ class WordAligner:
     """Aligns the n-th words of sources, or the n-th last ones, with the n-th ones of targets."""
 
     def __init__(self, *, is_reversed=False):
-        self.settings = {"aligners": "words"}
         self._is_reversed = is_reversed
 
     def align_units(self, sources, targets):

@@ -16,7 +16,7 @@ from tfm.data.units import Span, blanked, units
 from tfm.errors import UsageError
 from tfm.features.align.alignment import Aligner, Alignment
 from tfm.features.align.heads import AlignmentModel
-from tfm.folders.model_folder import ModelFolder, fingerprints
+from tfm.folders.model_folder import ModelFolder
 from tfm.inference.steps import Output, Segment, Step
 
 
@@ -39,7 +39,6 @@ class Align(Step):
         records: bool = True,
     ) -> None:
         self._folders, self._device, self._records, self.tag = folders, device, records, tag
-        self.settings = {"aligners": fingerprints(folders)}
 
     @classmethod
     def of(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -34,8 +33,6 @@ class Sentences(Step):
         tags: The tags of the model.
         unbroken: Returns the spans of a text, which it names, that no sentence ends within.
     """
-
-    settings = MappingProxyType({"form": "document"})
 
     def __init__(
         self,

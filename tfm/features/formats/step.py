@@ -56,7 +56,6 @@ class Formats(Step):
 
     def __init__(self, format: str, aligner: UnitAligner) -> None:  # noqa: A002 - as its flag
         self._format, self._aligner = format, aligner
-        self.settings = {"format": format, **aligner.settings}
 
     @override
     def load(self) -> Self:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 from typing_extensions import override
 
@@ -20,12 +20,9 @@ from tfm.folders.model_info import ModelInfo
 from tfm.inference.steps import Output, RequiredText, Segment, Step
 from tfm.reporting import say
 from tfm.search.constraints import held_phrases
-from tfm.storage.files import sha256_of
 from tfm.storage.paths import existing_file
 
-_DIGITS = 16  # of a checksum
 _State = tuple[Segment, list[Term], str]  # with the terms in it, and the language of its output
-
 _normalize = LATEST_NORMALIZATION.normalize
 
 
@@ -56,12 +53,10 @@ class Glossary(Step):
         notify: Callable[[str], None] = say,
     ) -> None:
         self._finders = [finder_of(terms, source)] if terms else []
-        self.settings: dict[str, Any] = {"terms": dict(terms)} if terms else {}
         if isinstance(path, Finder):
             self._finders.append(path)
         elif path is not None:
             self._finders.append(read_terms(existing_file(path), source, target))
-            self.settings |= {"glossary": sha256_of(path)[:_DIGITS]}
         self._target, self._tags, self._notify = target, tags, notify
         self._num_required = self._num_missing = 0
 

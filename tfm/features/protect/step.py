@@ -52,7 +52,6 @@ class Protect(Step):
         self._patterns, self._tags, self._aligner = tuple(patterns), tags, aligner
         self._masks, self._notify = masks, notify
         self._programs = frozenset(map(str.lower, programs))
-        self.settings = {"protect": list(patterns), "protect_for": sorted(self._programs)}
 
     @override
     def load(self) -> Self:
