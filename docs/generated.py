@@ -296,8 +296,9 @@ def _values(item: Field[Any], hint: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     if metavar := item.metadata.get("metavar"):
         return f"list of `{metavar}`" if typing.get_origin(hint) is tuple else f"`{metavar}`"
-    if hint == tuple[str, str]:
-        return "list of 2 texts"
+    pairs = {tuple[str, str]: "list of 2 texts", tuple[int, int]: "list of 2 numbers"}
+    if hint in pairs:
+        return pairs[hint]
     if typing.get_origin(hint) is not None:
         return "list of tables" if typing.get_origin(hint) is tuple else "table"
     low, high = item.metadata.get("at_least"), item.metadata.get("at_most")

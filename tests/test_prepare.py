@@ -406,13 +406,6 @@ def test_a_dataset_has_one_writer_at_a_time(data_dir, tmp_path):
     assert (data_dir / "manifest.json").read_bytes() == before
 
 
-def test_invalid_utf8_is_dropped_from_training_text(data_dir, tmp_path):
-    source = b"".join(b"a%d\n" % i for i in range(99)) + b"\xff\n"
-    files = write_files(tmp_path, train_en=source, train_de="b\n" * 99 + "c\n")
-    prepare(recipe_from_files(name="x", **files), data_dir, text_only=True)
-    assert counts(data_dir)["train"]["dropped"]["not_utf8"] == 1
-
-
 @pytest.mark.parametrize("drop_duplicates", [True, False])
 def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
     data_dir, tmp_path, capsys, drop_duplicates
