@@ -24,7 +24,7 @@ class Mark:
         start: Where it starts in the document.
         end: Where it ends.
         kind: "open" and "close" of an element; "point" stands alone; "cut" is a line break of
-            subtitles, with what is copied between lines.
+            subtitles, with what is copied between lines, or the time of a word.
         partner: The mark that closes or opens the same element; None if it is missing.
     """
 

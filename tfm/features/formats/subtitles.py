@@ -103,40 +103,64 @@ def with_repeats(source: str, text: str) -> str:
 def cut_lines(text: str, cuts: Sequence[tuple[float, str]]) -> str:
     """Return a translated sentence with its line breaks, so that no line is empty.
 
-    If words are missing, lines of a cue are joined, and then the last word is repeated.
+    If words are missing, lines of a cue are joined, and then the last word is repeated. Times of
+    words stay in their line.
 
     Args:
         text: The sentence, with tags.
-        cuts: The share of the source before each line break, and what is written.
+        cuts: The share of the source before each line break or time, and what is written.
     """
     if not cuts:
         return text
+    gaps, size = _gaps(text)
+    breaks, times = list[tuple[float, str]](), list[tuple[int, float, str]]()
+    num_joined = sum(not written.startswith("<") for _, written in cuts) - len(gaps)
+    for share, written in cuts:
+        if written.startswith("<"):
+            times.append((len(breaks), share * size, written))
+        elif num_joined > 0 and "-->" not in written:
+            num_joined -= 1
+            tags = "".join(tag[0] for tag in _TAG.finditer(written))
+            times.append((len(breaks), share * size, tags))
+        else:
+            breaks.append((share * size, written))
+    while len(gaps) < len(breaks):
+        word = _TAG.sub("", text[gaps[-1][2] if gaps else 0 :])
+        gaps.append((size, len(text), len(text)))
+        text += word
+    edits, ends = list[tuple[int, int, str]](), [-1]  # the gaps that lines end with
+    for index, (place, written) in enumerate(breaks):
+        last = len(gaps) - len(breaks) + index + 1  # the others need the gaps from there on
+        ends.append(min(range(ends[-1] + 1, last), key=lambda n: abs(gaps[n][0] - place)))
+        edits.append((*gaps[ends[-1]][1:], written))
+    for line, place, written in times:
+        inner = range(ends[line] + 1, [*ends, len(gaps)][line + 1])
+        gap = min(inner, key=lambda n: abs(gaps[n][0] - place), default=ends[line])
+        at = gaps[gap][2] if gap >= 0 else 0
+        edits.append((at, at, written))
+    parts, at = list[str](), 0
+    for start, end, written in sorted(edits, key=lambda edit: edit[:2]):
+        parts += [text[at:start], written]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _gaps(text: str) -> tuple[list[tuple[int, int, int]], int]:
+    """Return where a line may end, and the number of characters that are shown.
+
+    Each place is the number of shown characters before it, and where its white space starts and
+    ends.
+    """
     hidden = _TAG.sub(lambda tag: _HIDDEN * len(tag[0]), text)
     shown = [span for span in units(hidden) if hidden[span[0]] != _HIDDEN]
-    gaps = list[tuple[int, int, int]]()  # between words: the number of characters before, and where
     sizes = accumulate(len(hidden[slice(*span)].replace(_HIDDEN, "")) for span in shown)
+    gaps = list[tuple[int, int, int]]()
     for ((_, end), (following, _)), size in zip(pairwise(shown), sizes, strict=False):
         space = _SPACE.search(hidden, end, following)
         is_joint = end == following and is_unspaced(hidden[end - 1]) and is_unspaced(hidden[end])
         if hidden[following] not in CLOSING and (space or is_joint):
             gaps.append((size, *(space.span() if space else (end, end))))
-    size = next(sizes, 0)
-    num_joined, written = len(cuts) - len(gaps), list[tuple[float, str]]()
-    for share, line_end in cuts:
-        is_joined = num_joined > 0 and "-->" not in line_end
-        num_joined -= is_joined
-        written += [] if is_joined else [(share, line_end)]
-    while len(gaps) < len(written):
-        word = _TAG.sub("", text[gaps[-1][2] if gaps else 0 :])
-        gaps.append((size, len(text), len(text)))
-        text += word
-    parts, at, first = list[str](), 0, 0
-    for index, (share, line_end) in enumerate(written):
-        last = len(gaps) - len(written) + index + 1
-        first = min(range(first, last), key=lambda n: abs(gaps[n][0] - share * size))
-        parts += [text[at : gaps[first][1]], line_end]
-        at, first = gaps[first][2], first + 1
-    return "".join([*parts, text[at:]])
+    return gaps, next(sizes, 0)
 
 
 def _is_webvtt(text: str) -> bool:
@@ -220,5 +244,6 @@ def _add_line(text: str, line: _Line, builder: BlockBuilder, tags: list[tuple[st
         elif found[2] and not found[1]:
             tags.append((found[2], builder.add_mark("open", *found.span())))
         else:
-            builder.add_mark("point", *found.span())
+            is_time = found[0][1].isdigit()
+            builder.add_mark("cut" if is_time else "point", *found.span())
     builder.add_text(at, end)
