@@ -112,8 +112,10 @@ def test_a_shift_is_refused_or_warned_of_where_it_begins(capsys, script, offset,
         found = re.match(f"warning: {problem}", capsys.readouterr().err)
         assert abs(int(found[1]) - first) <= 128
     else:
-        with pytest.raises(DataError, match=problem):
+        with pytest.raises(DataError, match=rf"{problem}.*--force"):
             check_alignment(shifted, "x.tsv")
+        check_alignment(shifted, "x.tsv", force=True)
+        assert re.match(f"warning: {problem}", capsys.readouterr().err)
     assert not capsys.readouterr().err
 
 

@@ -49,8 +49,11 @@ def sample_windows(pairs: Iterable[BytesPair]) -> list[Window]:
     return windows
 
 
-def check_alignment(windows: Iterable[Window], paths: str) -> None:
-    """Raise DataError if most lines of a text fit others than their own; warn if some do."""
+def check_alignment(windows: Iterable[Window], paths: str, *, force: bool = False) -> None:
+    """Raise DataError if most lines of a text fit others than their own; warn if some do.
+
+    `force` only warns: in a text of dialogues, for example, each line may answer the one before.
+    """
     found: dict[int, list[int]] = {}  # the starts of windows by the offset at which lines fit
     for start, pairs in windows:
         if len(pairs) >= _MIN_WINDOW_PAIRS:
@@ -71,8 +74,8 @@ def check_alignment(windows: Iterable[Window], paths: str) -> None:
         f"{num_windows:,} samples: remove {abs(offset)} {lines} of the {side} that the other side "
         "lacks, or add the translation"
     )
-    if 2 * len(starts) > num_windows:
-        raise DataError(problem)
+    if 2 * len(starts) > num_windows and not force:
+        raise DataError(f"{problem}; --force prepares the text as it is")
     say(f"warning: {problem}")
 
 

@@ -514,7 +514,7 @@ class TextWriter:
         sample = list(chain.from_iterable(pairs for _, pairs in windows))
         source, target = self.recipe.source, self.recipe.target
         paths = " and ".join(dict.fromkeys(map(str, self.sources.locate_sides(text))))
-        check_alignment(windows, paths)
+        check_alignment(windows, paths, force=self.force)
         self._look(text, split)
         config = cleaning_of(text, self.cleaning)
         if "+" not in source + target and (
