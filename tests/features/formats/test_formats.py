@@ -412,7 +412,7 @@ def test_dialects_of_xml_keep_what_is_no_text(template):
         ("<fcpxml>", "Final Cut"),
         ("<math>", "MathML"),
         ("<project><modelVersion>4.0.0</modelVersion>", "Maven"),
-        ("<w:document xmlns:w='http://schemas.openxmlformats.org/w'>", "Office"),
+        ("<w:document xmlns:w='http://schemas.openxmlformats.org/w'>", "office"),
     ],
 )
 def test_other_dialects_are_refused_by_name(head, name):

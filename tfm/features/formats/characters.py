@@ -35,17 +35,11 @@ _NAME = re.compile(r"(?:<|&lt;)/?([\w-]+)")
 
 @dataclass(frozen=True)
 class Syntax:
-    """How text is written in a format.
+    """How text is written in a format."""
 
-    Attributes:
-        references: Whose references to characters it has; empty without.
-        tags: Whether it is in XML, in CDATA, or HTML whose tags are escaped.
-        has_backslashes: Whether it has the escapes of Android.
-    """
-
-    references: Literal["", "html", "xml"] = ""
-    tags: Literal["", "cdata", "escaped"] = ""
-    has_backslashes: bool = False
+    references: Literal["", "html", "xml"] = ""  # to characters
+    tags: Literal["", "cdata", "escaped"] = ""  # in XML: those of HTML
+    has_backslashes: bool = False  # the escapes of Android
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

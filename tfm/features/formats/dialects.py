@@ -15,31 +15,19 @@ ALL = ".*"
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """A dialect of XML; its patterns are regular expressions.
+    """A dialect of XML; its patterns are regular expressions."""
 
-    Attributes:
-        head: Matches the document type, "<" and the start tag of the root, and that of its first
-            child, each in a line.
-        text: Matches PARENT/NAME of the elements whose text is translated.
-        copied: Matches KEY:, the start tag, > and the text after it, of elements that are copied.
-        key: The name of elements whose text is the key of the next element.
-        inline: Matches start tags of elements that never end a sentence; the others end one unless
-            they are beside text.
-        target: Matches PARENT/NAME of the elements for translations; none if in place.
-        inserted: The start tag of a target that is missing.
-        syntax: How text is written.
-        keeps_lines: Whether a line break ends a sentence.
-    """
-
+    # Of the document type, "<" and the start tag of the root, and that of its first child, each in
+    # a line.
     head: str = ""
-    text: str = ALL
-    copied: str = "(?!)"
-    key: str = ""
-    inline: str = "(?!)"
-    target: str = ""
-    inserted: str = ""
+    text: str = ALL  # PARENT/NAME of the elements whose text is translated
+    copied: str = "(?!)"  # "KEY:", the start tag, ">" and the text after it, of what is copied
+    key: str = ""  # the name of elements whose text is the key of the next one
+    inline: str = "(?!)"  # start tags of elements within sentences; so are those beside text
+    target: str = ""  # PARENT/NAME of the elements for translations; none if in place
+    inserted: str = ""  # the start tag of a target that is missing
     syntax: Syntax = XML
-    keeps_lines: bool = False
+    keeps_lines: bool = False  # whether a line break ends a sentence
 
 
 _OTHER = Dialect()
@@ -106,29 +94,22 @@ _DIALECTS = {
     "DITA": Dialect(head="DITA|ditaarch", copied=f"(?:{_DITA_CODE}) "),
 }
 # Documents that are not translated: the name, the head and what to do.
+_CODE = "put what users read into a text file, with a sentence a line"
 _FORM = "translate the .ts, .po or .xliff file that is made from it"
-_OFFICE = "save the document as HTML, for --format html"
-_CODE = "it is code or settings: put what users read into a text file, with a sentence a line"
 _REFUSED = (
     ("XHTML", "<html ", "read it as HTML, with --format html"),
     ("TMX", "<tmx ", "it is a memory of translations: convert the text that needs one to XLIFF"),
     ("TBX", "<(?:tbx|martif) ", "it is a list of terms: make a table of it, for --glossary"),
     ("TTML", "<tt ", "convert it to .srt or .vtt, for --format srt"),
     ("a project of Final Cut Pro", "<fcpxml |<xmeml ", "export its captions as .srt or .vtt"),
-    ("MathML", "<math ", "formulas are not translated"),
-    ("a form of Qt Designer", "<ui .*version=", _FORM),
-    ("a form of GtkBuilder", r"<interface .*\n(?:requires|object|template) ", _FORM),
-    ("a form of Interface Builder", "InterfaceBuilder", _FORM),
-    ("Office Open XML", r"openxmlformats\.org|schemas\.microsoft\.com/office", _OFFICE),
-    ("OpenDocument", "names:tc:opendocument", _OFFICE),
+    ("MathML", "<math ", "formulas have no sentences"),
+    ("a form", r"<ui .*version=|<interface .*\n(?:requires|object) |InterfaceBuilder", _FORM),
+    ("an office document", r"openxmlformats\.org|tc:opendocument", "save it as HTML"),
     ("a Maven POM", r"maven\.apache\.org/POM|<project .*\n(?:modelVersion|parent|groupId) ", _CODE),
-    ("an MSBuild project", "<Project .*(?:Sdk=|ToolsVersion=|msbuild)", _CODE),
-    ("an Ant build file", "<project .*(?:default|basedir)=", _CODE),
-    ("XSLT", r"www\.w3\.org/1999/XSL/Transform", _CODE),
-    ("XML Schema", "<schema .*XMLSchema|<grammar .*relaxng", _CODE),
-    ("WSDL", "<definitions .*wsdl", _CODE),
+    ("a project file", "<Project .*(?:Sdk=|ToolsVersion=)|<project .*(?:default|basedir)=", _CODE),
+    ("XSLT or a schema", "XSL/Transform|<schema .*XMLSchema|<grammar .*relaxng", _CODE),
     ("a sitemap", "<(?:sitemapindex|urlset) ", _CODE),
-    ("settings of .NET or Spring", r"<configuration .*\n[a-z]+[A-Z]|springframework\.org", _CODE),
+    ("a file of settings", r"<configuration .*\n[a-z]+[A-Z]|springframework\.org", _CODE),
 )
 
 

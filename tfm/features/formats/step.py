@@ -110,7 +110,12 @@ class Formats(Step):
         num_copied = 0
         for sentence in sentences:
             marks = marks_to_place(*sentence[:3])
-            cuts = _cuts(sentence, marks, text)
+            size = sentence.end - sentence.start
+            cuts = [
+                ((mark.at - sentence.start) / size, text[mark.start : mark.end])
+                for mark in marks
+                if mark.kind == "cut"
+            ]
             marks = [mark for mark in marks if mark.kind != "cut"]
             if len(marks) > _MAX_MARKS:
                 num_copied += 1
@@ -144,13 +149,6 @@ def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
         start, at = at, at + len(source)
         if part.pieces and part.text.strip():
             yield _Sentence(block, start, at, part.text, part.kept)
-
-
-def _cuts(sentence: _Sentence, marks: Sequence[Mark], text: str) -> list[tuple[float, str]]:
-    """Return the line breaks in a sentence of subtitles, and the share of it before each."""
-    start, size = sentence.start, sentence.end - sentence.start
-    cuts = (mark for mark in marks if mark.kind == "cut")
-    return [((mark.at - start) / size, text[mark.start : mark.end]) for mark in cuts]
 
 
 def _texts(sentence: _Sentence) -> tuple[str, str]:
