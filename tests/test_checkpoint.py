@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import new_info
 
-from tfm.config import FIRST_NORMALIZATION
 from tfm.errors import CheckpointError
 from tfm.folders import model_folder
 from tfm.folders.model_folder import STATE, WEIGHTS, DamagedCheckpointError, ModelFolder, _checksum
@@ -140,18 +139,6 @@ def edit(folder, change):
     change(record)
     text = json.dumps({**record, "checksum": _checksum(record)})
     (folder / "config.json").write_text(text)
-
-
-@pytest.mark.parametrize("space", [True, False])
-def test_a_model_of_an_older_tfm_reads_text_by_the_first_rules(model_dir, space):
-    def forget_version(record):
-        del record["normalization"]
-        record["normalizes_space"] = space
-
-    edit(model_dir, forget_version)
-    assert ModelFolder(model_dir).info.normalization == dataclasses.replace(
-        FIRST_NORMALIZATION, space=space
-    )
 
 
 def test_the_error_for_edited_settings_explains_how_to_accept_them(model_dir):

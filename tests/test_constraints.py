@@ -12,7 +12,7 @@ from small_models import batch_of, transformer
 from test_active import EVERY_SEARCH, SEARCHES
 
 from tfm.commands.translator import Translator
-from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, SearchConfig
+from tfm.config import LATEST_NORMALIZATION, Normalization, SearchConfig
 from tfm.data.subword import EOS, Vocabulary
 from tfm.errors import DataError
 from tfm.search import search
@@ -115,7 +115,9 @@ def test_the_best_continuations_are_those_of_all_log_probabilities(vocab_size):
 # --- banned text
 
 
-@pytest.fixture(scope="module", params=[LATEST_NORMALIZATION, FIRST_NORMALIZATION], ids=str)
+@pytest.fixture(
+    scope="module", params=[LATEST_NORMALIZATION, Normalization(unicode=False)], ids=str
+)
 def vocabulary(data_dir, request):
     return Vocabulary.load(data_dir, request.param)
 

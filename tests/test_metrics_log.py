@@ -141,16 +141,3 @@ def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(DataError, match=r"metrics\.jsonl is not a file"):
         MetricsLog(tmp_path, step=0)
-
-
-def test_the_smoothed_loss_of_older_records_has_its_own_name(tmp_path):
-    old = {"kind": "train", "step": 1, "loss": 4.538, "perplexity": 54.77}
-    new = {"kind": "train", "step": 2, "loss": 4.0, "smoothed_loss": 4.5, "perplexity": 54.6}
-    validation = {"kind": "validation", "step": 2, "loss": 4.0, "perplexity": 54.6}
-    broken = {"kind": "train", "step": 3, "loss": 4.0, "perplexity": "x"}
-    records = [old, new, validation, broken]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
-    first, second, third = read_metrics(tmp_path).training
-    assert (first["smoothed_loss"], first["loss"]) == (4.538, pytest.approx(4.0031, abs=1e-4))
-    assert (second, third["loss"]) == (new, None)
-    assert read_metrics(tmp_path).validation == [validation]

@@ -8,10 +8,8 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization
+from tfm.config import LATEST_NORMALIZATION, Normalization
 
-RULES = [LATEST_NORMALIZATION, FIRST_NORMALIZATION]
-EVERY_VERSION = pytest.mark.parametrize("rules", RULES, ids=str)
 OFF = Normalization(space=False, unicode=False)
 IGNORABLE = regex.compile(r"\p{Default_Ignorable_Code_Point}")
 # What scripts and emoji need: joiners, variation selectors, the tags of flags.
@@ -39,20 +37,6 @@ def test_the_property_of_a_character_decides_if_it_is_kept():
         assert found == expected, hex(ord(char))
 
 
-def test_the_first_rules_are_those_of_older_models():
-    for char in CHARACTERS:
-        found = FIRST_NORMALIZATION.normalize(f"x{char}y")[1:-1]
-        if char.isspace():
-            expected = " "
-        elif unicodedata.category(char) == "Cc" or char in (
-            "\xad\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-        ):
-            expected = ""
-        else:
-            expected = char
-        assert found == expected, hex(ord(char))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -74,9 +58,9 @@ def test_text_becomes_what_its_writer_meant(text, expected):
     assert LATEST_NORMALIZATION.normalize(text) == expected
 
 
-@EVERY_VERSION
 @given(st.text(st.sampled_from("ab \t\u2028\u00a0\u200b\x85\x92é\u0301\u0323\u115f")))
-def test_normalizing_again_changes_nothing(rules, text):
+def test_normalizing_again_changes_nothing(text):
+    rules = LATEST_NORMALIZATION
     result = rules.normalize(text)
     assert rules.normalize(result) == result == " ".join(result.split())
     assert rules.output(text) == result
@@ -88,7 +72,7 @@ def test_nothing_is_changed_if_both_are_off_and_only_unicode_if_space_is_off():
     assert replace(OFF, unicode=True).normalize(text) == "  \xe1\t\x92\u200b "
 
 
-@pytest.mark.parametrize("rules", [*RULES, OFF, replace(OFF, version=1)], ids=str)
+@pytest.mark.parametrize("rules", [LATEST_NORMALIZATION, OFF], ids=str)
 def test_an_output_is_one_line_of_one_column_without_control_characters(rules):
     text = "".join(f"a{char} " for char in CHARACTERS)
     found = rules.output(text)
@@ -97,6 +81,6 @@ def test_an_output_is_one_line_of_one_column_without_control_characters(rules):
 
 
 def test_both_forms_of_a_character_are_comparable_with_any_rules():
-    for rules in (*RULES, OFF):
+    for rules in (LATEST_NORMALIZATION, OFF):
         assert rules.comparable("\xe4\u1ec7") == rules.comparable("a\u0308\xea\u0323")
     assert LATEST_NORMALIZATION.comparable("a\u200b  b") == "a b"

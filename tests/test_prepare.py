@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -498,21 +497,6 @@ def test_a_source_with_another_tag_is_named(data_dir, tmp_path, options):
     overrides = {"subword": {"symbols": "<2de>"}}
     with pytest.raises(DataError, match=r"train\.en, line 3 begins with the tag <2de>, .* <bt>"):
         prepare(recipe, data_dir, text_only=True, overrides=overrides)
-
-
-def test_a_dataset_of_an_older_tfm_keeps_its_text_until_it_is_cleaned_again(
-    data_dir, prepare_text, capsys
-):
-    prepare_text()
-    path = data_dir / "manifest.json"
-    manifest = json.loads(path.read_text())
-    inputs = manifest["steps"]["clean"]["inputs"]
-    del inputs["length_ratio"]
-    inputs["cleaning"]["max_length_ratio"] = 4.0
-    path.write_text(json.dumps(manifest))
-    assert not prepare_text().is_new
-    assert "--force applies today's rules" in capsys.readouterr().err
-    assert prepare_text(overrides={"cleaning": {"max_length_ratio": 3.0}}).is_new
 
 
 @pytest.mark.parametrize("columns", [None, (1, 2), (3, 2)])

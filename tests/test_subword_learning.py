@@ -6,7 +6,7 @@ import pytest
 from helpers import write_lines
 
 from tfm.config import SubwordConfig
-from tfm.data.subword import UNK, SubwordModel
+from tfm.data.subword import UNK
 from tfm.data.subword_learning import (
     VocabularySizeError,
     default_vocab_size,
@@ -79,10 +79,6 @@ def test_pieces_are_learned_from_lines_with_any_character(tmp_path, settings):
     assert [letters for letters in odd if letters[0] not in pieces] == []
     assert UNK not in itertools.chain(*model.encode(lines))
     assert model.decode(model.encode(lines)) == lines
-    older = SubwordModel(model.content, origin=tmp_path, version=1)
-    assert older.escapes.items() < model.escapes.items()
-    assert older.encode(["\u2581 ab"]) == model.encode(["\u2581 ab"])
-    assert older.encode(["\u2585"]) != model.encode(["\u2585"])
 
 
 def test_lines_from_which_nothing_is_learned_are_counted(tmp_path, capsys):

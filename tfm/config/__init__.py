@@ -9,7 +9,7 @@ from tfm.config.inference import (
     SearchConfig,
 )
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.config.normalization import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization
+from tfm.config.normalization import LATEST_NORMALIZATION, Normalization
 from tfm.config.presets import (
     adapting_table,
     presets,

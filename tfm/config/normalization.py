@@ -8,19 +8,13 @@ from typing import Literal
 # All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
 SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 _CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"  # those that are not white space
-# {version of the rules: what is deleted}
-_INVISIBLE = {
-    1: re.compile(
-        f"[{_CONTROLS}\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
-    ),
-    # Also U+FFF9 to U+FFFB, and Unicode's Default_Ignorable_Code_Point, but for what scripts and
-    # emoji need: the joiners U+200C and U+200D, variation selectors and the tags of flags.
-    2: re.compile(
-        f"[{_CONTROLS}\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
-        "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-        "\U000e0000-\U000e001f\U000e0080-\U000e00ff\U000e01f0-\U000e0fff]"
-    ),
-}
+# What is deleted: controls, U+FFF9 to U+FFFB, and Unicode's Default_Ignorable_Code_Point, but for
+# what scripts and emoji need: the joiners U+200C and U+200D, variation selectors, tags of flags.
+INVISIBLE = re.compile(
+    f"[{_CONTROLS}\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e001f\U000e0080-\U000e00ff\U000e01f0-\U000e0fff]"
+)
 # The invisible characters that Python calls printable.
 _INVISIBLE_LETTERS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # U+0080 to U+009F in text are bytes of Windows-1252 that were read as Latin-1. In WMT's text of
@@ -41,13 +35,12 @@ class Normalization:
     Attributes:
         space: Whether runs of white space become one space, and invisible characters are deleted.
         unicode: Whether Unicode is composed, to its normal form C.
-        version: Version of the rules. The first deletes fewer characters, does not decode those of
-            Windows-1252, and escapes fewer characters for SentencePiece.
+        version: Version of the rules.
     """
 
     space: bool = True
     unicode: bool = True
-    version: Literal[1, 2] = 2
+    version: Literal[2] = 2
 
     def normalize(self, text: str) -> str:
         """Return a line as it is in the training text."""
@@ -71,12 +64,7 @@ class Normalization:
     @property
     def replacements(self) -> dict[str, str]:
         """Replacements of single characters, applied before characters are deleted."""
-        return WINDOWS_1252 if self.space and self.version > 1 else {}
-
-    @property
-    def invisible(self) -> re.Pattern[str]:
-        """The characters that are deleted, with `space`."""
-        return _INVISIBLE[self.version]
+        return WINDOWS_1252 if self.space else {}
 
     def _has_clean_space(self, text: str) -> bool:
         """Return whether collapsing and stripping white space would not change a line."""
@@ -85,13 +73,11 @@ class Normalization:
             text.isprintable()
             and "  " not in text
             and text[:1] != " " != text[-1:]
-            and (text.isascii() or self.version == 1 or not _INVISIBLE_LETTERS.search(text))
+            and (text.isascii() or not _INVISIBLE_LETTERS.search(text))
         )
 
     def _collapsed(self, text: str) -> str:
-        if self.version > 1:
-            text = text.translate(_DECODED)
-        return SPACES.sub(" ", self.invisible.sub("", text))
+        return SPACES.sub(" ", INVISIBLE.sub("", text.translate(_DECODED)))
 
     def _composed(self, text: str) -> str:
         is_composed = not self.unicode or text.isascii()
@@ -99,8 +85,6 @@ class Normalization:
 
 
 LATEST_NORMALIZATION = Normalization()
-# That of datasets and models which do not record it.
-FIRST_NORMALIZATION = Normalization(unicode=False, version=1)
 
 
 def _without_controls(text: str) -> str:

@@ -257,8 +257,7 @@ class BinarizeConfig(Settings, section="binarize"):
             "title": self.title_copies,
             "unpunctuated": self.unpunctuated_copies,
             "typo": self.typo_copies,
-            # Without it, datasets have the records of an older tfm.
-            **({"masked": self.masked_copies} if self.masked_copies else {}),
+            "masked": self.masked_copies,
         }
 
     @property

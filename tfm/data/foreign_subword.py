@@ -21,7 +21,6 @@ from tfm.data.subword import (
     SubwordModel,
     Vocabulary,
     escape,
-    escapes_of,
 )
 from tfm.errors import DataError, UsageError
 
@@ -185,8 +184,7 @@ def word_model(vocabulary: Sequence[str]) -> bytes:
     Each word that it lacks is an unknown token, unlike in other models.
     """
     words = vocabulary[len(_SPECIAL) :]
-    escapes = escapes_of()
-    pieces = [_new_piece(SPACE_MARK + escape(word, escapes), _NORMAL) for word in words]
+    pieces = [_new_piece(SPACE_MARK + escape(word), _NORMAL) for word in words]
     settings = [
         (_TRAINER_SPEC, _number(_MODEL_TYPE, _WORD)),
         (_NORMALIZER_SPEC, _text(_NORMALIZER_NAME, "identity")),

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tfm.config import FIRST_NORMALIZATION, Normalization, Settings, Table, Task
+from tfm.config import Normalization, Settings, Table, Task
 from tfm.config.schema import from_table
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
@@ -174,10 +174,8 @@ class Manifest:
     def normalization(self) -> Normalization:
         """The rules by which the clean step normalized the text."""
         inputs = self.inputs("clean") or {}
-        space = bool(inputs.get("cleaning", {}).get("normalize_space", True))
-        older = asdict(replace(FIRST_NORMALIZATION, space=space))
         try:
-            return from_table(Normalization, inputs.get("normalization", older))
+            return from_table(Normalization, inputs.get("normalization", {}))
         except ValueError as error:
             raise DataError(
                 f"{self.data_dir / 'manifest.json'} has a normalization that this tfm does not "

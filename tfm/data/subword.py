@@ -16,7 +16,6 @@ import numpy.typing as npt
 import sentencepiece
 
 from tfm.config import (
-    FIRST_NORMALIZATION,
     LATEST_NORMALIZATION,
     Normalization,
     tag_problem,
@@ -27,17 +26,17 @@ from tfm.device.cpu import num_cores
 from tfm.errors import DataError, UsageError, tfm_command
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
-_LATEST = LATEST_NORMALIZATION.version
 
 # SentencePiece writes a space as U+2581, and would decode a U+2581 in the text to a space. It skips
-# lines with U+2585 when it learns, and has no pieces with a tab or U+001F, one for each version.
+# lines with U+2585 when it learns, and has no pieces with a tab or U+001F.
 # These are therefore escaped, with a noncharacter that Unicode reserves for internal use.
 SPACE_MARK, _ESCAPE = "\u2581", "\ufdd0"
 _MAX_SHOWN = 20  # tags in a message
 _MIN_SIMILARITY = 0.4  # of tags
 _FEW_LINES = 32
-# {version of the normalization: what is escaped}
-_ESCAPED = {1: _ESCAPE + SPACE_MARK, 2: _ESCAPE + SPACE_MARK + "\u2585\t\x1f"}
+# {character: what SentencePiece gets instead}, in the order of replacing them.
+_ESCAPED = _ESCAPE + SPACE_MARK + "\u2585\t\x1f"
+ESCAPES = {char: f"{_ESCAPE}{number}" for number, char in enumerate(_ESCAPED)}
 # A model of another program may name pieces that its segmentation lacks, but its outputs have: they
 # are unused, of this score. SentencePiece's BPE would join them to longer pieces.
 ABSENT_SCORE = -float(2**24)
@@ -52,13 +51,11 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class SubwordModel:
     """A SentencePiece model: text to token ids and back.
 
-    `content` is the content of a model file, and `origin` its path for error messages; `version` is
-    the version of its text's normalization.
+    `content` is the content of a model file, and `origin` its path for error messages.
     """
 
-    def __init__(self, content: bytes, *, origin: Path, version: int = _LATEST) -> None:
+    def __init__(self, content: bytes, *, origin: Path) -> None:
         self.content = content
-        self.escapes = escapes_of(version)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         try:
             self._processor = self._encoder = _load(content)
@@ -88,7 +85,7 @@ class SubwordModel:
         Raises:
             DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
         """
-        texts = [escape(line, self.escapes) for line in lines]
+        texts = [escape(line) for line in lines]
         encode = self._encoder.EncodeAsIds
         ids: list[list[int]]
         try:
@@ -156,8 +153,8 @@ class SubwordModel:
 
     def _escaped(self, lines: list[bytes]) -> list[bytes]:
         text = b"\n".join(lines)
-        if any(character.encode() in text for character in self.escapes):
-            return [escape(line.decode(), self.escapes).encode() for line in lines]
+        if any(character.encode() in text for character in ESCAPES):
+            return [escape(line.decode()).encode() for line in lines]
         return lines
 
     @cached_property
@@ -176,7 +173,7 @@ class SubwordModel:
 
     def _unescape(self, text: str) -> str:
         if _ESCAPE in text:
-            for character, escaped in reversed(self.escapes.items()):
+            for character, escaped in reversed(ESCAPES.items()):
                 text = text.replace(escaped, character)
         return text
 
@@ -242,7 +239,7 @@ class SubwordModel:
 
         A character that is several pieces, its bytes, belongs to the last one.
         """
-        escaped = escape(line, self.escapes)
+        escaped = escape(line)
         pieces, ids = (self._encoder.Encode(escaped, out_type=kind) for kind in (str, int))
         parts, pending = [], b""
         for piece, token_id in zip(pieces, ids, strict=True):
@@ -351,7 +348,7 @@ class Vocabulary:
     def load(
         cls,
         folder: Path,
-        normalization: Normalization = FIRST_NORMALIZATION,
+        normalization: Normalization = LATEST_NORMALIZATION,
         *,
         tags: tuple[str, ...] = (),
         tags_choose_language: bool = False,
@@ -364,10 +361,7 @@ class Vocabulary:
         for separate in (False, True):
             paths = model_paths(folder, separate=separate)
             if all(path.is_file() for path in paths):
-                version = normalization.version
-                models = [
-                    SubwordModel(path.read_bytes(), origin=path, version=version) for path in paths
-                ]
+                models = [SubwordModel(path.read_bytes(), origin=path) for path in paths]
                 return cls(models[0], models[-1], normalization, tags, tags_choose_language)
         raise DataError(
             f"{folder} has no subword model (bpe.model): run {tfm_command('learn-bpe', folder)}"
@@ -391,16 +385,8 @@ def shown_tags(tags: Sequence[str]) -> str:
     return ", ".join(tags[:_MAX_SHOWN]) + ", …" * (len(tags) > _MAX_SHOWN)
 
 
-def escapes_of(version: int = _LATEST) -> dict[str, str]:
-    """Return {character: what SentencePiece gets instead}, by the version of a normalization.
-
-    They are replaced in this order; decoding undoes it in the reverse order.
-    """
-    return {char: f"{_ESCAPE}{number}" for number, char in enumerate(_ESCAPED[version])}
-
-
-def escape(text: str, escapes: Mapping[str, str]) -> str:
-    """Return a text as SentencePiece gets it."""
-    for character, escaped in escapes.items():
+def escape(text: str) -> str:
+    """Return a text as SentencePiece gets it; decoding undoes it."""
+    for character, escaped in ESCAPES.items():
         text = text.replace(character, escaped)
     return text

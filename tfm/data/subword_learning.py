@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from tfm.config import LATEST_NORMALIZATION, SubwordConfig
+from tfm.config import SubwordConfig
 from tfm.data.background import run_in_thread
-from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, escape, escapes_of
+from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, escape
 from tfm.device.cpu import chosen_threads
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.reporting import say
 from tfm.text.lines import read_lines
-
-_LATEST = LATEST_NORMALIZATION.version
 
 # (number of pairs, vocabulary size). The last size is the paper's for WMT 2014 (§5.1); 16,000 is
 # the paper's for the 40,000 sentences of the Wall Street Journal (§6.3).
@@ -41,16 +39,15 @@ def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
 
 
 def learn_subword_model(
-    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int, version: int = _LATEST
+    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
 ) -> SubwordModel:
     """Learn a SentencePiece model from UTF-8 files with one sentence per line.
 
     Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces the
-    config's; `version` is the version of the text's normalization.
+    config's.
     """
     return _learn(
         texts,
-        version=version,
         model_type=config.model_type,
         vocab_size=vocab_size,
         character_coverage=config.character_coverage,
@@ -63,11 +60,10 @@ def learn_subword_model(
     )
 
 
-def learn_word_model(texts: Sequence[Path], *, version: int = _LATEST) -> SubwordModel:
+def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
     """Build a model whose pieces are the words of UTF-8 text, such as linearized trees."""
     return _learn(
         texts,
-        version=version,
         model_type="word",
         vocab_size=_MAX_WORDS,
         hard_vocab_limit=False,
@@ -75,16 +71,15 @@ def learn_word_model(texts: Sequence[Path], *, version: int = _LATEST) -> Subwor
     )
 
 
-def _learn(texts: Sequence[Path], *, version: int, vocab_size: int, **options: Any) -> SubwordModel:
+def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> SubwordModel:
     model = io.BytesIO()
     num_long = 0
 
     def sentences() -> Iterator[str]:
         nonlocal num_long
-        escapes = escapes_of(version)
         for path in texts:
             for line in read_lines(path, strict=False):
-                sentence = escape(line.decode(errors="replace"), escapes)
+                sentence = escape(line.decode(errors="replace"))
                 num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
                 yield sentence
 
@@ -116,7 +111,7 @@ def _learn(texts: Sequence[Path], *, version: int, vocab_size: int, **options: A
             f"{_MAX_SENTENCE_BYTES:,} bytes, which SentencePiece skips: put one sentence on each "
             "line"
         )
-    return SubwordModel(model.getvalue(), origin=Path("the learned model"), version=version)
+    return SubwordModel(model.getvalue(), origin=Path("the learned model"))
 
 
 class VocabularySizeError(UsageError):

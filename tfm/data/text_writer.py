@@ -58,7 +58,6 @@ _MIN_TRAIN_PAIRS = 1_000
 _MAX_DROPPED_RATE, _MAX_DROPPED = 0.03, 10
 # A higher rate of lines that are not UTF-8 means another encoding, not damage.
 _MAX_INVALID_RATE = 0.01
-_FIRST_MAX_LENGTH_RATIO = 4.0  # the default when length ratios were compared with 1
 # The disk needs this many times the size of the text: for the clean text, and for that which is
 # unpacked or for the token ids.
 _BYTES_PER_TEXT_BYTE = 2
@@ -99,15 +98,13 @@ class TextWriter:
         """Return whether the training text of the dataset is other text than `update` writes."""
         before = self.manifest.inputs("clean")
         after = self._clean_inputs()
-        if before is None or before == _of_older_rules(after):  # which is up to date
-            return False
-        return _of_training_text(before) != _of_training_text(after)
+        return before is not None and _of_training_text(before) != _of_training_text(after)
 
     def lost_text(self) -> list[str]:
         """Return the names of held-out and monolingual text of which `update` would remove some."""
         inputs = self._clean_inputs()
         before = self.manifest.inputs("clean") or {}
-        if before in (inputs, _of_older_rules(inputs)):
+        if before == inputs:
             return []
         found = (*self.manifest.splits(), *(path.name for path in self._mono_paths()))
         older, newer = _num_texts(before), _num_texts(inputs)
@@ -192,7 +189,7 @@ class TextWriter:
         if any(options):
             clean_inputs["options"] = options
         if any(cleaning_of(text, self.cleaning).max_length_ratio for text in self.recipe.train):
-            clean_inputs["length_ratio"] = "of the text"  # older rules compared with 1
+            clean_inputs["length_ratio"] = "of the text"  # not a limit for all texts
         if self.score_models:
             clean_inputs["score_models"] = dict(self.score_models)
         clean_inputs["cleaning"]["protect"] = [*self.cleaning.protect]
@@ -217,12 +214,9 @@ class TextWriter:
 
     def _is_done(self, name: str, steps: Sequence[str], inputs: Table) -> bool:
         """Return whether one of the steps ran on the same inputs; if so, print that with `name`."""
-        older = ", by the rules of an older tfm; --force applies today's rules"
-        for rules, same_inputs in (("", inputs), (older, _of_older_rules(inputs))):
-            if any(self.manifest.is_current(step, same_inputs) for step in steps):
-                say(f"{name}: {self.manifest.data_dir} unchanged{rules}")
-                return True
-        return False
+        if is_done := any(self.manifest.is_current(step, inputs) for step in steps):
+            say(f"{name}: {self.manifest.data_dir} unchanged")
+        return is_done
 
     def _check_disk(self) -> None:
         """Raise DataError, before anything is downloaded, if the disk is too small."""
@@ -548,14 +542,6 @@ class TextWriter:
             if isinstance(text, TreeFile):
                 trees = self.sources.trees(text)
                 file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
-
-
-def _of_older_rules(inputs: Table) -> dict[str, Any]:
-    """Return inputs as they were recorded when length ratios were compared with 1."""
-    older = {name: value for name, value in inputs.items() if name != "length_ratio"}
-    if older["cleaning"]["max_length_ratio"] == CleaningConfig.max_length_ratio:
-        older["cleaning"] = older["cleaning"] | {"max_length_ratio": _FIRST_MAX_LENGTH_RATIO}
-    return older
 
 
 def _num_texts(inputs: Table) -> Counter[str]:

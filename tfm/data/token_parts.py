@@ -42,7 +42,7 @@ class BinarizedPart:
         too_long: The same for pairs, or copies, that were dropped.
         unknown: Numbers of unknown tokens of source and target.
         parts: The segmentation without dropout, then its variants.
-        byte_pieces: Numbers of tokens of source and target that are bytes; None: not counted.
+        byte_pieces: Numbers of tokens of source and target that are bytes.
         spelled: {character: number} of the most frequent ones that bytes spell, for both sides.
     """
 
@@ -53,8 +53,8 @@ class BinarizedPart:
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
     parts: tuple[Part, ...]
-    byte_pieces: tuple[int, int] | None = None
-    spelled: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
+    byte_pieces: tuple[int, int]
+    spelled: tuple[Mapping[str, int], Mapping[str, int]]
 
 
 def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
@@ -63,9 +63,8 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
         "subword": vocabulary.fingerprint,
         "max_length": config.max_length,
         "format": FORMAT,
+        "normalization_version": vocabulary.normalization.version,  # which decides what is escaped
     }
-    if (version := vocabulary.normalization.version) > 1:
-        settings["normalization_version"] = version  # which decides what is escaped
     if config.num_variants:
         settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
     if any(config.copies.values()):

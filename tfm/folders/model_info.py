@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfm.config import (
-    FIRST_NORMALIZATION,
     LATEST_NORMALIZATION,
     BleuTokenizer,
     Normalization,
@@ -163,16 +162,13 @@ class ModelInfo:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "ModelInfo":
-        """Return the description in a record, which may be of an earlier version.
+        """Return the description in a record.
 
         Raises:
             UsageError, ValueError: Values are missing, unknown or wrong.
         """
         if isinstance(run := record.get("run"), dict):
             record = {**record, "run": run_config(None, run)}
-        if "normalization" not in record:
-            space = record.pop("normalizes_space", True)
-            record["normalization"] = asdict(replace(FIRST_NORMALIZATION, space=space))
         info = from_table(cls, record)
         SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
         return info

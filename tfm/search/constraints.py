@@ -141,7 +141,7 @@ class BannedText:
         self._spellings = Spellings(self._surfaces)
         # {a phrase: whether it must start and end at a word's boundary}
         self._phrases = {
-            escape(self._normalization.comparable(phrase), model.escapes).encode(): (
+            escape(self._normalization.comparable(phrase)).encode(): (
                 _is_word_like(phrase[0]),
                 _is_word_like(phrase[-1]),
             )

@@ -104,7 +104,7 @@ class PhraseEncoder:
 
     def _joined(self, text: str, spaced: Tokens) -> Tokens:
         """Return the spelling of a text that has no space before it; empty if there is none."""
-        expected = escape(text, self._model.escapes).encode()
+        expected = escape(text).encode()
         for tokens in chain(self._after_marks(text), (spaced[1:], spaced)):
             if UNK not in tokens and b"".join(map(self._surfaces.__getitem__, tokens)) == expected:
                 return tokens

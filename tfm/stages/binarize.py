@@ -179,8 +179,7 @@ def _update_splits(
     for split, counts in result.items():
         _report(split, counts)
         training = result.get("train", counts)
-        if "byte_pieces" in counts and "byte_pieces" in training:
-            _warn_of_bytes(manifest, split, counts, training)
+        _warn_of_bytes(manifest, split, counts, training)
     return True
 
 
@@ -318,13 +317,11 @@ def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
 
 
 def _byte_counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
-    """Return the numbers of tokens that are bytes, and what they spell most; {} if unknown."""
-    numbers = [each.byte_pieces for each in done if each.byte_pieces is not None]
-    if len(numbers) < len(done):  # an older tfm encoded a part
-        return {}
+    """Return the numbers of tokens that are bytes, and what they spell most."""
     spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
+    numbers = zip(*(each.byte_pieces for each in done), strict=True)
     return {
-        "byte_pieces": [sum(side) for side in zip(*numbers, strict=True)],
+        "byte_pieces": [sum(side) for side in numbers],
         "spelled": ["".join(char for char, _ in each.most_common(5)) for each in spelled],
     }
 
@@ -361,9 +358,7 @@ def _report(split: str, counts: Mapping[str, Any]) -> None:
     rate = sum(counts["unknown"]) / max(1, source + target)
     copies = f" and {counts['copies']:,} copies" if counts["copies"] else ""
     dropped = f", {counts['too_long']:,} too long" if counts["too_long"] else ""
-    spelled = ""
-    if "byte_pieces" in counts:
-        spelled = f", bytes {_byte_rate(counts, 0):.3%} and {_byte_rate(counts, 1):.3%}"
+    spelled = f", bytes {_byte_rate(counts, 0):.3%} and {_byte_rate(counts, 1):.3%}"
     say(
         f"binarize: {split} {counts['kept']:,} of {counts['read']:,} pairs{copies}{dropped}, "
         f"{source:,} source and {target:,} target tokens, <unk> {rate:.3%}{spelled}"

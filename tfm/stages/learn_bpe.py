@@ -66,7 +66,7 @@ def update_subword_models(manifest: Manifest, config: SubwordConfig, *, force: b
     if changes := _changes(manifest.inputs(STEP), inputs):
         check_runs(data_dir, changes, force=force)
         say(f"learn-bpe: {data_dir} again: {'; '.join(changes)}")
-    models = models or _learn_models(texts, config, manifest.normalization.version)
+    models = models or _learn_models(texts, config)
     paths = model_paths(data_dir, separate=len(models) > 1)
     outputs = []
     for path, model in zip(paths, models, strict=True):
@@ -100,25 +100,23 @@ def _changes(before: Table | None, after: Table) -> list[str]:
     return [*changes, "the training text has changed"] if is_other_text else changes
 
 
-def _learn_models(
-    texts: list[list[Path]], config: SubwordConfig, version: int
-) -> list[SubwordModel]:
+def _learn_models(texts: list[list[Path]], config: SubwordConfig) -> list[SubwordModel]:
     """Learn a joint model, or models of source and target, from the parts of both sides."""
     source, target = texts
     more = f" and {len(source) - 1} more parts" if source[1:] else ""
     say(f"learn-bpe: learning from {source[0]} and {target[0]}{more}")
     if not config.separate:
-        return [_learn(texts, config, version)]
+        return [_learn(texts, config)]
     if config.target_words:
-        target_model = subword_learning.learn_word_model(target, version=version)
-        return [_learn([source], config, version), target_model]
+        target_model = subword_learning.learn_word_model(target)
+        return [_learn([source], config), target_model]
     target_config = replace(config, symbols=None)
-    return [_learn([source], config, version), _learn([target], target_config, version)]
+    return [_learn([source], config), _learn([target], target_config)]
 
 
-def _learn(texts: list[list[Path]], config: SubwordConfig, version: int) -> SubwordModel:
+def _learn(texts: list[list[Path]], config: SubwordConfig) -> SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
-    learn = partial(subword_learning.learn_subword_model, [*chain(*texts)], config, version=version)
+    learn = partial(subword_learning.learn_subword_model, [*chain(*texts)], config)
     if config.vocab_size is not None:
         return learn(vocab_size=config.vocab_size)
     num_pairs = sum(1 for path in texts[0] for _ in read_lines(path, strict=False))

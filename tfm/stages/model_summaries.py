@@ -1,6 +1,6 @@
 """tfm models: the models on the disk, with what their folders say about them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,16 +18,6 @@ from tfm.training.metrics_log import read_metrics
 # Describes the model in a folder for another program.
 EXPORTED, EXPORTED_FORMAT = "tfm.json", 1
 _UNKNOWN = "model"
-# What earlier versions wrote, without listing it.
-_SUBWORD_FILES = ("bpe.model", "bpe.source.model", "bpe.target.model")
-_VOCABULARIES = tuple(f"{side}_vocabulary.json" for side in ("shared", "source", "target"))
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-_EXPORTED_FILES: Mapping[str, tuple[str, ...]] = {
-    "ctranslate2": ("model.bin", "config.json", *_VOCABULARIES, *_SUBWORD_FILES),
-    "huggingface": ("model.safetensors", "config.json", *_TOKENIZER, "README.md"),
-    "onnx": ("encoder.onnx", "decoder.onnx", *_SUBWORD_FILES),
-    "argos": ("translate.argosmodel",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +125,7 @@ def exported_files(folder: Path, kind: str) -> frozenset[str] | None:
         return None
     if (record.get("format"), record.get("kind")) != (EXPORTED_FORMAT, kind):
         return None
-    files = record.get("files", _EXPORTED_FILES[kind])
+    files = record.get("files")
     return frozenset([EXPORTED, *map(str, files)]) if isinstance(files, list | tuple) else None
 
 

@@ -105,7 +105,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         state = "damaged"
     else:
         is_done = max_steps is not None and step >= max_steps
-        # Runs of earlier versions do not say how they ended.
+        # A run that was killed does not say how it ended.
         state = metrics.end or ("finished" if is_done else "stopped")
     metric, best, best_step = _best(metrics.validation)
     return RunSummary(

@@ -140,7 +140,7 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
             )
             step = record.get("step") if isinstance(record, dict) else None
             if type(step) is int and step >= 0:
-                yield _with_current_names(_with_numbers(record))
+                yield _with_numbers(record)
 
 
 def _number(text: str) -> int | float | None:
@@ -159,17 +159,6 @@ def _with_numbers(record: Record) -> Record:
         name: value if name in _NOT_MEASURED or type(value) in (int, float) else None
         for name, value in record.items()
     }
-
-
-def _with_current_names(record: Record) -> Record:
-    """Return a record under the names of this version; the loss of older ones was smoothed."""
-    if record.get("kind") != "train" or "smoothed_loss" in record or "loss" not in record:
-        return record
-    perplexity = record.get("perplexity")
-    loss = None
-    if isinstance(perplexity, int | float) and perplexity > 0:
-        loss = math.log(perplexity)
-    return {**record, "loss": loss, "smoothed_loss": record["loss"]}
 
 
 def _is_before(line: bytes, step: int, train_step: int) -> bool:

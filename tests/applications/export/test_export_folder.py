@@ -110,15 +110,11 @@ def test_a_folder_that_only_looks_like_an_export_is_not_replaced(make_model, tmp
     assert (tmp_path / "mine" / "model.bin").read_text() == "mine"
 
 
-@pytest.mark.parametrize("is_listed", [True, False])
-def test_an_export_with_files_of_others_is_not_replaced(make_model, is_listed):
+def test_an_export_with_files_of_others_is_not_replaced(make_model):
     model = make_model()
     out_dir = export(model).out_dir
     record = json.loads((out_dir / "tfm.json").read_text())
     assert sorted(record["files"]) == sorted({p.name for p in out_dir.iterdir()} - {"tfm.json"})
-    if not is_listed:  # as in earlier versions
-        del record["files"]
-        (out_dir / "tfm.json").write_text(json.dumps(record))
     export(model, force=True)
     for name in ("README.md", ".git"):
         (out_dir / name).mkdir()

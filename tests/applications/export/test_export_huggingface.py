@@ -10,7 +10,7 @@ from helpers import number_pairs
 
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
-from tfm.config import FIRST_NORMALIZATION, LATEST_NORMALIZATION, Normalization, run_config
+from tfm.config import LATEST_NORMALIZATION, Normalization, run_config
 from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
@@ -127,11 +127,10 @@ def odd_strings(pieces, number, *names):
     ("number", "normalization", "subword"),
     [
         (10_000, LATEST_NORMALIZATION, {}),
-        (1_000, FIRST_NORMALIZATION, {}),
         (1_000, Normalization(space=False), {"symbols": "<2fr> <bt>"}),
         (1_000, LATEST_NORMALIZATION, {"symbols": "<2fr> <bt>", "byte_fallback": False}),
     ],
-    ids=["cleaned", "older rules", "tags", "unknown characters"],
+    ids=["cleaned", "tags", "unknown characters"],
 )
 def test_both_tokenizers_agree_on_odd_strings(
     make_dataset, data_dir, tmp_path, number, normalization, subword

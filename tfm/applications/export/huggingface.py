@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor, nn
 
 from tfm.config import ModelConfig, SearchConfig, TransformerConfig
-from tfm.config.normalization import SPACES
-from tfm.data.subword import BOS, EOS, PAD, SPACE_MARK, UNK, Vocabulary
+from tfm.config.normalization import INVISIBLE, SPACES
+from tfm.data.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
 from tfm.errors import UsageError
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.tensor_file import write_tensors
@@ -94,14 +94,14 @@ def _normalizers(vocabulary: Vocabulary) -> Iterator[normalizers.Normalizer]:
     for character, replacement in rules.replacements.items():
         yield normalizers.Replace(character, replacement)
     if rules.space:
-        yield normalizers.Replace(Regex(rules.invisible.pattern), "")
+        yield normalizers.Replace(Regex(INVISIBLE.pattern), "")
         yield normalizers.Replace(Regex(SPACES.pattern), " ")
         yield normalizers.Replace(Regex(r"\A | \z"), "")
     else:
         yield normalizers.Replace(Regex(rf"\A{SPACES.pattern}\z"), "")
     if rules.unicode:
         yield normalizers.NFC()
-    for character, escaped in vocabulary.source.escapes.items():
+    for character, escaped in ESCAPES.items():
         yield normalizers.Replace(character, escaped)
     yield normalizers.Prepend(SPACE_MARK)
     yield normalizers.Replace(" ", SPACE_MARK)
@@ -113,7 +113,7 @@ def _decoders(vocabulary: Vocabulary) -> Iterator[decoders.Decoder]:
     yield decoders.ByteFallback()
     yield decoders.Fuse()
     yield decoders.Strip(" ", 1, 0)
-    for character, escaped in reversed(vocabulary.source.escapes.items()):
+    for character, escaped in reversed(ESCAPES.items()):
         yield decoders.Replace(escaped, character)
 
 
