@@ -65,6 +65,14 @@ def test_ordinary_lines_show_nothing(line):
     assert not [*look([line])]
 
 
+@pytest.mark.parametrize(
+    "line", ["a", "a ", "{", "<a ", '<a x="', "▁a", "</", "@@", '{"', "&#1", "\t"]
+)
+def test_no_line_takes_quadratic_time(line):
+    """In quadratic time, each of these would take minutes."""
+    assert len([*look([line * 300_000])]) <= 2
+
+
 def test_rare_lines_show_nothing():
     assert not [*look([*chain(*SHOWN.values())][:1] + WORDS * 20)]
 

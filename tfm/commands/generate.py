@@ -131,7 +131,7 @@ def generate(
         whole=steps_config.has_markup,
         output=output,
     )
-    if isinstance(tag := settings["search"].get("tag"), str):
+    if isinstance(tag := settings["search"].get("tag"), str) and not steps_config.align:
         plan.models[0].vocabulary.require_tag(tag)
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])

@@ -42,7 +42,6 @@ from tfm.training.loss import perplexity
 
 STANDARD_INPUT = Path("-")
 _SENTENCE_BYTES = 100  # of a document, about
-_MIN_SENSELESS = 0.5  # the share of lines that are no sentences, for an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +316,7 @@ def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[li
                 advice = sign.advice or vocabulary.advised_tags(finding.example)
                 message = f"{plan.source}: {finding}: {advice}"
                 is_senseless = sign.is_subword or sign is JSON_OBJECTS
-                if is_senseless and not num_looked_at and finding.share >= _MIN_SENSELESS:
+                if is_senseless and not num_looked_at and 2 * finding.num_lines >= finding.total:
                     raise DataError(message)
                 said.add(sign)
                 say(f"warning: {message}")

@@ -1,5 +1,6 @@
 """tfm score: translations and references → scores with their signatures."""
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from tfm.reporting import say
 from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
 from tfm.text.files import suffix_of, unpacked_name
-from tfm.text.formats import JSON_LINES, columns_in
+from tfm.text.formats import JSON_LINES, SEGMENTS, columns_in
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
 from tfm.text.looks import JSON_OBJECTS, look
 from tfm.text.segments import REFERENCE, SOURCE, TRANSLATION
@@ -36,6 +37,7 @@ LAST_GENERATION, LAST_GENERATION_FORMAT = "last-generation.json", 1
 
 # BLEU takes the length of the closest reference, TER their mean length; chrF takes the best one.
 _CHANGED_BY_EMPTY_REFERENCES: tuple[MetricName, ...] = ("bleu", "paper-bleu", "ter", "exact")
+_WMT_PAIR = re.compile(r"[a-z]{2,3}-(?=[a-z]{2,3}$)")  # in wmttest2023.en-zh.all.xml
 _MIN_SPACES = 0.02  # of the characters of text with spaces between words
 
 
@@ -148,8 +150,8 @@ def score(
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
     first, *_ = read
     _handle_byte_order_marks(texts, chosen_metrics)
-    compared_texts = {key: lines for key, lines in texts.items() if key != source_name}
-    _look(compared_texts, name, first, chosen_metrics, allow_pieces=config.tokenize == "none")
+    scored_texts = {key: lines for key, lines in texts.items() if key != source_name}
+    _look({} if "bracket-f1" in chosen_metrics else scored_texts, name, first, config)
     _warn_of_empty_lines(hypothesis_lines, {key: texts[key] for key in read}, chosen_metrics)
     language = language or _language_of(references[0], runs_dir)
     if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
@@ -239,12 +241,7 @@ def _seen(
 
 
 def _look(
-    texts: Mapping[str, Sequence[str]],
-    hypotheses: str,
-    reference: str,
-    metrics: Sequence[MetricName],
-    *,
-    allow_pieces: bool,
+    texts: Mapping[str, Sequence[str]], hypotheses: str, reference: str, config: ScoreConfig
 ) -> None:
     """Warn of what only one of translations and reference shows.
 
@@ -252,14 +249,12 @@ def _look(
         DataError: A text is of pieces, whose BLEU no other is comparable with, or translations are
             JSON, but the reference is not.
     """
-    if "bracket-f1" in metrics:
-        return
     found = {name: {each.sign: each for each in look(lines)} for name, lines in texts.items()}
     for name, findings in found.items():
         other = found[hypotheses if name == reference else reference]
         for sign, finding in findings.items():
             message = f"{name}: {finding}: {sign.advice or 'remove it'}"
-            if sign.is_subword and not allow_pieces:
+            if sign.is_subword and config.tokenize != "none":
                 raise DataError(f"{message}; --tokenize none scores pieces as they are")
             if sign is JSON_OBJECTS and sign not in other and name != reference:
                 raise DataError(message)
@@ -451,6 +446,8 @@ def _language_of(reference: Text, runs_dir: Path) -> str:
     if (record := _generation_for(reference, runs_dir)) is not None:
         return record.language
     suffixes = [suffix[1:] for suffix in reversed(Path(unpacked_name(reference.name)).suffixes)]
+    if suffix_of(reference.name) in SEGMENTS:
+        suffixes = [_WMT_PAIR.sub("", suffix) for suffix in suffixes]
     return next((each for each in suffixes if name_of(each) != each), (suffixes or [""])[0])
 
 

@@ -70,7 +70,7 @@ FORMATS = (
     Format("a table (TSV)", (COLUMNS,), b"", "take the column of sentences out with cut -f"),
     Format("a table (CSV)", (".csv",), b"", "save its column of sentences as plain text"),
     Format(
-        "JSON lines", (JSON_LINES, ".ndjson"), b"", "take the sentences out, as with jq -r .text"
+        "JSON lines", (JSON_LINES, ".ndjson"), b"", "take the sentences out, as with jq -r .FIELD"
     ),
     Format(
         "JSON",

@@ -11,7 +11,11 @@ _TAG = re.compile(
     rf"\s*(?!<(?:unk|pad|br|li)>)(<\|?{_CODE}\|?>|>>{_CODE}<<|__{_CODE}__|\[{_CODE}\]"
     r"|(?:[a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})(?=\s)|translate \w+ to \w+:)(?!.*</)"
 )
-_JOINED = "because outputs and BLEU would be of pieces"
+_JSON = re.compile(r"^\s*(\{\s*\"[^\"]*\"\s*:).*\}\s*$")
+_MARKUP = re.compile(
+    r"(</[A-Za-z][\w:.-]*\s*>|<[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"]*\"|'[^']*'))+\s*/?>"
+    r"|<(?:br|hr|img|p)\s*/?>|&(?:nbsp|amp|lt|gt|quot|apos|#\d+);)"
+)
 
 
 class Sign(NamedTuple):
@@ -34,58 +38,34 @@ class Sign(NamedTuple):
     is_subword: bool = False
 
 
+def _pieces(what: str, pattern: str, command: str, piece: str = "") -> Sign:
+    """Return the sign of text that another program has cut into pieces; few lines are enough."""
+    advice = f"join them with sed -E '{command}', because outputs and BLEU would be of pieces"
+    return Sign(what, re.compile(pattern), 0.02, advice, piece, is_subword=True)
+
+
 TAG = Sign("begin with what may be a tag of another program", _TAG, 0.1, "")
 JSON_OBJECTS = Sign(
-    "are JSON objects",
-    re.compile(r"^\s*(\{\s*\"[^\"]*\"\s*:).*\}\s*$"),
-    0.5,
-    "take the sentences out, as with jq -r .text",
-    '":',
+    "are JSON objects", _JSON, 0.5, "take the sentences out, as with jq -r .FIELD", '":'
 )
 SIGNS = (
-    Sign(
-        "have words cut by @@",
-        re.compile(r"(\S*\w@@)(?:\s|$)"),
-        0.02,
-        rf"join them with sed -E 's/@@( |$)//g', {_JOINED}",
-        "@@",
-        is_subword=True,
-    ),
-    Sign(
+    _pieces("have words cut by @@", r"(\w{1,40}@@)(?:\s|$)", "s/@@( |$)//g", "@@"),
+    _pieces(
         "have pieces with U+2581 for a space",
-        re.compile(r"(?:^|\s)(▁(?:\w\S*)?)(?:\s|$)"),
-        0.02,
-        rf"join them with sed 's/ //g; s/▁/ /g; s/^ //', {_JOINED}",
-        is_subword=True,
+        r"(?:^|\s)(▁(?:\w\S*)?)(?:\s|$)",
+        "s/ //g; s/▁/ /g; s/^ //",
     ),
-    Sign(
-        "have pieces with U+FFED as a joiner",
-        re.compile(r"(￭\S*)"),
-        0.02,
-        rf"join them with sed 's/ *￭ *//g', {_JOINED}",
-        "￭",
-        is_subword=True,
-    ),
-    Sign(
-        "have words cut by ##",
-        re.compile(r"\w (##[^\W\d_A-Z]+)"),
-        0.02,
-        rf"join them with sed 's/ ##//g', {_JOINED}",
-        "##",
-        is_subword=True,
-    ),
+    _pieces("have pieces with U+FFED as a joiner", r"(￭\S*)", "s/ *￭ *//g", "￭"),
+    _pieces("have words cut by ##", r"\w (##[^\W\d_A-Z]+)", "s/ ##//g", "##"),
     JSON_OBJECTS,
     Sign(
         "have markup",
-        re.compile(
-            r"(</[A-Za-z][\w:.-]*\s*>|<[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:\"[^\"]*\"|'[^']*'))+\s*/?>"
-            r"|<(?:br|hr|img|p)\s*/?>|&(?:nbsp|amp|lt|gt|quot|apos|#\d+);)"
-        ),
+        _MARKUP,
         0.1,
         "remove it, or translate documents with tfm generate --format html or xml",
         '="',
     ),
-    Sign("have a tab, as a table has", re.compile(r"(?=.*\S\t)(\S+)"), 0.9, "cut out a column"),
+    Sign("have a tab, as a table has", re.compile(r"(\S{1,40}) ?\t"), 0.9, "cut out a column"),
     TAG,
 )
 
@@ -97,11 +77,6 @@ class Finding(NamedTuple):
     num_lines: int
     total: int
     example: str
-
-    @property
-    def share(self) -> float:
-        """The share of lines that have the sign."""
-        return self.num_lines / self.total
 
     def __str__(self) -> str:
         return (
