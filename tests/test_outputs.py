@@ -22,7 +22,7 @@ score --hypotheses 1.txt --reference 2.txt --source 3.txt --compare 4.txt | --pe
 check model --source 1.txt --reference 2.txt --ban 3.txt | --page
 check model --source 1.txt --reference 2.txt --glossary 3.txt | --junit
 evaluate model --on 1.txt:2.txt:3.txt --glossary 4.txt --ban 5.txt | --page
-evaluate model --on 1.txt:2.txt --metric-command './3.txt --fast' | --page
+evaluate model --on 1.txt:2.txt --metric-command './3.txt --to=4.txt' | --page
 """.strip().splitlines()
 
 
@@ -87,7 +87,7 @@ def test_python_functions_refuse_alike(folder):
     before = contents(folder)
     for call in (
         lambda: tfm.score("1.txt", ["2.txt", Path("3.txt")], page="./3.txt"),
-        lambda: tfm.score(["seven"], [["seven"]], per_line="new", page="new"),
+        lambda: tfm.score(["seven " * 99], [["\0"]], per_line="new", page="new"),
         lambda: tfm.score(["seven"], [["seven"]], source="4.txt", page="4.txt"),
         lambda: tfm.generate("model", input="1.txt", ban="2.txt", output="2.txt"),
         lambda: tfm.evaluate("model", on="1.txt:2.txt", page=Path("2.txt").absolute()),

@@ -115,18 +115,9 @@ class Parameter:
         """The name of its flag."""
         return self.flag.name or "--" + self.name.replace("_", "-")
 
-    def paths(self, value: Any) -> list[Path]:
-        """Return the paths in a value: of the type, or in Python text in place of a path."""
-        may_be_text = self.flag.kind in _PATH_KINDS
-        several = [value] if isinstance(value, str | os.PathLike) else value
-        if not isinstance(several, list | tuple) or len(several) > _MAX_FILES:
-            return []
-        return [
-            Path(path)
-            for item in several
-            for path in (item if isinstance(item, list | tuple) else [item])
-            if isinstance(path, os.PathLike) or (may_be_text and isinstance(path, str))
-        ]
+    def paths(self, value: Any) -> Iterator[Path]:
+        """Yield the paths in a value; in Python, text may be in place of some."""
+        return _paths(value, of_text=self.flag.kind in _PATH_KINDS)
 
     def checked(self, value: Any) -> Any:
         """Return a value as the type of the parameter; raise UsageError if it is of another."""
@@ -218,13 +209,11 @@ class Declaration:
             if each.output is None:
                 yield from each.paths(values.get(name))
         for name, items in self.settings().items():
-            metavar = next(iter(items.values())).metadata["metavar"]
-            texts = one_or_several(values.get(name))
-            for text in (each for each in texts if isinstance(each, str | os.PathLike)):
-                if metavar == "COMMAND":
-                    yield from files_of_command(str(text))
-                elif metavar in _PATH_METAVARS:
-                    yield Path(text)
+            metavar, value = next(iter(items.values())).metadata["metavar"], values.get(name)
+            if metavar == "COMMAND" and isinstance(value, str):
+                yield from files_of_command(value)
+            elif metavar in _PATH_METAVARS:
+                yield from _paths(value, of_text=True)
 
     def checked(self, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Return the arguments of a call as the types of the parameters.
@@ -250,6 +239,15 @@ class Declaration:
         names = {name: name for name in self.parameters} | {**self.elsewhere}
         tables = by_section(self.groups, given["settings"], names, without=self.without)
         return checked | {"settings": {kind.section: {} for kind in self.groups} | tables}
+
+
+def _paths(value: Any, *, of_text: bool) -> Iterator[Path]:
+    """Yield the paths in a value, which may be a list; text is one if `of_text`."""
+    if isinstance(value, os.PathLike) or (of_text and isinstance(value, str)):
+        yield Path(value)
+    elif isinstance(value, list | tuple) and len(value) <= _MAX_FILES:
+        for each in value:
+            yield from _paths(each, of_text=of_text)
 
 
 def _shown_examples(match: re.Match[str]) -> str:

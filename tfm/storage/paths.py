@@ -174,7 +174,8 @@ def check_outputs(outputs: Sequence[OutputPath], read: Iterable[Path]) -> None:
     An output is nothing that is `read`, no other output, and no file of a dataset, model or run,
     whatever names and links lead to it.
     """
-    inputs = [path for path in read if not path.is_dir()] if outputs else []
+    # Methods of Path fail on long names, such as lines of text.
+    inputs = [path for path in read if os.path.isfile(path)] if outputs else []  # noqa: PTH113
     for number, output in enumerate(outputs):
         advice = f"choose another {'folder' if output.is_folder else 'name'} with {output.flag}"
         for file, path in product(output.files, inputs):
@@ -189,7 +190,7 @@ def check_outputs(outputs: Sequence[OutputPath], read: Iterable[Path]) -> None:
 def check_streams(read: Iterable[Path]) -> None:
     """Raise UsageError if standard output or error go to a file that is `read`."""
     for path in (STDIN_FILE, *read):
-        with suppress(OSError):  # of a path that does not exist
+        with suppress(OSError, ValueError):  # of a path that does not exist
             status = path.stat()
             names = [name for number, name in STREAMS.items() if is_open_as(number, status)]
             if names and stat.S_ISREG(status.st_mode):
@@ -235,9 +236,8 @@ def files_of_command(command: str) -> list[Path]:
     found: list[Path] = []
     with suppress(ValueError):  # a quotation mark without its end, of which the shell complains
         for word in words:
-            path = Path(shutil.which(word) or word)
-            with suppress(OSError, ValueError):  # of a word that cannot be a name
-                found += [path] * path.is_file()
+            names = (shutil.which(word) or word, word.partition("=")[2])
+            found += [Path(name) for name in names if os.path.isfile(name)]  # noqa: PTH113
     return found
 
 
