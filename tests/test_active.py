@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish, num_candidates
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.shortlist import ShortlistedModel
 
 WORDS = (4, 5, 6)
 V = 7
@@ -149,6 +151,54 @@ def test_the_best_outputs_with_a_prefix_are_found(kind, alpha):
         every = force([model], source, outputs, length_penalty=alpha)
         expected = sorted(every, key=lambda h: -h.score)[:2]
         assert [h.tokens for h in best] == [h.tokens for h in expected]
+
+
+# Only if more than one of six sentences are finished are they removed.
+MANY_SOURCES = [*SOURCES, *SOURCES[:2]]
+LONG_PREFIXES = [[4, 6] * 6, [], [6] * 9, [4, 6, 6, 4] * 2, [6] * 12, [4] * 12]
+RECURRENT = partial(small_models.recurrent, V, sharpness=3, num_decoder_layers=2)
+WITHOUT_FIVE = torch.tensor([[False] * 5 + [True, False]] * 6)
+MODELS = {
+    "transformer": transformer,
+    "window": partial(transformer, attention_window=3),
+    "additive": partial(transformer, attention="additive", norm="pre"),
+    "gru": partial(RECURRENT, cell="gru"),
+    "no input feeding": partial(RECURRENT, input_feeding=False),
+    "prepacked": lambda: CpuInference(prepack_fp32, torch.float32).optimized(transformer()),
+    "shortlist": lambda: ShortlistedModel(transformer(), torch.arange(V), WITHOUT_FIVE),
+    "ensemble": lambda: Ensemble([transformer(), RECURRENT()]),
+}
+
+
+@EVERY_SEARCH
+@pytest.mark.parametrize("model", MODELS)
+def test_prefixes_that_are_followed_at_once_change_nothing(kind, model, monkeypatch):
+    """The sentences of a batch have prefixes of different lengths, or none."""
+    changes = {"exact": {}, "diverse": {"max_extra_length": 9, "diversity_strength": 5.0}}
+    for size, part_rows in itertools.product([6] if model == "shortlist" else [6, 1], [1024, 6]):
+        monkeypatch.setattr(active, "_PREFILL_ROWS", part_rows)
+        sources, prefixes = MANY_SOURCES[:size], LONG_PREFIXES[:size]
+        settings = changes.get(kind, {"max_extra_length": 9})
+        found = find(kind, MODELS[model](), sources, prefixes, **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(ActiveHypotheses, "_follow_prefixes", lambda self: None)
+            expected = find(kind, MODELS[model](), sources, prefixes, **settings)
+        for best, others in zip(found, expected, strict=True):
+            assert [each.tokens for each in best] == [each.tokens for each in others]
+            assert [each.score for each in best] == pytest.approx(
+                [each.score for each in others], abs=1e-4
+            )
+
+
+@EVERY_SEARCH
+def test_a_long_prefix_takes_no_more_steps_than_a_short_one(kind):
+    counts = []
+    for size in (4, 400):
+        model = Ensemble([transformer()])
+        model.step_rows = Mock(wraps=model.step_rows)
+        find(kind, model, SOURCES[:2], [[4] * size, []], min_length=99)
+        counts.append(model.step_rows.call_count)
+    assert counts[1] <= counts[0] + 2
 
 
 @EVERY_SEARCH

@@ -84,6 +84,15 @@ class Decoding:
         expected = expected.view(*self.tokens.shape[:2], V) if rows is None else expected[rows]
         torch.testing.assert_close(found[..., :V], expected, rtol=1e-9, atol=1e-9)
 
+    def step_positions(self, num):
+        """Extend the only hypothesis of each sentence by tokens at once, and compare all logits."""
+        newest = torch.randint(4, V, (len(self.tokens), 1, num))
+        self.tokens = torch.cat([self.tokens, newest], dim=2)
+        given = self.tokens[:, 0, :-1]
+        found = self.model.step(given[:, -num:], self.state)[..., :V]
+        expected = self.model.logits(self.model(self.source, self.lengths, given)[:, -num:])
+        torch.testing.assert_close(found, expected[..., :V], rtol=1e-9, atol=1e-9)
+
     def random_rows(self, fraction):
         """Select about this fraction of the hypotheses, at least one per sentence."""
         num_sentences, size, _ = self.tokens.shape
@@ -138,6 +147,26 @@ def test_cached_logits_equal_those_of_whole_prefixes(changes, beam, way, monkeyp
     decoding.step()
     is_supported = "single" in way and not {"attention", "attention_window"} & changes.keys()
     assert isinstance(decoding.state, SingleSentenceCache) == is_supported
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["plain", "rounded", "single"])
+@EVERY_TRANSFORMER
+def test_positions_that_are_decoded_at_once_have_the_logits_of_whole_prefixes(changes, way):
+    """At the beginning and after a beam has shrunk to one hypothesis, of fewer sentences."""
+    model = transformer(**changes)
+    decoding = Decoding(
+        model if way == "plain" else RoundingInference().optimized(model),
+        [5] if way == "single" else [5, 2, 6, 1],
+    )
+    num_first, num_last = (4, 3) if "learned_positions" in changes else (66, 70)
+    for size, num in ((1, num_first), (3, 2), (10, num_last), (2, 1)):
+        decoding.step()
+        decoding.extend(size)
+        decoding.step()
+        decoding.extend(1, sentences=some_sentences(len(decoding.tokens)))
+        decoding.step_positions(num)
+    decoding.step()
 
 
 @torch.inference_mode()

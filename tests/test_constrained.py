@@ -14,6 +14,7 @@ from tfm.config import SearchConfig
 from tfm.data.shortlist import Shortlist
 from tfm.data.subword import EOS
 from tfm.search import search
+from tfm.search.active import ActiveHypotheses
 from tfm.search.constrained import beam_width
 from tfm.search.constraints import Constraints
 from tfm.search.forced import forced_decoding
@@ -126,12 +127,20 @@ def test_scores_are_those_of_the_model():
         assert best.score == pytest.approx(scored.score, abs=1e-4)
 
 
-def test_phrases_are_placed_after_a_prefix_or_within_it():
+def test_phrases_are_placed_after_a_prefix_or_within_it(monkeypatch):
+    """Whether prefixes are followed at once or step by step."""
     model = transformer(V, sharpness=2)
     for prefix in ([B, B], [A, C], [A, B], [A, A, B]):
-        for [best] in find(model, [(A, B)], prefixes=[prefix] * 3, max_extra_length=6):
-            assert list(best.tokens[: len(prefix)]) == prefix
+        prefixes = [prefix, prefix[-2:], [A, *prefix * 6]]
+        settings = {"prefixes": prefixes, "sources": [*SOURCES[:2], [5] * 30]}
+        found = find(model, [(A, B)], **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(ActiveHypotheses, "_follow_prefixes", lambda self: None)
+            expected = find(model, [(A, B)], **settings)
+        for [best], [other], start in zip(found, expected, prefixes, strict=True):
+            assert list(best.tokens[: len(start)]) == start
             assert contains(best.tokens, [(A, B)])
+            assert best.tokens == other.tokens
 
 
 def test_what_cannot_be_placed_is_left_out():

@@ -17,6 +17,7 @@ from tfm.model.cache import DecoderCache
 LINES = ["seven", "", "I am buying 3 red cars", "on Monday", "we see the old house", "a"]
 TARGETS = ["sieben", "nichts", "ich kaufe 3 rote Autos", "am Montag", "", "ein"]
 PREFIXES = ["s", "", "Ich", "am", "", "Hau"]
+LONG_PREFIXES = [f"{target} und ein altes rotes Haus " for target in TARGETS]
 # Waits of a batch besides those of its steps: for two tensors that are copied to the device, and
 # for the lengths and the padding of its sources.
 WAITS_OF_BATCH = 4
@@ -65,6 +66,7 @@ def problems(
         (1.5, {"num_groups": 2}, {}),
         (1.35, {"no_repeat_ngram": 2, "min_length": 5}, {}),
         (1.6, {"prefixes": PREFIXES}, {}),
+        (1.6, {"prefixes": LONG_PREFIXES}, {"attention_window": 3}),
         (MAX_WAITS, {"glossary": {"seven": "sieben", "house": "Haus|Haeuser"}}, {}),
         (1.5, {"search": "sample", "n_best": 2, "top_k": 5}, {}),
         (1.2, {"search": "sample", "top_p": 0.9}, {}),

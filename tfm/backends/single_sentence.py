@@ -139,7 +139,7 @@ class SingleSentenceCache:
         self.position = 0  # number of tokens so far
         self._num_heads, self._widths = heads.num_heads, heads.widths
         self._round_up_rows = round_up_rows
-        self._num_hypotheses = 1
+        self.num_hypotheses = 1  # K
         self.num_kept = 0  # rows of the cache that are in use
         # [rows to compute, capacity] added to scores: -inf where a row of the cache is hidden;
         # None while there has been only one hypothesis.
@@ -159,9 +159,12 @@ class SingleSentenceCache:
         return clone
 
     def step(self, x: Tensor) -> Tensor:
-        """Decode the next position from embedded tokens [K, d_model] to [K, d_model]."""
-        num_used = self._num_hypotheses
-        bias = self._begin_step()
+        """Decode the next position from embedded tokens [K, d_model] to [K, d_model].
+
+        If K is 1, there may be several positions: [T, d_model].
+        """
+        num_used = len(x)
+        bias = self._begin_step(num_used)
         start, end = self.num_kept - num_used, self.num_kept
         num_rows = self._round_up_rows(num_used)
         query_width, pair_width = self._widths[0], sum(self._widths[1:])
@@ -194,19 +197,25 @@ class SingleSentenceCache:
     def reorder(self, rows: Tensor) -> None:
         """Replace the hypotheses by some of them [1, K']: see `DecodingState`."""
         [parents] = rows
-        num_before, self._num_hypotheses = self._num_hypotheses, len(parents)
+        num_before, self.num_hypotheses = self.num_hypotheses, len(parents)
         if self._bias is not None:
             self._set_bias(self._bias[:, : self.num_kept].index_select(0, parents))
         elif num_before < len(parents):
             self._set_bias(self._cache.new_zeros(len(parents), self.num_kept))
 
-    def _begin_step(self) -> Tensor | None:
-        """Reserve a row for each hypothesis; return the bias [rows to compute, num_kept]."""
-        num_new = self._num_hypotheses
+    def _begin_step(self, num_new: int) -> Tensor | None:
+        """Reserve rows; return the bias [rows to compute, num_kept]."""
         if self.num_kept + num_new > self._cache.size(1):
             self._compact(num_new)
         start = self.num_kept
         self.num_kept += num_new
+        if num_new > self.num_hypotheses:  # positions of one hypothesis
+            bias = self._cache.new_zeros(self._round_up_rows(num_new), self.num_kept)
+            bias[:num_new, start:] = bias.new_full((num_new, num_new), -math.inf).triu(1)
+            if self._bias is not None:
+                bias[:num_new, :start] = self._bias[0, :start]
+                self._bias[0, start : self.num_kept] = 0
+            return bias
         if self._bias is None:
             return None
         self._bias[:num_new, start : self.num_kept] = self._step_bias
@@ -216,7 +225,7 @@ class SingleSentenceCache:
         """Remove the rows that no hypothesis sees, and make room for at least `num_new` rows."""
         cache = self._cache[:, : self.num_kept]
         if self._bias is not None:
-            bias = self._bias[: self._num_hypotheses, : self.num_kept]
+            bias = self._bias[: self.num_hypotheses, : self.num_kept]
             seen = (bias == 0).any(dim=0).nonzero()[:, 0]
             cache, bias = cache.index_select(1, seen), bias.index_select(1, seen)
         self.num_kept = cache.size(1)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tfm.data.packing import copy_to_device
 from tfm.model.heads import MultiHeadAttention
 
 KeysValues = tuple[Tensor, Tensor]
@@ -56,7 +58,7 @@ class LayerCache(Protocol):
 class StepRows:
     """Which of the B·K hypotheses a step computes."""
 
-    num_hypotheses: int  # B·K
+    num_hypotheses: int  # B·K, or the number of positions B·T of one hypothesis each
     computed: Tensor | None = None  # [R] indices of the hypotheses that are computed; None for all
 
     @classmethod
@@ -140,22 +142,44 @@ class DecoderCache:
         return self.num_sentences * (self.num_hypotheses if self.bias is None else 1)
 
     def begin_step(self, rows: StepRows) -> None:
-        """Reserve a column for the newest token of each hypothesis; layers compute these rows."""
+        """Reserve a column for the newest token of each hypothesis; layers compute these rows.
+
+        Rows may be several positions of the only hypothesis of each sentence.
+        """
         self._rows = rows
         num_new = 1
-        if self.bias is not None:
+        num_positions = rows.num_hypotheses // (self.num_sentences * self.num_hypotheses)
+        if num_positions == 1 and self.bias is not None:
             num_new = self.num_hypotheses
             is_own = torch.eye(num_new, dtype=torch.bool, device=self.bias.device)
             new_bias = _bias_hiding(~is_own).expand(self.num_sentences, -1, -1)
             self.bias = torch.cat([self.bias, new_bias], dim=2)
-        self.offsets.append(self.offsets[-1] + num_new)
+        end = self.offsets[-1] + num_new
+        self.offsets += range(end, end + num_positions)
+        self._step_bias = self.bias
+        if num_positions > 1:
+            self._step_bias = self._bias_of_positions(num_positions)
+
+    def _bias_of_positions(self, num_positions: int) -> Tensor:
+        """Return the bias [B or 1, T, C] of the new positions of one hypothesis."""
+        device = self.memory[0][0].device
+        columns = torch.arange(self.offsets[-1], device=device)
+        hidden = columns > columns[-num_positions:, None]
+        if self.window is not None:
+            first = ([0] * (self.window - 1) + self.offsets)[self.position :][:num_positions]
+            hidden |= columns < copy_to_device(torch.tensor(first), device)[:, None]
+        bias = _bias_hiding(hidden)[None]
+        if self.bias is None:
+            return bias
+        self.bias = F.pad(self.bias, (0, num_positions))
+        return bias + self.bias
 
     def attend_to_past(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
         """Add a position [R, d_model] to a layer, and attend to all up to it: [R, d_model]."""
         heads = attention.heads
         projected = self._rows.scatter(attention.input(x))
         query, key, value = heads.split_joint(projected, self.num_groups)
-        start, end = self.offsets[-2:]
+        start, end = self.offsets[self.position], self.offsets[-1]
         if index == len(self.past):
             stored = self.stored(key), self.stored(value)
             self.past.append((_with_capacity(stored[0], 0), _with_capacity(stored[1], 0)))
@@ -170,7 +194,7 @@ class DecoderCache:
             query,
             keys[:, :, first:end].mT,
             values[:, :, first:end],
-            None if self.bias is None else self.bias[:, :, first:],
+            None if self._step_bias is None else self._step_bias[:, :, first:],
             attention.additive_weight,
         )
         out: Tensor = attention.output(self._rows.select(attended))

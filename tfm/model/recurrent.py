@@ -327,10 +327,13 @@ class Recurrent(nn.Module):
         self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None
     ) -> Tensor:
         """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""
-        x = self.target_embedding(tokens)
-        outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
-        state.output = outputs.flatten(0, 1)
-        return state.output if rows is None else state.output[rows]
+        num_hypotheses, steps = len(state.output) // len(tokens), []
+        for x in torch.split(self.target_embedding(tokens), num_hypotheses, dim=1):
+            outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
+            state.output = outputs.flatten(0, 1)
+            steps.append(outputs)
+        hidden = torch.cat(steps, dim=1).flatten(0, 1)
+        return hidden if rows is None else hidden[rows]
 
     def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""

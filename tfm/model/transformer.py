@@ -56,7 +56,8 @@ class Decoder(nn.ModuleList):
     def step(self, x: Tensor, cache: DecoderCache, outputs: Tensor | None) -> Tensor:
         """Decode the next position of the B·K hypotheses: [B·K, d_model] to the same shape.
 
-        With `outputs`, only these [R] hypotheses are returned; others may be left out.
+        With `outputs`, only these [R] hypotheses are returned; others may be left out. If K is 1,
+        there may be several positions: [B·T, d_model].
         """
         rows = self.choose_rows(len(x), outputs)
         x = rows.select(x)
@@ -164,10 +165,11 @@ class Transformer(nn.Module):
 
     def step_hidden(self, tokens: Tensor, state: Any, rows: Tensor | None = None) -> Tensor:
         """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""
-        position = Padded(1, first_position=state.position)
-        x = self.target_embedding(tokens.flatten(), position)
-        x = self.decoder.step(x, state, rows)
-        state.position += 1
+        num_positions = tokens.size(1) // state.num_hypotheses
+        positions = Padded(num_positions, first_position=state.position)
+        x = self.target_embedding(tokens.reshape(-1, num_positions), positions)
+        x = self.decoder.step(x.flatten(0, 1), state, rows)
+        state.position += num_positions
         out: Tensor = self.decoder_norm(x)
         return out
 

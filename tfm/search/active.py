@@ -23,6 +23,8 @@ from tfm.search.spelling import OpenEnd, SpellingStep, next_step
 # A thread of a CPU projects this number of hypotheses to logits at a time: enough that products are
 # fast, and few enough that all these logits stay in a cache.
 _PART_ROWS = 256
+# Positions of prefixes whose logits are in memory at a time.
+_PREFILL_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,7 @@ class ActiveHypotheses:
         self._forced: Array = np.full((num_sentences, max(map(len, prefixes), default=0) + 1), _ANY)
         for row, prefix in zip(self._forced, prefixes, strict=True):
             row[: len(prefix)] = prefix
+        self._num_forced: Array = np.array([len(prefix) for prefix in prefixes], np.int64)  # [B]
         # [B] maximum numbers of tokens; each spells at least one byte of an open end.
         sizes = zip(prefixes, self._open_ends, strict=True)
         longest_prefixes = np.array([len(prefix) + len(end) for prefix, end in sizes], np.int64)
@@ -143,6 +146,7 @@ class ActiveHypotheses:
             [length_penalty(length, config) for length in range(longest + 2)]
         )
         self._penalties_grow = config.length_penalty >= 0
+        self._follow_prefixes()
 
     @property
     def length(self) -> int:
@@ -171,23 +175,8 @@ class ActiveHypotheses:
         """Run the model: return [B, K, V] log probabilities of the next token, -inf if excluded."""
         newest = self.to_device(self.tokens[:, :, -1])
         logits = self._model.step(newest, self.state)
-        rows = np.arange(self.log_probs.size)
-        return self._restricted(logits.flatten(0, 1), rows).view(logits.shape)
-
-    def active_log_probs(self) -> tuple[Array, Tensor]:
-        """Run the model as `next_log_probs` does, but only on active hypotheses.
-
-        Returns:
-            The rows [R] of active hypotheses among the B·K, ascending, and their [R, V].
-        """
-        newest, rows = map(self.to_device, (self.tokens[:, :, -1], self.rows))
-        logits = self._model.step_rows(newest, self.state, rows)(slice(None))
-        return self.rows, self._restricted(logits, self.rows)
-
-    def _restricted(self, logits: Tensor, rows: Array) -> Tensor:
-        """Return the log probabilities [R, V] of hypotheses in rows [R], -inf if excluded."""
-        log_probs = logits.float().log_softmax(dim=-1)
-        ruled_out, only = self._restrictions(rows, log_probs.size(1))
+        log_probs = logits.flatten(0, 1).float().log_softmax(dim=-1)
+        ruled_out, only = self._restrictions(np.arange(len(log_probs)), log_probs.size(1))
         only_rows, only_tokens = map(self.to_device, only)
         only_log_probs = log_probs[only_rows, only_tokens]
         log_probs.index_fill_(1, indices_on(log_probs.device, self._excluded), -math.inf)
@@ -196,7 +185,7 @@ class ActiveHypotheses:
         if len(only_rows):
             log_probs[only_rows] = negative_infinity(log_probs)
             log_probs[only_rows, only_tokens] = only_log_probs
-        return log_probs
+        return log_probs.view(logits.shape)
 
     def best_continuations(self, size: int) -> Continuations:
         """Run the model on the newest tokens; return at most `size` best continuations [B, K']."""
@@ -300,7 +289,7 @@ class ActiveHypotheses:
         for index, row in enumerate(rows.tolist()):
             sentence, hypothesis = divmod(row, num_hypotheses)
             open_end = self._open_ends[self.sentences[sentence]]
-            num_fixed = int((self._forced[sentence] != _ANY).sum())
+            num_fixed = int(self._num_forced[sentence])
             if open_end and self.length > num_fixed:
                 tokens = self.tokens[sentence, hypothesis, 1 + num_fixed :].tolist()
                 step = next_step(open_end, tokens)
@@ -346,18 +335,52 @@ class ActiveHypotheses:
         tokens = np.where(is_active, tokens, PAD)  # an impossible one may not be in the vocabulary
         # [B, K'] indices among the B·K
         rows = np.arange(0, num_sentences * num_hypotheses, num_hypotheses)[:, None] + parents
-        is_open = is_active.any(axis=1)
+        is_open: Array = np.any(is_active, axis=1)
         self.num_open = int(is_open.sum())
         if self.num_open <= _COMPACTION_THRESHOLD * num_sentences:
             rows, tokens, log_probs = rows[is_open], tokens[is_open], log_probs[is_open]
-            is_active, self.sentences = is_active[is_open], self.sentences[is_open]
-            self._forced, self._max_lengths = self._forced[is_open], self._max_lengths[is_open]
+            is_active = is_active[is_open]
+            self._keep_sentences(is_open.nonzero()[0])
         prefixes = self.tokens.reshape(-1, length)[rows]
         self.tokens = np.concatenate([prefixes, tokens[:, :, None]], axis=2)
         self.log_probs = log_probs
         self.rows = is_active.reshape(-1).nonzero()[0]
         if self.num_open:
             self.state.reorder(self.to_device(rows))
+            self._follow_prefixes()
+
+    def _keep_sentences(self, kept: Array) -> None:
+        self.sentences, self._max_lengths = self.sentences[kept], self._max_lengths[kept]
+        self._forced, self._num_forced = self._forced[kept], self._num_forced[kept]
+
+    def _follow_prefixes(self) -> None:
+        """Append the tokens that prefixes force next on all open sentences, at once.
+
+        So far, the hypotheses of such a sentence are alike: the first of them remains.
+        """
+        length, longest = self.length, self._forced.shape[1] - 1
+        if length >= longest:  # a step forces a single token
+            return
+        [kept] = np.any(self.log_probs > -math.inf, axis=1).nonzero()
+        end = int(self._num_forced[kept].min(initial=longest))
+        if end <= length:
+            return
+        self._keep_sentences(kept)
+        rows = kept[:, None] * self.log_probs.shape[1]
+        self.state.reorder(self.to_device(rows))
+        forced = self._forced[:, length - 1 : end]
+        self.tokens = self.tokens.reshape(-1, length)[rows]
+        self.tokens = np.concatenate([self.tokens, forced[:, None]], axis=2)
+        given = self.tokens[:, 0, length - 1 : -1]
+        log_probs, size = [], max(1, _PREFILL_ROWS // len(rows))
+        for start in range(0, given.shape[1], size):
+            part = slice(start, start + size)
+            tokens, expected = map(self.to_device, (given[:, part], forced[:, part]))
+            found = self._model.step(tokens, self.state).float().log_softmax(dim=-1)
+            log_probs.append(found.gather(2, expected[:, :, None])[:, :, 0])
+        [totals] = to_host(torch.cat(log_probs, dim=1).sum(dim=1, keepdim=True))
+        self.log_probs = self.log_probs.reshape(-1)[rows] + totals
+        self.rows = np.arange(len(rows))
 
     @property
     def _may_rule_out(self) -> bool:

@@ -96,10 +96,12 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
     size = config.beam_size // config.num_groups
     num_free = start.to_device(np.zeros(len(start.sentences), np.int64))  # tokens not forced so far
     while any(group.num_open for group in groups):
+        # A group may be ahead, because prefixes force the next tokens of all its open sentences.
+        length = min(group.length for group in groups if group.num_open)
         times_chosen: Tensor | None = None  # [all sentences, V] by earlier groups
         is_free = num_free.new_zeros(len(num_free), dtype=torch.bool)
         for group, group_finished in zip(groups, finished, strict=True):
-            if not group.num_open:
+            if not group.num_open or group.length > length:
                 continue
             sentences, past = map(group.to_device, (group.sentences, group.log_probs))
             log_probs = group.next_log_probs()

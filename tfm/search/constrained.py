@@ -55,8 +55,14 @@ def constrained_search(
         the best of those with the most phrases.
     """
     beams = [_Beam(each, config) for each in required]
+    length = 1
     while hypotheses.num_open:
-        chosen = _step(hypotheses, [beams[index] for index in hypotheses.sentences])
+        open_beams = [beams[index] for index in hypotheses.sentences]
+        for beam, forced in zip(open_beams, hypotheses.tokens[:, 0, length:].tolist(), strict=True):
+            for token in forced:  # of the only hypothesis, by a prefix
+                beam.progress = [beam.required.advanced(beam.progress[0], token)]
+        chosen = _step(hypotheses, open_beams)
+        length = hypotheses.length + 1
         hypotheses.advance(chosen, chosen.tokens != PAD)
     return [beam.finished or beam.incomplete for beam in beams]
 

@@ -25,7 +25,8 @@ class SearchableModel(Protocol):
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Decode the position after tokens [B, K] to logits [B, K, V], and update the state.
 
-        V may exceed the vocabulary: the logits of further tokens are -inf.
+        V may exceed the vocabulary: the logits of further tokens are -inf. While sentences have one
+        hypothesis, tokens [B, T] are its next T: their positions are decoded at once.
         """
         rows = torch.arange(tokens.numel(), device=tokens.device)
         return self.step_rows(tokens, state, rows)(slice(None)).view(*tokens.shape, -1)

@@ -757,8 +757,13 @@ def test_the_page_gets_sentences_other_translations_and_attention(address):
     weights = np.array(answer["weights"])
     assert weights.shape == (1, 2, 3, 3)
     assert np.allclose(weights.sum(-1), 1000, atol=3)
-    status, answer = address.post("/explain", {**fields, "q": "a " * 300})
-    assert (status, "less than 200 pieces" in answer["error"]) == (400, True)
+    searched = [re.findall("tfm_lines_total{.*", address.send("/metrics")[1])]
+    for name in ("q", "translation", "prefix"):
+        too_long = {**fields, "translation": None, name: "a " * 300}
+        status, answer = address.post("/explain", too_long)
+        assert (status, "less than 200 pieces" in answer["error"]) == (400, True)
+    searched.append(re.findall("tfm_lines_total{.*", address.send("/metrics")[1]))
+    assert searched[0] == searched[1] != []
     assert address.post("/explain", {**fields, "q": " "})[0] == 400
 
 

@@ -170,6 +170,8 @@ class Service:
         if not sentences:
             raise HTTPException(400, "q has no letters: send a sentence")
         sentence = sentences[0]
+        # What is too long is refused before a search.
+        route.model.pieces(sentence, asked.translation or asked.prefix or "", route.search.tag)
         with route.model.queue.place():
             work = route.alternatives(sentence, asked.terms, asked.prefix, _EXPLAINED)
             found = await answered(request, work, self._config.answer_seconds)

@@ -77,6 +77,7 @@ class ServedModel:
             path = existing_file(Path(steps.glossary))
             self._glossary = read_terms(path, self.info.source, self.info.target)
         self.steps = lru_cache(_MAX_STEPS)(self._new_steps)
+        self.max_pieces = min(_MAX_PIECES, engine.limits.max_positions or _MAX_PIECES)
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
         self.queue = TranslationQueue(
             self._translate,
@@ -117,22 +118,29 @@ class ServedModel:
             notify=_ignore,
         )
 
-    def attention(self, source: str, target: str) -> AttentionMaps:
-        """Return the cross-attention between the words of two sentences; in the model's thread.
+    def pieces(self, source: str, target: str, tag: str | None) -> tuple[list[int], list[int]]:
+        """Return the pieces of a sentence and a translation whose attention can be shown.
 
         Raises:
             DataError: One of them is too long.
         """
-        sides = ((self.vocabulary.source, source), (self.vocabulary.target, target))
-        source_ids, target_ids = (
-            model.encode(self.vocabulary.clean([text]))[0] for model, text in sides
-        )
-        limit = min(_MAX_PIECES, self._model.max_positions or _MAX_PIECES)
-        if max(len(source_ids), len(target_ids)) >= limit:
-            raise DataError(f"attention is shown for sentences of less than {limit} pieces")
-        return attention_maps(self._model, self.vocabulary, source_ids, target_ids)[
-            "cross"
-        ].by_words()
+        source, target = self.vocabulary.clean([source, target])
+        if tag is not None:
+            is_tag = self.vocabulary.source.has_tag
+            source = f"{tag} {untagged(source, tag, is_tag, place='the sentence')}"
+        [source_ids] = self.vocabulary.source.encode([source])
+        [target_ids] = self.vocabulary.target.encode([target])
+        for side, ids in (("sentence", source_ids), ("translation", target_ids)):
+            if len(ids) >= self.max_pieces:
+                raise DataError(
+                    f"the {side} has {len(ids):,} pieces, but attention is shown for less than "
+                    f"{self.max_pieces} pieces: shorten it"
+                )
+        return source_ids, target_ids
+
+    def attention(self, source: list[int], target: list[int]) -> AttentionMaps:
+        """Return the cross-attention between the words of two sentences; in the model's thread."""
+        return attention_maps(self._model, self.vocabulary, source, target)["cross"].by_words()
 
     @cached_property
     def _model(self) -> Model:
@@ -254,18 +262,10 @@ class Route:
         return Part.of([Segment(1, text)], around_texts(steps))
 
     async def attention(self, source: str, target: str) -> AttentionMaps:
-        """Return the cross-attention between the words of a sentence and a translation.
-
-        Raises:
-            DataError: One of them is too long.
-        """
-        if (tag := self.search.tag) is not None:
-            vocabulary = self.model.vocabulary
-            [cleaned] = vocabulary.clean([source])
-            is_tag = vocabulary.source.has_tag
-            source = f"{tag} {untagged(cleaned, tag, is_tag, place='the sentence')}"
+        """Return the cross-attention between their words; errors are those of `pieces`."""
+        pieces = self.model.pieces(source, target, self.search.tag)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.model.thread, self.model.attention, source, target)
+        return await loop.run_in_executor(self.model.thread, self.model.attention, *pieces)
 
 
 def routes_of(
