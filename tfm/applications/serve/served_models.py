@@ -159,10 +159,11 @@ class ServedModel:
             own = next(tags, f"<2{target}>")
             tag = own if len(targets) > 1 or own in self.vocabulary.tags else None
             if tag is not None and not self.vocabulary.source.has_tag(tag):
+                known = self.vocabulary.tags or self.vocabulary.source.tags()
                 raise UsageError(
                     f"{self.folder} translates to {self.info.target}, but has no tag {tag} that "
                     "chooses the language: tfm serve needs one tag for each; the model has "
-                    f"{shown_tags(self.vocabulary.source.tags()) or 'none'}"
+                    f"{shown_tags(known) or 'none'}"
                 )
             for source in self.info.source.split("+"):
                 yield source, target, replace(self.search, tag=tag)
