@@ -903,7 +903,7 @@ def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run
 
 
 def test_tags_choose_among_the_target_languages_of_a_model(start):
-    source = SimpleNamespace(has_tag=lambda tag: tag != "<2it>")
+    source = SimpleNamespace(has_tag=lambda tag: tag != "<2it>", tags=tuple)
     vocabulary = SimpleNamespace(source=source, tags=())
     model = SimpleNamespace(search=SearchConfig(), vocabulary=vocabulary, folder="m")
     model.steps = lambda *settings: [Sentences(settings[-1], "de")]
