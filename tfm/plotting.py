@@ -37,11 +37,7 @@ __all__ = ("Axes", "Figure", "cm", "colors", "drawing", "font_manager", "ticker"
 
 @contextlib.contextmanager
 def drawing(settings: Mapping[str, object]) -> Iterator[None]:
-    """Draw in this block with matplotlib's own style, changed by these of its settings.
-
-    Raises:
-        TfmError: Matplotlib fails.
-    """
+    """Draw in this block with matplotlib's own style, changed by these of its settings."""
     style: dict[Any, Any] = {**mpl.rcParamsDefault, **settings}
     del style["backend"]
     try:

@@ -133,11 +133,6 @@ def steps_around(
         glossary: The terms of the glossary's file, if they are in memory.
         terms: Source terms with their translations, which go before those of the glossary's file.
         notify: Receives warnings that quote terms.
-
-    Raises:
-        UsageError: The models or the search do not suit a step.
-        DataError: A glossary or a term is not usable.
-        CheckpointError: A step needs a model that does not exist or is damaged.
     """
     target = "" if info is None else target_language(info.target, search.tag)
     tags = () if info is None or config.has_markup else info.tags

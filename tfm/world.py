@@ -52,9 +52,6 @@ class World:
         The variables count only if MASTER_ADDR is set, too: Slurm also sets its own for the batch
         script itself, which is a single process. Only training uses them: everything else calls
         `current_world`, which does not fail.
-
-        Raises:
-            UsageError: The variables are not numbers, contradict each other, or one is missing.
         """
         launcher = _find_launcher()
         if launcher is None:

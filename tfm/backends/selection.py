@@ -139,9 +139,6 @@ def verified_compute(
     """Choose device and arithmetic; fall back to fp32 if the arithmetic is wrong on this CPU.
 
     `trains` includes training in the choice and the verification; `notify` receives warnings.
-
-    Raises:
-        UsageError: This machine does not support the device or the precision.
     """
     compute = choose_compute(device, precision, local_rank=local_rank, trains=trains)
     dtype = compute.dtype
@@ -201,11 +198,7 @@ def training_backend(
 def inference_backend(
     compute: Compute, kernels: Kernels = "auto", *, notify: Callable[[str], None] = say
 ) -> InferenceBackend:
-    """Choose the backend for inference; `notify` receives warnings.
-
-    Raises:
-        UsageError: `kernels` is "plain", and the arithmetic is int8.
-    """
+    """Choose the backend for inference; `notify` receives warnings."""
     if kernels == "plain" and compute.dtype == torch.int8:
         raise UsageError("plain kernels do not support int8: use --kernels auto")
     if kernels == "auto" and compute.device.type == "cpu":
@@ -216,11 +209,7 @@ def inference_backend(
 
 
 def chosen_arithmetic(inference: InferenceConfig) -> dict[str, str]:
-    """Return the device, precision and kernels that inference has on this machine.
-
-    Raises:
-        UsageError: This machine does not support the settings.
-    """
+    """Return the device, precision and kernels that inference has on this machine."""
     compute = verified_compute(inference.device, inference.precision, notify=lambda _: None)
     backend = inference_backend(compute, inference.kernels, notify=lambda _: None)
     return {

@@ -28,11 +28,7 @@ _NUM_LAYOUTS = 4  # kept: of self-attention and cross-attention, of sources and 
 
 
 def drop_threshold(dropout: float) -> int:
-    """Return the threshold below which uniform unsigned 16-bit numbers mean "drop".
-
-    Raises:
-        ValueError: The probability is not in [0, 1).
-    """
+    """Return the threshold below which uniform unsigned 16-bit numbers mean "drop"."""
     threshold = round(dropout * _NUM_LEVELS)
     if not 0 <= threshold < _NUM_LEVELS:
         raise ValueError(f"dropout must be in [0, 1), not {dropout}")

@@ -55,9 +55,6 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
     """Return command-line arguments in which each flag of text has a source and a target file.
 
     The flag is repeated for each: typer has no flags that are repeatable and take two values.
-
-    Raises:
-        UsageError: A flag has a single file whose format has one side.
     """
     words: list[str] = []
     rest = list(args)

@@ -161,9 +161,6 @@ class SearchConfig(Settings, section="search"):
         """Merge the user's settings over a model's own, both by name.
 
         Defaults without effect on the chosen search are dropped.
-
-        Raises:
-            UsageError: A setting is unknown, out of range, or without effect on the search.
         """
         search = given.get("search", defaults.get("search", cls.search))
         if problems := list(cls._without_effect(search, given)):
@@ -173,11 +170,7 @@ class SearchConfig(Settings, section="search"):
 
     @classmethod
     def for_targets(cls, defaults: Table, given: Table) -> "SearchConfig":
-        """Merge the user's settings over a model's own, to compute the scores of given targets.
-
-        Raises:
-            UsageError: A setting is unknown, out of range, or without effect on forced decoding.
-        """
+        """Merge the user's settings over a model's own, to compute the scores of given targets."""
         if unused := [name for name in given if name not in cls._FORCED_DECODING]:
             raise UsageError(
                 f"no effect on the scores of given targets: {', '.join(unused)}; they only depend "

@@ -73,9 +73,6 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     Args:
         arch: Name of the preset; if None, the last "arch" of the tables, else base.
         *tables: {section: {name: value}}, and "from_model"; later tables take precedence.
-
-    Raises:
-        UsageError: Names are unknown or values out of range; one message lists all of them.
     """
     default: Table = {"arch": RunConfig.arch if arch is None else arch}
     named = next((table for table in reversed(tables) if "arch" in table), default)
@@ -209,11 +206,7 @@ def settings_missing_in(path: Path, run: Mapping[str, Any]) -> list[str]:
 
 
 def run_toml(run: RunConfig) -> str:
-    """Return all settings of a run as the text of a TOML file, each with its help.
-
-    Raises:
-        UsageError: A path is not UTF-8, which TOML cannot express.
-    """
+    """Return all settings of a run as the text of a TOML file, each with its help."""
     lines = [f'arch = "{run.arch}"']
     if run.from_model is not None:
         lines.append(f"from_model = {_toml_value(run.from_model)}")
@@ -238,11 +231,7 @@ def _toml_value(value: Any) -> str:
 
 
 def read_toml(path: Path) -> TomlTable:
-    """Read a TOML file.
-
-    Raises:
-        UsageError: The file cannot be read or is not TOML; the message names the line.
-    """
+    """Read a TOML file."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

@@ -220,9 +220,6 @@ def by_section(
         given: Values by name.
         elsewhere: Other names that may be meant, each with the words to suggest.
         without: Settings of the groups that may not be given.
-
-    Raises:
-        UsageError: Names are unknown, or a setting is given by two names; one message lists all.
     """
     names: dict[str, str] = {}
     sections: dict[str, set[str]] = {}
@@ -252,12 +249,7 @@ def by_section(
 
 
 def settings_from(kind: type[SettingsT], table: Table) -> SettingsT:
-    """Build one group of settings from a table.
-
-    Raises:
-        UsageError: Names are unknown, or values of the wrong type or out of range; one message
-            lists all of them.
-    """
+    """Build one group of settings from a table."""
     settings, problems = settings_and_problems(kind, table)
     if problems:
         raise UsageError(list_problems(problems))
@@ -296,11 +288,7 @@ def settings_and_problems(
 
 
 def from_table(kind: type[T], table: Table) -> T:
-    """Build a dataclass from a JSON object.
-
-    Raises:
-        ValueError: Keys are unknown or missing, or values of another type; it lists all of them.
-    """
+    """Build a dataclass from a JSON object."""
     values, problems = check_table(kind, table)
     if problems:
         raise ValueError("; ".join(problems))
@@ -380,11 +368,7 @@ def did_you_mean(
 
 
 def convert(value: Any, hint: Any, label: str, *, is_count: bool = False) -> Any:
-    """Convert a value to a type, as `check_table` does.
-
-    Raises:
-        ValueError: The value is of another type; the message starts with its name, `label`.
-    """
+    """Convert a value to a type, as `check_table` does."""
     kinds = typing.get_args(hint)
     if hint is Any or is_dataclass(value):
         return value

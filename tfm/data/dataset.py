@@ -62,11 +62,7 @@ class Part:
 
     @classmethod
     def of_files(cls, bin_dir: Path, name: str, languages: tuple[str, str]) -> "Part":
-        """Return the record of a part by reading its files.
-
-        Raises:
-            DataError: The files are missing, damaged or inconsistent.
-        """
+        """Return the record of a part by reading its files."""
         source, target = (_Side(bin_dir, name, language) for language in languages)
         return cls.of_sides(bin_dir, name, source, target)
 
@@ -121,11 +117,7 @@ class DatasetIndex:
 
     @classmethod
     def load(cls, bin_dir: Path) -> "DatasetIndex":
-        """Read the index of a binarized dataset.
-
-        Raises:
-            DataError: The index is missing, damaged or of another format.
-        """
+        """Read the index of a binarized dataset."""
         path = bin_dir / "dataset.json"
         if not path.is_file():
             raise DataError(
@@ -200,9 +192,6 @@ class _Side:
     """One language of a part, mapped into memory without reading it.
 
     Its files are opened only here, so that they stay the same when others take their names.
-
-    Raises:
-        DataError: A file is missing, or not an array of unsigned integers.
     """
 
     def __init__(self, bin_dir: Path, name: str, language: str) -> None:
@@ -270,9 +259,6 @@ class TokenSequences:
         language: The language.
         side: 0 for the source, 1 for the target.
         vocab_size: Size of its vocabulary.
-
-    Raises:
-        DataError: The files are missing or of other sizes, or ids exceed `vocab_size`.
     """
 
     def __init__(
@@ -310,9 +296,6 @@ class TokenSequences:
 
         Returns:
             [N] token ids, and [B] lengths of the sentences with EOS.
-
-        Raises:
-            DataError: A part that has not been verified is damaged, so that it cannot be read.
         """
         lengths = self.lengths(indices) + 1
         ends = lengths.cumsum()
@@ -376,9 +359,6 @@ class ParallelDataset:
         texts: The texts that training pairs come from, in order; empty for other splits.
         num_variants: Number of segmentations with BPE-dropout. Index i + v · N is pair i of N
             in variant v from 1 on; indices below N have no dropout.
-
-    Raises:
-        DataError: The split is missing, or its files do not match the index.
     """
 
     def __init__(
@@ -409,9 +389,6 @@ class ParallelDataset:
         """Compare parts, by their numbers from 0, or all parts with their records.
 
         This reads all of their files.
-
-        Raises:
-            DataError: A file is damaged.
         """
         for number in range(len(self.parts)) if numbers is None else numbers:
             part, sides = self.parts[number], (self.source.side(number), self.target.side(number))

@@ -44,10 +44,6 @@ def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
 
     Args:
         paths: A folder of a dataset, model or run; or one or two SentencePiece files; or nothing.
-
-    Raises:
-        UsageError: A path does not exist, or is a folder where two files are needed.
-        DataError: A file is not a SentencePiece model, or its ids cannot be mapped.
     """
     if not paths:
         return []
@@ -82,9 +78,6 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
 
     Special pieces that the model lacks are added. The other pieces keep their order, and all lines
     their encoding. A model that has these ids is returned unchanged.
-
-    Raises:
-        DataError: The content is not a SentencePiece model, or its ids cannot be mapped.
     """
     original = _load(content, origin)
     ids = {name: getattr(original, f"{name}_id")() for name in _SPECIAL}
@@ -112,11 +105,7 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
 
 
 def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
-    """Return the pieces to which a SentencePiece model encodes text, each with its message.
-
-    Raises:
-        DataError: `content` is not a SentencePiece model.
-    """
+    """Return the pieces to which a SentencePiece model encodes text, each with its message."""
     model = _load(content, origin)
     messages = (value for number, value in _split(content, origin) if number == _PIECES)
     return {
@@ -127,11 +116,7 @@ def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
 
 
 def pieces_by_id(content: bytes, *, origin: Path) -> tuple[list[str], int, int]:
-    """Return the pieces of a SentencePiece model, and the ids of eos and unk.
-
-    Raises:
-        DataError: `content` is not a SentencePiece model, or has no eos.
-    """
+    """Return the pieces of a SentencePiece model, and the ids of eos and unk."""
     model = _load(content, origin)
     if model.eos_id() < 0:
         raise DataError(f"{origin} has no piece for the end of a sentence: name another file")
@@ -152,9 +137,6 @@ def with_vocabulary(
         vocabulary: [V] distinct pieces by id; the first four are pad, bos, eos and unk.
         tags: Pieces of the vocabulary that are words of the text, such as ">>fra<<".
         origin: Path of the model, for error messages.
-
-    Raises:
-        DataError: `content` is not a SentencePiece model.
     """
     known = text_pieces(content, origin=origin)
     characters = set().union(*known)

@@ -92,9 +92,6 @@ class Planner:
     """Plans the windows of each epoch.
 
     The first process of a machine plans, and the others map its files into memory.
-
-    Raises:
-        DataError: The dataset has too many pairs, or a weight is too small for a single pair.
     """
 
     def __init__(
@@ -279,9 +276,6 @@ class Mixture:
 
     Attributes:
         counts: [number of texts] pairs of each text in every epoch.
-
-    Raises:
-        DataError: A weight is too small for a single pair.
     """
 
     def __init__(self, texts: Sequence[TrainingText], *, seed: int, run_pairs: int = 1) -> None:

@@ -52,11 +52,7 @@ class Shortlist:
     def load(
         cls, folder: Path, fingerprint: str, vocab_sizes: tuple[int, int]
     ) -> "Shortlist | None":
-        """Read the shortlist of a dataset or model folder with this vocabulary; None without one.
-
-        Raises:
-            DataError: The file is damaged, of another format, or of another vocabulary.
-        """
+        """Read the shortlist of a dataset or model folder with this vocabulary; None without one."""
         path = folder / FILE
         if not path.is_file():
             return None
@@ -106,11 +102,7 @@ _REMEDY = "learn it with tfm binarize DATA --shortlist --force, or remove it"
 
 
 def shortlist_files(folder: Path, vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return {file name: content} of the shortlist of a folder; empty without one.
-
-    Raises:
-        DataError: As `Shortlist.load` does.
-    """
+    """Return {file name: content} of the shortlist of a folder; empty without one."""
     sizes = (len(vocabulary.source), len(vocabulary.target))
     shortlist = Shortlist.load(folder, vocabulary.fingerprint, sizes)
     return {} if shortlist is None else {FILE: (folder / FILE).read_bytes()}

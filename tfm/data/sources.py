@@ -108,11 +108,7 @@ class TextSources:
         }
 
     def fetch(self) -> dict[str, FetchedFile]:
-        """Download all files that are missing; return {file name: file}.
-
-        Raises:
-            DownloadError: A file cannot be downloaded, or does not match the recipe.
-        """
+        """Download all files that are missing; return {file name: file}."""
         recorded = self._recorded()
         return {
             file.name: fetch(
@@ -129,9 +125,6 @@ class TextSources:
         """Unpack all texts from the files that `fetch` returned, and from local .gz files.
 
         The checksums of files that the recipe has none of are recorded once they prove intact.
-
-        Raises:
-            DataError: A member is missing, or an archive is damaged.
         """
         for name, file in fetched.items():
             members = {
@@ -157,10 +150,6 @@ class TextSources:
         """Read the (source, target) pairs of a text, without its tag, if it has one.
 
         Trees are linearized.
-
-        Raises:
-            DataError: Sides have different numbers of lines, a file is damaged, or a source begins
-                with the tag of another text.
         """
         pairs = self.all_pairs(text, split)
         if text.tag is not None:
@@ -183,7 +172,7 @@ class TextSources:
             yield line.encode(errors="surrogateescape"), target
 
     def all_pairs(self, text: Text, split: Split) -> Iterator[BytesPair]:
-        """Read the pairs of a text as its files have them, with the errors of `pairs`.
+        """Read the pairs of a text as its files have them.
 
         They may have its tag, and `every` does not count.
         """
@@ -217,11 +206,7 @@ class TextSources:
         ]
 
     def trees(self, text: TreeFile) -> Iterator[Tree]:
-        """Read the normalized trees of a text.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Read the normalized trees of a text."""
         trees = map(normalize, read_trees(self._locate(text.archive, text.trees)))
         return (tree for tree in trees if tree is not None)
 

@@ -80,11 +80,7 @@ class SubwordModel:
         return self._size
 
     def encode(self, lines: Iterable[str]) -> list[list[int]]:
-        """Encode each line (without its end) to token ids, without special tokens.
-
-        Raises:
-            DataError: A line has an unpaired surrogate, which UTF-8 cannot represent.
-        """
+        """Encode each line (without its end) to token ids, without special tokens."""
         texts = [escape(line) for line in lines]
         encode = self._encoder.EncodeAsIds
         ids: list[list[int]]
@@ -328,11 +324,7 @@ class Vocabulary:
     def check_tag(
         self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""
     ) -> bool:
-        """Return whether a clean line lacks a tag, and `notify` of that; `flag` may give one, too.
-
-        Raises:
-            UsageError: The tag that the line lacks chooses the language.
-        """
+        """Return whether a clean line lacks a tag, and `notify` of that; `flag` may give one, too."""
         if not self.tags or not line or line.split(maxsplit=1)[0] in self.tags:
             return False
         message = (
@@ -353,11 +345,7 @@ class Vocabulary:
         tags: tuple[str, ...] = (),
         tags_choose_language: bool = False,
     ) -> "Vocabulary":
-        """Read the subword models of a dataset or model folder, which may record the other fields.
-
-        Raises:
-            DataError: Models are missing, or are not SentencePiece models.
-        """
+        """Read the subword models of a dataset or model folder, which may record the other fields."""
         for separate in (False, True):
             paths = model_paths(folder, separate=separate)
             if all(path.is_file() for path in paths):

@@ -16,9 +16,6 @@ def untagged(source: str, tag: str, is_tag: Callable[[str], bool], *, place: str
     """Return a source sentence without the tag that will be put before it, if it has that tag.
 
     `is_tag` tests whether a word is a tag of the vocabulary, `place` names file and line.
-
-    Raises:
-        DataError: The sentence begins with another tag.
     """
     first, rest = (*source.lstrip(_MARKS).split(maxsplit=1), "", "")[:2]
     if first == tag:

@@ -123,11 +123,7 @@ class TextWriter:
         self._unpacked("clean", ["clean"])
 
     def write_share(self, share: Share) -> None:
-        """Clean a share of the training text, for a later call of `update`.
-
-        Raises:
-            UsageError: The text is not unpacked, or a model scores it.
-        """
+        """Clean a share of the training text, for a later call of `update`."""
         is_unpacked = self.manifest.is_current("extract", self.sources.fingerprint)
         if self.sources.unpacked_paths and not is_unpacked:
             raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")

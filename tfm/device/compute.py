@@ -76,11 +76,7 @@ def choose_compute(
     local_rank: int = 0,
     trains: bool = False,
 ) -> Compute:
-    """Resolve "auto", for training if `trains`, and configure torch for the device.
-
-    Raises:
-        UsageError: The requested GPU does not exist, or the device does not support the precision.
-    """
+    """Resolve "auto", for training if `trains`, and configure torch for the device."""
     if device == "mps":
         return _apple_compute(precision)
     has_gpu = torch.cuda.is_available()
@@ -264,9 +260,6 @@ def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
     Args:
         num_threads: Threads of all processes together; None for OMP_NUM_THREADS, or one per core.
         num_processes: Number of processes on this machine.
-
-    Raises:
-        UsageError: This machine has far fewer cores.
     """
     if num_threads is None and "OMP_NUM_THREADS" in os.environ:
         return

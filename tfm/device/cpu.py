@@ -115,11 +115,7 @@ def num_cores() -> int:
 
 
 def chosen_threads(num_threads: int | None) -> int:
-    """Return `num_threads`, or one thread per core if it is None.
-
-    Raises:
-        UsageError: With this number, threads would block each other, or could not start.
-    """
+    """Return `num_threads`, or one thread per core if it is None."""
     if num_threads is not None and num_threads > MAX_PER_CORE * num_cores():
         raise UsageError(
             f"threads is {num_threads}, but must be at most {MAX_PER_CORE * num_cores()} on this "

@@ -81,11 +81,7 @@ class Group:
         return [json.loads(bytes(text[: int(length)].numpy())) for text, length in pairs]
 
     def check_equal(self, facts: dict[str, Any]) -> None:
-        """Check that all processes have the same facts, named in the user's terms.
-
-        Raises:
-            UsageError: The facts of a process differ from rank 0's.
-        """
+        """Check that all processes have the same facts, named in the user's terms."""
         expected, *others = self.gather(facts)
         for rank, found in enumerate(others, 1):
             if different := [name for name in expected if expected[name] != found.get(name)]:
@@ -110,11 +106,7 @@ class Group:
 
 @contextlib.contextmanager
 def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterator[Group]:
-    """Join the process group of a run during the block; `timeout` limits each collective.
-
-    Raises:
-        LostPeersError: The other processes cannot be reached.
-    """
+    """Join the process group of a run during the block; `timeout` limits each collective."""
     group = Group(world)
     if group.is_alone:
         yield group

@@ -47,11 +47,6 @@ def launch(
 
     Returns:
         The exit code: 0, or the code of Ctrl-C if the processes have saved and stopped for it.
-
-    Raises:
-        UsageError: There are too few GPUs.
-        TrainingError: A process has failed, or the nodes do not find each other.
-        InterruptedRunError: A signal has stopped the processes before they could save.
     """
     num_processes = placement.num_local_processes()
     _set_environment(placement, num_processes)
@@ -212,12 +207,7 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
 
 
 def _exit_code_after(number: signal.Signals, log_dir: Path, *, has_lost_peers: bool) -> int:
-    """Return the exit code after a signal for which the processes have saved and stopped.
-
-    Raises:
-        TrainingError: One has failed to save, or another node has ended before.
-        InterruptedRunError: None has saved.
-    """
+    """Return the exit code after a signal for which the processes have saved and stopped."""
     reports = failures_in(log_dir)
     for message, facts in reports:
         if message:

@@ -49,11 +49,7 @@ class Nodes:
         self._server: Any = None
 
     def meet(self, number: int) -> "Attempt":
-        """Wait until all nodes are ready for an attempt, whose number node 0 decides.
-
-        Raises:
-            TrainingError: They do not meet in time.
-        """
+        """Wait until all nodes are ready for an attempt, whose number node 0 decides."""
         say(f"node {self._node_rank} waits for the other nodes at {self._endpoint}")
         own_name = f"{number}-{secrets.token_hex(8)}"
         deadline, reason = time.monotonic() + self._join_seconds, ""

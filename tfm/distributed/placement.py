@@ -40,11 +40,7 @@ class Placement:
         restarts: int | None = None,
         device: str | None = None,
     ) -> "Placement":
-        """Return the placement that the flags of a command ask for.
-
-        Raises:
-            UsageError: Flags are invalid or contradict each other; names all problems together.
-        """
+        """Return the placement that the flags of a command ask for."""
         device_problems = _device_problems(gpus, processes, device)
         problems = [
             *device_problems,
@@ -70,11 +66,7 @@ class Placement:
         return self.local_size != 1 and self.num_local_processes() > 1
 
     def num_local_processes(self) -> int:
-        """Return the number of processes for this node.
-
-        Raises:
-            UsageError: The node has fewer GPUs than that.
-        """
+        """Return the number of processes for this node."""
         if self.device != "cuda":
             return self.local_size or 1
         import torch
@@ -90,11 +82,7 @@ class Placement:
         return num_processes
 
     def check(self, world: World) -> None:
-        """Check that a launcher has started the processes that the flags ask for, if any.
-
-        Raises:
-            UsageError: The launcher has started other processes.
-        """
+        """Check that a launcher has started the processes that the flags ask for, if any."""
         local_size = self.local_size or world.local_size
         expected = (local_size, local_size * self.nodes)
         if self != Placement() and (world.local_size, world.size) != expected:

@@ -64,10 +64,6 @@ class ModelFolder:
         path: The folder.
         info: The description of the model.
         fingerprint: A checksum that changes with any file of the model.
-
-    Raises:
-        CheckpointError: The folder holds no model, or a model of another format.
-        DamagedCheckpointError: A file has changed since it was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,10 +94,6 @@ class ModelFolder:
 
         An average is passed over, with a warning, if the run has newer checkpoints. A message says
         why an older checkpoint than the newest is used.
-
-        Raises:
-            UsageError: The path does not exist, or is a file.
-            CheckpointError: There is no model, or it is damaged.
         """
         existing_folder(path)
         folder, averaged = intact_directory(path), intact_directory(path / "averaged")
@@ -135,12 +127,7 @@ class ModelFolder:
 
     @cached_property
     def vocabulary(self) -> "Vocabulary":
-        """The subword models, which read text as the training text of the model was read.
-
-        Raises:
-            CheckpointError: The subword models are not the ones that the model was trained with.
-            DataError: The subword models are missing or damaged.
-        """
+        """The subword models, which read text as the training text of the model was read."""
         from tfm.data.subword import Vocabulary  # here, because it loads SentencePiece
 
         info = self.info
@@ -162,11 +149,7 @@ class ModelFolder:
 
     @cached_property
     def shortlist(self) -> "Shortlist | None":
-        """The target pieces that source pieces can become; None if they were not learned.
-
-        Raises:
-            DataError: The file is damaged, of another format, or of another vocabulary.
-        """
+        """The target pieces that source pieces can become; None if they were not learned."""
         from tfm.data.shortlist import Shortlist
 
         return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
@@ -180,9 +163,6 @@ class ModelFolder:
         Args:
             config: The settings of a new model, by default from the folder; only dropout may
                 differ from the folder's.
-
-        Raises:
-            CheckpointError: The weights are damaged, or do not fit the settings.
         """
         from tfm.model.build import build_model
 
@@ -206,10 +186,7 @@ class ModelFolder:
         return model
 
     def hold(self) -> Self:
-        """Read vocabulary and weights, and return the folder, which may be removed afterwards.
-
-        Raises the errors of `vocabulary` and `model`.
-        """
+        """Read vocabulary and weights, and return the folder, which may be removed afterwards."""
         self.vocabulary  # noqa: B018 - reads it
         if not self._parameters:
             self.model()
@@ -225,9 +202,6 @@ class ModelFolder:
         """Return the parameters of the model, of any shape, by name.
 
         The tensors are views of the memory-mapped file: copy them to keep them.
-
-        Raises:
-            CheckpointError: The weights are missing or damaged.
         """
         file = self.file(WEIGHTS)
         try:
@@ -237,11 +211,7 @@ class ModelFolder:
             raise damaged(file, error) from error
 
     def training_state(self) -> dict[str, Any]:
-        """Return the training state of a checkpoint, whose tensors are copied from the file.
-
-        Raises:
-            CheckpointError: The training state is missing or damaged.
-        """
+        """Return the training state of a checkpoint, whose tensors are copied from the file."""
         from tfm.folders.tensor_file import read_state
 
         file = self.file(STATE)
@@ -257,10 +227,6 @@ class ModelFolder:
         """Return the text and the references of a split of the model's dataset.
 
         The split is "valid", "test" or the name of a test set.
-
-        Raises:
-            NoSplitError: There is no such text; the message ends with the advice.
-            DataError: The manifest of the dataset is missing or damaged.
         """
         from tfm.data.manifest import Manifest, set_split
 
@@ -285,11 +251,7 @@ class ModelFolder:
         return [path, *manifest.reference_paths(split)]
 
     def file(self, name: str) -> Path:
-        """Return the path of a file, after verifying its checksum.
-
-        Raises:
-            CheckpointError: The file is missing or damaged.
-        """
+        """Return the path of a file, after verifying its checksum."""
         file = self.path / name
         if Path(name).name != name:
             raise damaged(self.path / CONFIG, None)  # the record names a file outside of the folder
@@ -312,11 +274,7 @@ class ModelFolder:
         return str(self._digests.get(WEIGHTS))
 
     def num_parameters(self) -> int:
-        """Return the number of parameters, from the sizes of the tensors.
-
-        Raises:
-            CheckpointError: The weights are missing or truncated. Their checksum is not verified.
-        """
+        """Return the number of parameters, from the sizes of the tensors."""
         file = self.path / WEIGHTS
         try:
             with safe_open(file, "np") as tensors:
@@ -349,11 +307,7 @@ def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:
 
 
 def current_average(run_dir: Path) -> ModelFolder | None:
-    """Return the average of a run, unless there is none or a checkpoint is newer.
-
-    Raises:
-        CheckpointError: The average is damaged.
-    """
+    """Return the average of a run, unless there is none or a checkpoint is newer."""
     averaged = intact_directory(run_dir / "averaged")
     if not (averaged / CONFIG).is_file():
         return None
@@ -362,11 +316,7 @@ def current_average(run_dir: Path) -> ModelFolder | None:
 
 
 def open_checkpoints(run_dir: Path) -> list[ModelFolder]:
-    """Return the checkpoints of a run, which may still be training, oldest first.
-
-    Raises:
-        CheckpointError: One of them is damaged.
-    """
+    """Return the checkpoints of a run, which may still be training, oldest first."""
     present = []
     for path in checkpoints(run_dir):
         try:

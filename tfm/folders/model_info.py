@@ -162,11 +162,7 @@ class ModelInfo:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "ModelInfo":
-        """Return the description in a record.
-
-        Raises:
-            UsageError, ValueError: Values are missing, unknown or wrong.
-        """
+        """Return the description in a record."""
         if isinstance(run := record.get("run"), dict):
             record = {**record, "run": run_config(None, run)}
         info = from_table(cls, record)

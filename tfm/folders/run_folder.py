@@ -105,11 +105,7 @@ def recorded_runs(data_dir: Path) -> dict[str, str]:
 
 
 def trained_on(run_dir: Path) -> Path | None:
-    """Return the dataset of a run; None if it has not started.
-
-    Raises:
-        DataError: The run's record of its dataset is damaged.
-    """
+    """Return the dataset of a run; None if it has not started."""
     path = run_dir / DATA
     if not path.exists():
         return None
@@ -119,11 +115,7 @@ def trained_on(run_dir: Path) -> Path | None:
 
 
 def newest_run(runs_dir: Path) -> Path:
-    """Return the run that was last written to.
-
-    Raises:
-        CheckpointError: No run has a checkpoint.
-    """
+    """Return the run that was last written to."""
     runs = {path.parent: checkpoints(path.parent) for path in runs_dir.glob("*/checkpoints")}
     newest = [(max(map(_changed, present)), run) for run, present in runs.items() if present]
     if not newest:

@@ -48,9 +48,6 @@ def save_checkpoint(
 
     It holds the parameters, of any shape, each under one name; the subword models by file name; and
     the tensors and plain values needed to resume training.
-
-    Raises:
-        OSError: The checkpoint cannot be written; an existing folder is unchanged.
     """
     with atomic_directory(path, own=own_files(path)) as folder:
         digests = {WEIGHTS: write_tensors(folder / WEIGHTS, weights)}
@@ -122,11 +119,7 @@ class Saver:
             )
 
     def finish(self) -> None:
-        """Wait until everything is written.
-
-        Raises:
-            CheckpointError: The last save failed.
-        """
+        """Wait until everything is written."""
         self.wait()
         self.close()
         if self.problem is not None:
@@ -219,10 +212,6 @@ def newest_intact_checkpoint(run_dir: Path) -> Path | None:
     """Return the checkpoint to resume from; None if the run has none yet.
 
     Damaged checkpoints are reported and renamed to "damaged-step-…"; they are never removed.
-
-    Raises:
-        CheckpointError: All checkpoints are damaged, or the newest intact one has no training
-            state.
     """
     _remove_leftovers(run_dir / "checkpoints")
     present = checkpoints(run_dir)
@@ -270,9 +259,6 @@ def prune_checkpoints(
 
     Returns:
         The descriptions of the checkpoints that are left.
-
-    Raises:
-        OSError: A file could not be removed; the next call tries again.
     """
     _remove_leftovers(run_dir / "checkpoints")
     present: dict[Path, ModelInfo] = {}

@@ -28,9 +28,6 @@ def write_tensors(
     """Write tensors of any shape as a safetensors file; return its SHA-256 in hexadecimal.
 
     Contiguous tensors on the CPU are not copied. Those on a GPU are all copied to the CPU first.
-
-    Raises:
-        OSError: The file cannot be written, such as on a full disk.
     """
     path.touch()
     mode = path.stat().st_mode  # respects the umask, unlike the library
@@ -61,10 +58,6 @@ def read_state(path: Path) -> Any:
     """Read a file of `write_state`; tensors are copied out of the memory-mapped file.
 
     Views would occupy the space of a removed file on the disk.
-
-    Raises:
-        SafetensorError: The file is not a safetensors file.
-        KeyError, TypeError, ValueError, RecursionError: It has no valid outline of a state.
     """
     with safe_open(path, "pt") as file:
         outline = json.loads((file.metadata() or {})[_STATE_KEY])
@@ -76,9 +69,6 @@ def record_from(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
     """Build a dataclass of numbers and flags from saved values; integers are counts.
 
     Values that are missing have their defaults; others that the dataclass lacks are ignored.
-
-    Raises:
-        ValueError: A value is missing, has another type, or is out of range.
     """
     names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     return from_table(kind, {name: value for name, value in values.items() if name in names})

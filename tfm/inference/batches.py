@@ -79,9 +79,6 @@ class SentenceEncoder:
 
     A segment's `given` is a prefix, or if it `is_scored`, the whole target. Of several sources in
     an unknown script, or without a tag, only the first is reported.
-
-    Raises:
-        UsageError: The tag of the config is not in the vocabulary.
     """
 
     def __init__(
@@ -102,11 +99,7 @@ class SentenceEncoder:
             vocabulary.require_tag(config.tag)
 
     def encode(self, segments: Sequence[Segment]) -> list[SentenceBatch]:
-        """Return batches: of all segments to score, or of those to search that are not empty.
-
-        Raises:
-            LineError: A segment, prefix or target has more tokens than the model accepts.
-        """
+        """Return batches: of all segments to score, or of those to search that are not empty."""
         targets, sources = self._targets(segments), self._sources(segments)
         sizes, indices = list(map(len, sources)), list(range(len(sources)))
         if self._is_scored:

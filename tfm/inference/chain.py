@@ -109,10 +109,6 @@ class Chain:
         Yields:
             The units of each chunk, in order, and the outputs of each, best first. Chunks that
             steps have lengthened may be divided.
-
-        Raises:
-            LineError: A segment has more tokens than the model accepts.
-            UsageError: The tag of the config is not in the vocabulary.
         """
         encoder = SentenceEncoder(
             self.vocabulary, self.engine.limits, config, self.notify, is_scored=scores_given

@@ -108,13 +108,7 @@ class Engine:
         local_rank: int = 0,
         notify: Callable[[str], None] = say,
     ) -> "Engine":
-        """Load one model, or an ensemble of several, onto GPU `local_rank` or another device.
-
-        Raises:
-            CheckpointError: A folder has no valid model, or models differ in task, languages or
-                vocabulary.
-            UsageError: This machine does not support the settings.
-        """
+        """Load one model, or an ensemble of several, onto GPU `local_rank` or another device."""
         compute = verified_compute(
             inference.device, inference.precision, local_rank=local_rank, notify=notify
         )
@@ -159,10 +153,6 @@ class Engine:
         """Return the `n_best` hypotheses of each sentence, best first, or its scored target.
 
         If the device has too little memory for the batch, each half is computed by itself.
-
-        Raises:
-            DataError: The device has too little memory for a single sentence.
-            UsageError: The config asks for a shortlist, but there is none.
         """
         try:
             if self._threads is not None:
@@ -234,11 +224,7 @@ class Engine:
 
 
 def _load_models(folders: Sequence[ModelFolder], compute: Compute) -> list[Model]:
-    """Load models of the same task, languages and vocabulary onto a device.
-
-    Raises:
-        CheckpointError: A folder has no valid model, or models differ in what they do.
-    """
+    """Load models of the same task, languages and vocabulary onto a device."""
     first = folders[0]
     for folder in folders:
         info, other = folder.info, first.info

@@ -28,10 +28,6 @@ class PairScorer:
 
     Attributes:
         fingerprint: A checksum that changes with the model.
-
-    Raises:
-        UsageError: There is no such folder, or its model is for other languages.
-        CheckpointError: The folder has no valid model.
     """
 
     def __init__(self, path: Path, *, source: str, target: str) -> None:

@@ -70,12 +70,7 @@ class LineReader:
         return self._columns[0].num_waiting()
 
     def __iter__(self) -> Iterator[list[Segment]]:
-        """Yield all lines in chunks; lines that have arrived never wait for later ones.
-
-        Raises:
-            DataError: A line is not UTF-8 or too long, or the files differ in number of lines; the
-                lines before are yielded first.
-        """
+        """Yield all lines in chunks; lines that have arrived never wait for later ones."""
         texts, *paired_texts = (
             _without_mark(decode_lines(column.readline, path, keep_ends=self._keep_ends))
             for column, path in zip(self._columns, self._paths, strict=True)
@@ -133,11 +128,7 @@ class DocumentReader(LineReader):
 
     @override
     def __iter__(self) -> Iterator[list[Segment]]:
-        """Yield the text, unless it is empty.
-
-        Raises:
-            DataError: It is too long, or not UTF-8.
-        """
+        """Yield the text, unless it is empty."""
         num_bytes = 0
 
         def readline(_: int) -> bytes:
@@ -163,7 +154,7 @@ def _without_mark(lines: Iterator[str]) -> Iterator[str]:
 
 
 def count_lines(path: Path, part: str | None = SOURCE) -> int:
-    """Count the lines of a file; raises as `LineReader` does of files that are not text."""
+    """Count the lines of a file of text."""
     num_ends, last = 0, b"\n"
     with path.open("rb") as file:
         text = open_text(file, path, part)

@@ -97,11 +97,7 @@ class Workers:
             worker.pool.shutdown(cancel_futures=True)
 
     def run(self, batch: SentenceBatch, config: SearchConfig) -> NBestLists:
-        """Compute a batch as `Engine.run` does, in a process that is idle.
-
-        Raises:
-            LostProcessError: The process has ended.
-        """
+        """Compute a batch as `Engine.run` does, in a process that is idle."""
         lines = batch.line_numbers
         work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
         worker = self._idle.get()

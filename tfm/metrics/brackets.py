@@ -124,10 +124,6 @@ def bracket_f1(
 
     Hypotheses and baseline are trees in brackets, or symbols of `tfm.data.trees`, which are
     combined with the words of the gold trees. There is no significance test.
-
-    Raises:
-        DataError: A line is not a tree.
-        UsageError: There are several lists of gold trees.
     """
     if len(references) != 1:
         raise UsageError(

@@ -74,10 +74,6 @@ class MetricCommand:
                 numbers for a text.
             is_last: Close the program's standard input after them: programs that answer when they
                 have read everything can only be used so.
-
-        Raises:
-            MetricCommandError: The program fails, or does not print exactly one number for each
-                text; it is ended.
         """
         if not texts:
             return []

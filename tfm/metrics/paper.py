@@ -36,11 +36,7 @@ def paper_bleu(
     language: str,
     baseline: Sequence[str] | None = None,
 ) -> MetricScore:
-    """Return the paper's BLEU of detokenized text, tokenized by the rules of a language.
-
-    Raises:
-        UsageError: Moses does not support the language.
-    """
+    """Return the paper's BLEU of detokenized text, tokenized by the rules of a language."""
     language = check_language(language)
     tokenizer = PaperTokenizer(language, config)
     # multi-bleu.perl has the counts and brevity penalty of sacreBLEU, but no smoothing.

@@ -28,11 +28,6 @@ def corpus_scores(
     difference to it is tested. `language` is the language of the translations, which chooses the
     tokenizer of BLEU and of "paper-bleu". `sources` are for the metric "command". Duplicate metrics
     are computed once.
-
-    Raises:
-        DataError: The lists are empty, or differ in length.
-        UsageError: A metric does not exist, or does not support the language.
-        MetricCommandError: The metric "command" fails.
     """
     hypotheses, references = _composed(hypotheses), [*map(_composed, references)]
     texts = {"hypotheses": hypotheses}

@@ -17,11 +17,6 @@ def load_tokenizer(name: BleuTokenizer) -> Callable[[str], str]:
     """Return a tokenizer of sacreBLEU, a function from text to tokens separated by spaces.
 
     The model of flores101 or flores200 is downloaded, unless sacreBLEU has it.
-
-    Raises:
-        UsageError: It needs a package that is not installed.
-        DownloadError: Its model cannot be downloaded.
-        DataError: Its model is damaged.
     """
     if any(find_spec(package) is None for package in _PACKAGES.get(name, ())):
         raise UsageError(

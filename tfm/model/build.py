@@ -56,11 +56,7 @@ def build_model(
     source_vocab_size: int,
     target_vocab_size: int,
 ) -> Model:
-    """Create a model that shares weights […], by parameter; none are drawn at random.
-
-    Raises:
-        ValueError: The weights do not belong to such a model.
-    """
+    """Create a model that shares weights […], by parameter; none are drawn at random."""
     # Building a thousand layers to compare their shapes would take half a minute.
     if config.num_encoder_layers + config.num_decoder_layers > len(weights):
         raise ValueError("the model has more layers than weights")

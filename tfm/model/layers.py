@@ -59,11 +59,7 @@ class Embedding(nn.Module):
             self.positions = new_embedding_weight(self.max_positions, weight.size(1))
 
     def forward(self, tokens: Tensor, layout: Layout) -> Tensor:
-        """Embed tokens, of any shape with this layout, as […, d_model].
-
-        Raises:
-            UsageError: There are more tokens than learned positions.
-        """
+        """Embed tokens, of any shape with this layout, as […, d_model]."""
         dropped: Tensor = self.dropout(self.embed(tokens, layout))
         return dropped
 

@@ -45,9 +45,6 @@ def search(
 
     Returns:
         The `n_best` hypotheses of each source, best first.
-
-    Raises:
-        CheckpointError: The model gives no finite probabilities.
     """
     start = ActiveHypotheses(model, source, lengths, config, prefixes, constraints, open_ends)
     match config.search:

@@ -62,11 +62,7 @@ class Constraints:
 def constraints_of(
     config: SearchConfig, vocabulary: Callable[[], Vocabulary] | None
 ) -> Constraints:
-    """Return the constraints of a constrained search; only banned text needs a vocabulary.
-
-    Raises:
-        DataError: The file of banned text is missing, or not usable.
-    """
+    """Return the constraints of a constrained search; only banned text needs a vocabulary."""
     banned = None
     if config.ban is not None:
         if vocabulary is None:
@@ -81,11 +77,7 @@ def held_phrases(path: Path) -> list[str]:
 
 
 def read_phrases(path: Path) -> list[str]:
-    """Read words and phrases, one per line, and hold them; white space is one space.
-
-    Raises:
-        DataError: The file is missing or not UTF-8, or has no phrase, too many or a too long one.
-    """
+    """Read words and phrases, one per line, and hold them; white space is one space."""
     phrases = []
     for number, line in enumerate(read_lines(path, strict=True), start=1):
         phrase = LATEST_NORMALIZATION.normalize(line.decode())

@@ -29,9 +29,6 @@ def forced_decoding(
         lengths: [B] source lengths, EOS included.
         targets: [B] token ids of the outputs, without EOS.
         config: Length penalty.
-
-    Raises:
-        CheckpointError: A probability is not finite.
     """
     rows = [torch.tensor([BOS, *target, EOS], device=source.device) for target in targets]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)

@@ -128,9 +128,6 @@ def average_weights(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
     """Return the mean of several checkpoints' parameters (Vaswani et al. 2017, §6.1), by name.
 
     Each tensor, of any shape, is summed in float64 and returned in float32.
-
-    Raises:
-        CheckpointError: A checkpoint is damaged, or they belong to different models.
     """
     # Those of a checkpoint that a running training removes can still be read.
     weights = [each.weights() for each in folders]

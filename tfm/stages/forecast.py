@@ -173,10 +173,6 @@ def forecast(
     """Compute the cost of a run in `num_processes`, with `num_local` of them on each machine.
 
     The GPUs may belong to another machine: then the estimate of time is NaN.
-
-    Raises:
-        DataError: The dataset cannot be used.
-        UsageError: The settings do not fit the dataset or device.
     """
     check_effects(run, num_processes=num_processes)
     data, training = open_data(data_dir, run), run.training

@@ -134,13 +134,7 @@ def plan_generation(
 
 
 def check_search(plan: Generation, config: SearchConfig) -> None:
-    """Check settings that depend on the model or on files before anything is loaded.
-
-    Raises:
-        UsageError: The file of banned text does not exist, or the model is a parser, which has
-            neither constraints nor minimum Bayes risk decoding.
-        DataError: The file of banned text is not usable.
-    """
+    """Check settings that depend on the model or on files before anything is loaded."""
     if plan.info.task == "parsing" and (config.is_constrained):
         raise UsageError(
             f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
@@ -193,9 +187,6 @@ def hash_of_inputs(
     arithmetic that this machine chooses, but nothing that only divides the work. `form` is the form
     of the output lines. A `PartialOutput` compares the lines of the text itself; files that are
     hashed as a whole are `texts`.
-
-    Raises:
-        UsageError: This machine does not support the settings, or a file does not exist.
     """
     shortlist = plan.models[0].path / SHORTLIST
     decisive = {
@@ -248,9 +239,6 @@ def generate(
     Yields:
         Each line of the text, in order, with its `n_best` translations or trees in brackets, or its
         scored target. The lines of a document have their line ends.
-
-    Raises:
-        DataError: The text does not begin with the lines that an earlier call has translated.
     """
     scores_given = plan.targets is not None
     if not scores_given:
@@ -295,11 +283,7 @@ def generate(
 
 
 def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
-    """Yield the lines of a text, after warnings if the first ones are not what models read.
-
-    Raises:
-        DataError: Most of them are JSON, or cut into pieces that the model does not know.
-    """
+    """Yield the lines of a text, after warnings if the first ones are not what models read."""
     vocabulary = plan.models[0].vocabulary
     first: list[str] = []
     said: set[Sign] = set()

@@ -59,9 +59,6 @@ class PartialOutput:
         path: FILE.
         inputs: A hash of what decides the output besides the text.
 
-    Raises:
-        UsageError: FILE cannot be created or replaced, as `output_target` says.
-
     Attributes:
         path: FILE.partial.
         stream: Where to write.
@@ -116,11 +113,7 @@ class PartialOutput:
         sync_directory(self.path.parent)
 
     def verified(self, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
-        """Yield the lines of the text, after verifying the `num_lines` whose output is complete.
-
-        Raises:
-            DataError: The lines are not those whose output has been written.
-        """
+        """Yield the lines of the text, after verifying the `num_lines` whose output is complete."""
         num_left, written = self.num_lines, self._committed
         for lines in chunks:
             if done := lines[:num_left]:
@@ -152,11 +145,7 @@ class PartialOutput:
             self._write_record()
 
     def _continue(self) -> None:
-        """Read the record of a call that was stopped.
-
-        Raises:
-            UsageError: Its inputs are others, or the record does not belong to FILE.partial.
-        """
+        """Read the record of a call that was stopped."""
         try:
             record = read_record(self._record_path, _Record, format_=FORMAT, advice=_ADVICE)
         except OSError as error:

@@ -126,11 +126,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
 
 
 def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
-    """Draw the curves of some runs into one page.
-
-    Raises:
-        UsageError: There are more runs than lines that can be told apart.
-    """
+    """Draw the curves of some runs into one page."""
     if not 1 <= len(runs) <= _MAX_DRAWN:
         raise UsageError(
             f"a page shows the curves of 1 to {_MAX_DRAWN} runs, not of {len(runs)}: name others"
@@ -143,11 +139,7 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
 
 
 def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:
-    """Return two settings of a run, whose other settings may be from another version of tfm.
-
-    Raises:
-        UsageError: One of them is wrong, or the file is not TOML.
-    """
+    """Return two settings of a run, whose other settings may be from another version of tfm."""
     path = run_dir / SETTINGS
     table = read_toml(path).get("training", {}) if path.is_file() else {}
     if not isinstance(table, Mapping):

@@ -243,12 +243,7 @@ def _seen(
 def _look(
     texts: Mapping[str, Sequence[str]], hypotheses: str, reference: str, config: ScoreConfig
 ) -> None:
-    """Warn of what only one of translations and reference shows.
-
-    Raises:
-        DataError: A text is of pieces, whose BLEU no other is comparable with, or translations are
-            JSON, but the reference is not.
-    """
+    """Warn of what only one of translations and reference shows."""
     found = {name: {each.sign: each for each in look(lines)} for name, lines in texts.items()}
     for name, findings in found.items():
         other = found[hypotheses if name == reference else reference]
@@ -347,9 +342,6 @@ def read_lines(path: Text, name: str = "", *, part: str = TRANSLATION) -> list[s
     of `open_text`.
 
     Lines of a list may have line ends, as from `readlines`; its `name` is for messages.
-
-    Raises:
-        DataError: The file is missing, empty or not UTF-8, or the list empty.
     """
     if not isinstance(path, Path):
         if not path:
@@ -373,12 +365,7 @@ def read_lines(path: Text, name: str = "", *, part: str = TRANSLATION) -> list[s
 
 
 def default_references(runs_dir: Path) -> list[Path]:
-    """Return the references of the text that `tfm generate` translated last.
-
-    Raises:
-        DataError: The record of the last generation is damaged.
-        UsageError: There is no record, or it has no reference.
-    """
+    """Return the references of the text that `tfm generate` translated last."""
     path = runs_dir / LAST_GENERATION
     if not path.is_file():
         raise UsageError(

@@ -40,9 +40,6 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
         path: A name to write to.
         flag: The flag with which the user gave it, without which a command prints.
         is_folder: Whether to write a folder.
-
-    Raises:
-        UsageError: The path leads to something that must not be replaced, or nowhere.
     """
     target = _end_of_links(path)
     try:
@@ -98,11 +95,7 @@ def _is_open_file(path: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces `path` only if the block ends without an error.
-
-    Raises:
-        UsageError: A file at the path may not be created or replaced, as for `output_target`.
-    """
+    """Open a binary file that replaces `path` only if the block ends without an error."""
     target = output_target(path)
     partial = _prepare(target)
     try:
@@ -129,9 +122,6 @@ def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Itera
 
     At every moment, either the older directory or the new one is there, the older one perhaps under
     another name, where `intact_directory` finds it.
-
-    Raises:
-        UsageError: As for `output_target`.
     """
     target = output_target(path, is_folder=True)
     partial = _prepare(target)
@@ -249,11 +239,7 @@ def write_record(path: Path, record: Any, *, format_: int) -> None:
 
 
 def read_json(path: Path, *, advice: str = "delete it and create it again") -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote.
-
-    Raises:
-        DataError: The file is not a JSON object; the message ends with the advice.
-    """
+    """Read a JSON object that `write_json` wrote."""
     if path.exists() and not path.is_file():  # reading a pipe would block
         raise DataError(f"{path} is not a file: {advice}")
     with path.open("rb") as file:
@@ -270,11 +256,7 @@ def read_json(path: Path, *, advice: str = "delete it and create it again") -> d
 
 
 def read_record(path: Path, kind: type[T], *, format_: int, advice: str) -> T:
-    """Read a dataclass from a JSON file that `write_record` wrote.
-
-    Raises:
-        DataError: The file is damaged or of another format; the message ends with the advice.
-    """
+    """Read a dataclass from a JSON file that `write_record` wrote."""
     record = read_json(path, advice=advice)
     if (written := record.pop("format", None)) != format_:
         problem = f"has format {shown(written)}, but this tfm reads format {format_}"

@@ -32,10 +32,6 @@ def lock_folder(folder: Path, *, max_wait_seconds: float = 0) -> Iterator[None]:
     not hold it. On file systems without locks, a marker file is used instead: it is ignored once
     its process on this machine has ended, but the marker of another machine has to be removed by
     hand.
-
-    Raises:
-        LockedFolderError: Another process holds the lock, and for as long as this one may wait.
-        OSError: The folder cannot be written to.
     """
     make_directory(folder)
     note, marker = folder / ".lock", folder / ".lock.marker"

@@ -68,11 +68,7 @@ def suffix_of(name: str) -> str:
 
 
 def open_packed(file: Any, start: bytes) -> Any | None:
-    """Return the unpacked content of a file that begins with `start`; None if it is not packed.
-
-    Raises:
-        UsageError: The file is packed by zstd, and the module for it is missing.
-    """
+    """Return the unpacked content of a file that begins with `start`; None if it is not packed."""
     if start.startswith(b"\x1f\x8b"):
         return gzip.open(file)
     if re.match(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)", start):
@@ -119,11 +115,7 @@ class TextFile:
         return self._unpacked is not None
 
     def read(self, size: int) -> bytes | None:
-        """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block.
-
-        Raises:
-            DataError: The file is damaged, or not a text in UTF-8 whose lines end with line feeds.
-        """
+        """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block."""
         data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
         if data and not self._num_bytes and not self.is_packed:
             self._packed = _FromStart(data, self._file)
@@ -134,7 +126,7 @@ class TextFile:
         return data
 
     def readall(self) -> bytes:
-        """Return all that is left; raises as `read` does."""
+        """Return all that is left."""
         blocks = []
         while (data := self.read(1 << 20)) != b"":
             if data is None:

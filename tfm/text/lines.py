@@ -44,7 +44,7 @@ def read_pairs(
     num_lines: int | None = None,
     parts: Sequence[str | None] = (None, None),
 ) -> Iterator[BytesPair]:
-    """Read line pairs one by one, with the arguments and errors of `read_blocks`."""
+    """Read line pairs one by one, with the arguments of `read_blocks`."""
     options: Mapping[str, Any] = {"strict": strict, "num_lines": num_lines, "parts": parts}
     blocks = read_blocks(source_path, target_path, **options)
     for sources, targets in blocks:
@@ -64,9 +64,6 @@ def read_blocks(
     If `strict`, a line that is not UTF-8 or too long is an error; otherwise, it is yielded, too
     long ones as an `UnusableLine`. `num_lines` is the expected number of lines, `parts` are those
     of `read_lines`.
-
-    Raises:
-        DataError: The sides have different numbers of lines, or a file is damaged.
     """
     paths = (source_path, target_path)
     readers = [_read_blocks(*each, strict=strict) for each in zip(paths, parts, strict=True)]
@@ -106,9 +103,6 @@ def read_columns(
     """Read a file of columns that tabs separate; by default it has two, source and target.
 
     Takes the arguments of `read_blocks`; a line without the columns is like one that is too long.
-
-    Raises:
-        DataError: A line lacks the columns, the file has another number of lines, or it is damaged.
     """
     source, target = columns or (1, 2)
     number = 0
@@ -143,9 +137,6 @@ def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator
     U+2028, are text. A byte order mark at the start is dropped. `strict` is that of `read_blocks`.
     Text that users give is opened by its format, as `open_text` says of the `part`; other files are
     plain.
-
-    Raises:
-        DataError: A line is too long, or the path is not a readable text file.
     """
     return chain.from_iterable(_read_blocks(path, part, strict=strict))
 
@@ -174,9 +165,6 @@ def read_text(file: Any, path: Path | None, part: str | None = None) -> list[str
     """Read the lines of a text from a binary file, which is at `path` or standard input.
 
     A byte order mark is text, unlike in `read_lines`. The `part` is that of `open_text`.
-
-    Raises:
-        DataError: A line is too long or not UTF-8, or the file is not a text file.
     """
     blocks = _check_utf8(_plain_blocks(open_text(file, path, part), path), path)
     return [line.decode() for lines in blocks for line in lines]
@@ -190,9 +178,6 @@ def decode_lines(
     A byte order mark is text, unlike in `read_lines`. `readline` reads the next line of the file at
     `path` or of standard input, or at most the given number of bytes. Line ends are removed unless
     `keep_ends`.
-
-    Raises:
-        DataError: A line is too long, or not UTF-8.
     """
     number = 0
     while line := readline(_MAX_LINE_BYTES):

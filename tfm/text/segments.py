@@ -46,9 +46,6 @@ def segment_lines(text: bytes, part: str, path: Path | None) -> list[bytes]:
     as sacreBLEU does, so that all parts have as many. Of several references, `REFERENCE` is the
     first one that translates all others. SGML with a single column, which may be named after the
     other direction, is every part. `ALL` is all segments in order.
-
-    Raises:
-        DataError: The text is damaged, or has no such part.
     """
     found = _segments(text, path)
     if part == ALL:

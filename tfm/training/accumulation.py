@@ -112,9 +112,6 @@ class GradientAccumulation:
         Args:
             batch: The first batch.
             later_bytes: The memory of the device that the first update will take.
-
-        Raises:
-            TrainingError: There is too little memory.
         """
         is_set = self._run.batching.max_tokens is not None
         if self._group.is_alone or is_set or self._device.type != "cuda":

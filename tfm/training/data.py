@@ -55,12 +55,7 @@ class TrainingData:
 
 
 def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> tuple[str, str]:
-    """Return the preset that suits a dataset and a device, and the reason in words.
-
-    Raises:
-        UsageError: The CPU does not support the precision.
-        DataError: The dataset is damaged or not binarized.
-    """
+    """Return the preset that suits a dataset and a device, and the reason in words."""
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.device_count() > 0)
     if not on_gpu:
         choose_compute(device, precision, trains=True)
@@ -80,13 +75,7 @@ def check_effects(run: RunConfig, *, num_processes: int) -> None:
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
-    """Open a dataset for training, without reading its training pairs.
-
-    Raises:
-        DataError: The dataset is damaged or not binarized, or was binarized from other text or with
-            another subword model.
-        UsageError: The settings do not fit the dataset.
-    """
+    """Open a dataset for training, without reading its training pairs."""
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     index = DatasetIndex.load(data_dir / "bin")

@@ -125,7 +125,7 @@ class TrainingRun:
             raise MetricCommandError("the metric command was interrupted")
 
     def loop(self) -> None:
-        """Train until a limit is reached, with the errors of `tfm.stages.train.train`."""
+        """Train until a limit is reached."""
         interval = self._run.training.checkpoint_steps
         command = self._metric_command or nullcontext()
         with closing(self._saver), closing(self._record), command, self._new_bar() as self._bar:

@@ -46,9 +46,6 @@ class MetricsLog:
         step: The step of the run.
         logged_step: The last step of a full line of training. A stopped run ends with the line of
             fewer steps, which is removed, too; by default, there is none.
-
-    Raises:
-        DataError: metrics.jsonl is not a file.
     """
 
     def __init__(self, run_dir: Path, *, step: int, logged_step: int | None = None) -> None:

@@ -40,11 +40,7 @@ class RunRecord:
         self._has_explained_ranking = False
 
     def open(self, step: int) -> None:
-        """Open metrics.jsonl, without the lines after this step.
-
-        Raises:
-            DataError: metrics.jsonl is not a file.
-        """
+        """Open metrics.jsonl, without the lines after this step."""
         if self._is_first:
             step = step or -1  # a run that starts again validates again before its first step
             logged_step = self.window[0].step - 1 if self.window else step

@@ -144,11 +144,6 @@ class Trainer:
         Returns:
             The step, or None if a stop came in time to leave everything unchanged; and the flags,
             combined over all processes.
-
-        Raises:
-            TrainingError: There is too little memory: for a single sentence pair, or for a
-                microbatch of processes that hold parts of the weights.
-            LostPeersError: Other processes cannot be reached.
         """
         clock = batch.clock or DeviceClock(self._compute.device)
         clock.mark()
@@ -278,11 +273,7 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state that `state` returned; the model has the weights of `weights`.
-
-        Raises:
-            LookupError, TypeError, ValueError, ArithmeticError: It is not the state of this model.
-        """
+        """Resume from a state that `state` returned; the model has the weights of `weights`."""
         trained, moments = self._trained_parameters(), state["moments"]
         if moments:  # none before the first step
             first, second = (

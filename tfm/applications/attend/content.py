@@ -62,12 +62,7 @@ def compute_maps(
     *,
     name: str,
 ) -> Mapping[AttentionKind, AttentionMaps]:
-    """Compute weights as `attention_maps` does; `name` is the model's in messages.
-
-    Raises:
-        UsageError: The model has no attention of this kind.
-        CheckpointError: The model has diverged.
-    """
+    """Compute weights as `attention_maps` does; `name` is the model's in messages."""
     maps = attention_maps(model, vocabulary, source_ids, target_ids)
     check_finite(all(math.isfinite(each.weights.sum()) for each in maps.values()))
     if kind not in maps:
@@ -76,11 +71,7 @@ def compute_maps(
 
 
 def select(name: str, number: int | None, count: int, kind: AttentionKind) -> Sequence[int]:
-    """Return the numbers of the layers or heads to draw, counted from 1; None selects all.
-
-    Raises:
-        UsageError: There is no layer or head of this number.
-    """
+    """Return the numbers of the layers or heads to draw, counted from 1; None selects all."""
     if number is not None and not 1 <= number <= count:
         title = LABELS[kind][0].lower()
         raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")

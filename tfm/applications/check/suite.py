@@ -54,9 +54,6 @@ def read_test_set(
     """Return the first lines of two files, or of the test or validation set of a model.
 
     They come with their tag. Empty lines are left out, and lines with another tag than the first.
-
-    Raises:
-        DataError: There is no such text, or no line in it.
     """
     advice = "give text with --source and --reference"
     if files is None:

@@ -21,12 +21,7 @@ _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_h
 def write_export(
     folder: Path, model: ModelFolder, format_: Format, quantization: Quantization
 ) -> None:
-    """Write a model in a format into a folder.
-
-    Raises:
-        UsageError: A package that the format needs is not installed, or the format cannot express
-            the model.
-    """
+    """Write a model in a format into a folder."""
     match format_:
         case "ctranslate2":
             _write_ctranslate2(folder, model, quantization)

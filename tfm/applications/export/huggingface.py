@@ -38,11 +38,7 @@ _ODD_LINES = (
 
 
 def new_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
-    """Return the tokenizer of a joint BPE vocabulary, which also cleans text as tfm does.
-
-    Raises:
-        UsageError: The tokenizer would encode or decode some text differently.
-    """
+    """Return the tokenizer of a joint BPE vocabulary, which also cleans text as tfm does."""
     model = vocabulary.source
     pieces = model.pieces(range(len(model)))
     text_pieces = model.text_pieces()

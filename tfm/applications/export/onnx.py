@@ -26,11 +26,7 @@ _MAX_FILE_BYTES = 1 << 31  # of protobuf
 
 
 def write_onnx(folder: Path, model: Model, search: SearchConfig, vocabulary: Vocabulary) -> None:
-    """Write the encoder, the decoder step and the subword models into a folder.
-
-    Raises:
-        UsageError: The model has a part that the export does not support.
-    """
+    """Write the encoder, the decoder step and the subword models into a folder."""
     model = _supported(model)
     if model.max_positions is None:  # the table must not grow in a traced model
         num_positions = search.max_source_length + search.max_extra_length + 2

@@ -51,11 +51,7 @@ _NAMED = re.compile(r"GLOBAL ([\w.]+)")  # in torch's message, which also says h
 
 
 def load_pickle(path: Path) -> Mapping[str, Any]:
-    """Return the mapping in a file of torch.save: tensors, plain values and `Record`s.
-
-    Raises:
-        CheckpointError: The file is damaged, or names other objects, which are not loaded.
-    """
+    """Return the mapping in a file of torch.save: tensors, plain values and `Record`s."""
     try:
         with (
             torch.serialization.safe_globals([(Record, name) for name in _RECORDS]),
@@ -131,11 +127,6 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
 
     Returns:
         The model, and whether its text is tokens separated by spaces.
-
-    Raises:
-        UsageError: Languages are unknown, or the model has a part that tfm does not support.
-        CheckpointError: The checkpoint is damaged, or contains code.
-        DataError: A dictionary or SentencePiece model is missing or damaged.
     """
     state = load_pickle(path)
     arguments = _arguments(state, path)

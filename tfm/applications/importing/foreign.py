@@ -130,12 +130,7 @@ def checked_settings(settings: Mapping[str, Any], path: Path) -> Mapping[str, An
 
 
 def checked_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """Return weights of any shape by name, in fp32.
-
-    Raises:
-        CheckpointError: One has another name than text, or is something else than a dense tensor of
-            finite numbers.
-    """
+    """Return weights of any shape by name, in fp32."""
     checked = {}
     for name, each in weights.items():
         if (
@@ -192,9 +187,6 @@ def chosen_languages(
         named: What the files name: source_lang and target_lang.
         path: The model, for error messages.
         tags: The tags of the vocabulary. Several name the target languages.
-
-    Raises:
-        UsageError: A language is unknown, or one of several given target languages has no tag.
     """
     tagged = list(filter(LANGUAGE.fullmatch, map(tagged_language, tags)))
     target = "+".join(tagged) if len(tagged) > 1 else named.get("target_lang")
@@ -229,12 +221,7 @@ def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
 
 
 def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
-    """Return the settings and the weights, of any shape, for tfm; they are taken out of the model.
-
-    Raises:
-        UsageError: The model has a part that tfm does not support, or settings out of range.
-        CheckpointError: Weights are missing, or of another shape than the settings say.
-    """
+    """Return the settings and the weights, of any shape, for tfm; they are taken out of the model."""
     tied = _tied(*model.embeddings)
     has_bias = model.output_bias is not None or not model.tokens[1].has_own_start
     settings = {**model.settings, "tied_embeddings": tied, "output_bias": has_bias}

@@ -23,10 +23,6 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
     Args:
         name: Owner and name, such as Helsinki-NLP/opus-mt-en-de.
         revision: A branch, tag or commit; None for the newest one.
-
-    Raises:
-        UsageError: huggingface_hub is not installed, or there is no such model or revision.
-        DownloadError: The Hub cannot be reached, and the cache has no such model.
     """
     chosen = "" if revision is None else f" --revision {revision}"
     by_hand = f"pip install huggingface_hub && hf download {name}{chosen} --local-dir {name}"
@@ -71,11 +67,7 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """Unpack the files of a model in a zip archive into a folder that lasts as long as the block.
-
-    Raises:
-        DataError: The archive is damaged or expands too much.
-    """
+    """Unpack the files of a model in a zip archive into a folder that lasts as long as the block."""
     with TemporaryDirectory(prefix="tfm-import-") as name:
         extract_files(archive, Path(name), _is_of_model)
         try:

@@ -43,13 +43,7 @@ def is_marian(folder: Path) -> bool:
 
 
 def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
-    """Read a folder of transformers; languages that are None are read from its files.
-
-    Raises:
-        UsageError: Languages are unknown, or the model has a part that tfm does not support.
-        CheckpointError: Weights are missing or damaged.
-        DataError: Another file is missing or damaged.
-    """
+    """Read a folder of transformers; languages that are None are read from its files."""
     config = read_json(folder / CONFIG)
     path, weights = _load_weights(folder)
     settings = _settings(config, folder)

@@ -83,11 +83,7 @@ _LANGUAGES = re.compile(r"\W*(source|target)[ -]languages?(?:\(s\))?\W+(\w.*)")
 
 
 def find_weights(path: Path) -> Path | None:
-    """Return Marian's file of weights at a path or in this folder; None without any.
-
-    Raises:
-        UsageError: There are several.
-    """
+    """Return Marian's file of weights at a path or in this folder; None without any."""
     if path.is_file():
         return path if path.suffix == ".npz" else None
     found = [each for each in sorted(path.glob("*.npz")) if not each.name.endswith(_STATES)]
@@ -104,11 +100,6 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
 
     Returns:
         The model, and whether its text is tokens separated by spaces.
-
-    Raises:
-        UsageError: Languages are unknown, or the model has a part that tfm does not support.
-        CheckpointError: Weights are missing or damaged.
-        DataError: A vocabulary or SentencePiece model is missing or damaged.
     """
     arrays = _read_arrays(path)
     settings = _settings(arrays, path)
@@ -135,11 +126,7 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
 
 
 def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of numbers in a file, of any shape, in the byte order of this machine.
-
-    Raises:
-        CheckpointError: The file is damaged, expands too much, or has something else than numbers.
-    """
+    """Return the arrays of numbers in a file, of any shape, in the byte order of this machine."""
     try:
         with (
             warnings.catch_warnings(action="ignore"),

@@ -12,11 +12,7 @@ _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def read_mapping(text: str) -> dict[str, str | Sequence[str]]:
-    """Return the values of a YAML mapping as text, by key.
-
-    Raises:
-        ValueError: The text is other YAML than this, or has a key again; the message has the line.
-    """
+    """Return the values of a YAML mapping as text, by key."""
     found: dict[str, str | Sequence[str]] = {}
     try:
         # Events instead of objects, so that nothing is nested or expanded.

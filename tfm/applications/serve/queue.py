@@ -106,11 +106,7 @@ class TranslationQueue:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a request during the block.
-
-        Raises:
-            HTTPException: Too many requests wait.
-        """
+        """Count a request during the block."""
         if self._num_requests >= self._max_requests:
             message = f"{self._max_requests:,} requests wait already: try again later"
             raise HTTPException(503, message, {"Retry-After": "1"})
@@ -121,11 +117,7 @@ class TranslationQueue:
             self._num_requests -= 1
 
     async def translate(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
-        """Translate the lines of a request; cancelling drops the lines that are left.
-
-        Raises:
-            TfmError: The model cannot translate a line.
-        """
+        """Translate the lines of a request; cancelling drops the lines that are left."""
         if not lines:
             return []
         job = _Job(lines, config, asyncio.get_running_loop().create_future())
@@ -189,12 +181,7 @@ class TranslationQueue:
 
 
 async def answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
-    """Return the result of some work, which is dropped if the client leaves or time is up.
-
-    Raises:
-        HTTPException: Time is up.
-        ClientDisconnect: The client has closed the connection.
-    """
+    """Return the result of some work, which is dropped if the client leaves or time is up."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request))
     try:

@@ -73,11 +73,7 @@ class TranslationRequest:
     def from_fields(
         cls, fields: Fields, config: ServeConfig, pairs: Iterable[tuple[str, str]]
     ) -> "TranslationRequest":
-        """Check the fields of a request to a server for pairs of languages.
-
-        Raises:
-            HTTPException: A field is missing, wrong or too long.
-        """
+        """Check the fields of a request to a server for pairs of languages."""
         limit = config.max_characters
         texts, is_list = _texts(fields.get("q"), limit)
         prefix = None if fields.get("prefix") is None else _text(fields, "prefix", limit)
@@ -109,13 +105,7 @@ class UploadedFile:
 
 
 async def read_fields(request: Request, config: ServeConfig) -> Fields:
-    """Return the fields of the query and of the body, a JSON object or a form, which come first.
-
-    Raises:
-        HTTPException: The body is too large, arrives too slowly, or is neither JSON nor a form; or
-            it has a field twice.
-        ClientDisconnect: The client has closed the connection.
-    """
+    """Return the fields of the query and of the body, a JSON object or a form, which come first."""
     body = await _read_body(request, config)
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
@@ -221,11 +211,7 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def file_of(fields: Fields, config: ServeConfig) -> tuple[str, TextFormat, str]:
-    """Return the name, the format and the text of the uploaded file of a request.
-
-    Raises:
-        HTTPException: The field `file` is no file of a supported format in UTF-8, or is too long.
-    """
+    """Return the name, the format and the text of the uploaded file of a request."""
     file = fields.get("file")
     if not isinstance(file, UploadedFile) or not file.name:
         raise HTTPException(400, f"file is missing: send it in a form of type {_MULTIPART}")
@@ -259,11 +245,7 @@ def digest_of(key: str) -> bytes:
 
 
 def text_of(fields: Fields, config: ServeConfig) -> str:
-    """Return the only text of a request.
-
-    Raises:
-        HTTPException: The field `q` is missing, is not one text, or is too long.
-    """
+    """Return the only text of a request."""
     texts, is_list = _texts(fields.get("q"), config.max_characters)
     if is_list:
         raise HTTPException(400, "q must be a single text")
@@ -291,11 +273,7 @@ def _text(fields: Fields, name: str, max_characters: int) -> str:
 
 
 def terms_of(fields: Fields, config: ServeConfig) -> Terms:
-    """Return the terms of the field `glossary`, an object, which forms have as JSON.
-
-    Raises:
-        HTTPException: It is not an object of texts, or too long.
-    """
+    """Return the terms of the field `glossary`, an object, which forms have as JSON."""
     given = fields.get("glossary") or {}
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):
@@ -338,11 +316,7 @@ def _as_list(text: Any) -> Any:
 
 
 def language_of(fields: Fields, side: str, pairs: Iterable[tuple[str, str]]) -> str:
-    """Return the code of the language of a side, source or target, or "auto".
-
-    Raises:
-        HTTPException: The code is missing, or is none.
-    """
+    """Return the code of the language of a side, source or target, or "auto"."""
     code = fields.get(side)
     code = code.strip() if isinstance(code, str) else ""
     code = _OLDER_CODES.get(code.lower(), code)

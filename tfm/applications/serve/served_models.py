@@ -39,10 +39,6 @@ class ServedModel:
 
     All that is needed of its folder and of the glossary's file is read here: they may be removed or
     replaced afterwards.
-
-    Raises:
-        CheckpointError: The folder has no valid model.
-        UsageError: The model is a parser, or does not support the settings.
     """
 
     def __init__(
@@ -119,11 +115,7 @@ class ServedModel:
         )
 
     def pieces(self, source: str, target: str, tag: str | None) -> tuple[list[int], list[int]]:
-        """Return the pieces of a sentence and a translation whose attention can be shown.
-
-        Raises:
-            DataError: One of them is too long.
-        """
+        """Return the pieces of a sentence and a translation whose attention can be shown."""
         source, target = self.vocabulary.clean([source, target])
         if tag is not None:
             is_tag = self.vocabulary.source.has_tag
@@ -148,11 +140,7 @@ class ServedModel:
         return self.folder.model().to(self._device).eval()
 
     def pairs(self) -> Iterator[tuple[str, str, SearchConfig]]:
-        """Yield each source and target language with the settings of the search.
-
-        Raises:
-            UsageError: There are several target languages, but the vocabulary has no tag for one.
-        """
+        """Yield each source and target language with the settings of the search."""
         targets = self.info.target.split("+")
         for target in targets:
             tags = (tag for tag in self.vocabulary.tags if tagged_language(tag) == target)
@@ -193,9 +181,6 @@ class Route:
         """Return at most `n_best` translations of each text, the best first, with their parts.
 
         Documents of other formats than text have one translation.
-
-        Raises:
-            TfmError: A text is not of the format, or the model cannot translate it.
         """
         # Not in the event loop, which other requests wait for.
         parts = await asyncio.to_thread(lambda: [self._part(text, format) for text in texts])
@@ -272,11 +257,7 @@ class Route:
 def routes_of(
     models: Sequence[ServedModel], *, caches: bool = True
 ) -> Mapping[tuple[str, str], Route]:
-    """Return the route of each pair of languages, each perhaps with a cache of its sentences.
-
-    Raises:
-        UsageError: Two models are for the same languages.
-    """
+    """Return the route of each pair of languages, each perhaps with a cache of its sentences."""
     routes: dict[tuple[str, str], Route] = {}
     for model in models:
         for source, target, search in model.pairs():

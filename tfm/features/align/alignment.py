@@ -58,9 +58,6 @@ class Aligner:
         Each target piece is linked to the source piece, or to none if it is EOS, with the greatest
         weight when the model predicts it. Two words are aligned if any of their pieces are linked.
         With a reverse aligner, its links and these are combined by `grow_diagonal`.
-
-        Raises:
-            CheckpointError: The weights are not finite: the model has diverged.
         """
         direct = self.links(sources, targets)
         if self.reverse is None:

@@ -49,9 +49,6 @@ class AlignmentModel:
         folder: The folder of the model.
         device: Where to compute.
         records: Whether to record in the folder which heads were chosen, if it can be written to.
-
-    Raises:
-        CheckpointError: The folder has no valid model.
     """
 
     def __init__(self, folder: ModelFolder, device: InferenceDevice, records: bool = True) -> None:
@@ -74,9 +71,6 @@ class AlignmentModel:
 
         Without that text, these are the heads of the last decoder layer but one, as in Garg et al.
         (2019, §4.1), and of a model of few layers also those of the last one.
-
-        Raises:
-            CheckpointError: The model has diverged.
         """
         folder, num_layers, num_heads = self._folder, self._num_layers, self._num_heads
         compute = choose_compute(self._device, "fp32")

@@ -49,12 +49,7 @@ class Align(Step):
         *,
         records: bool = True,
     ) -> Self:
-        """Align with a model, and perhaps one of the reverse direction in a folder, after checks.
-
-        Raises:
-            UsageError: The model is a parser, or the other one is not of the reverse direction.
-            CheckpointError: There is no model in the folder.
-        """
+        """Align with a model, and perhaps one of the reverse direction in a folder, after checks."""
         info = model.info
         if info.task == "parsing":
             raise UsageError(

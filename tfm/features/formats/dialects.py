@@ -114,11 +114,7 @@ _REFUSED = (
 
 
 def dialect_of(head: str) -> Dialect:
-    """Return the dialect of a document by its head; that of unknown documents by default.
-
-    Raises:
-        DataError: Documents of the dialect are not translated.
-    """
+    """Return the dialect of a document by its head; that of unknown documents by default."""
     for name, pattern, advice in _REFUSED:
         if re.search(pattern, head):
             raise DataError(f"the document is {name}, which is not translated: {advice}")

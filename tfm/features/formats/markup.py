@@ -99,11 +99,7 @@ def html_blocks(text: str) -> list[Block]:
 
 
 def xml_blocks(text: str) -> tuple[str, list[Block]]:
-    """Return a document in XML, in which missing translations are the source, and its blocks.
-
-    Raises:
-        DataError: Documents of its dialect are not translated.
-    """
+    """Return a document in XML, in which missing translations are the source, and its blocks."""
     tokens = list(_tokens(text, is_xml=True))
     dialect = dialect_of(_head(text, tokens))
     reader = _Reader(text, dialect, tokens)

@@ -44,11 +44,7 @@ class _Line(NamedTuple):
 
 
 def subtitle_blocks(text: str) -> list[Block]:
-    """Return the blocks of subtitles, each of a cue, or of several that share sentences.
-
-    Raises:
-        DataError: There are no times.
-    """
+    """Return the blocks of subtitles, each of a cue, or of several that share sentences."""
     is_webvtt = _is_webvtt(text)
     lines, damaged = _lines(text)
     if not (is_webvtt or re.search(r"\d\s*-->", text)) and text.strip("\ufeff \r\n"):

@@ -76,15 +76,11 @@ class Finder(Generic[ValueT]):
         yield from (pattern.value for pattern in self._patterns)
 
     def find(self, text: str) -> list[Found[ValueT]]:
-        """Return what is in a text, in its order; none overlap.
-
-        Raises:
-            DataError: A pattern takes too long.
-        """
+        """Return what is in a text, in its order; none overlap."""
         return apart(self.find_all(text))
 
     def find_all(self, text: str) -> list[Found[ValueT]]:
-        """Return all that is in a text, the longest first; raises as `find`."""
+        """Return all that is in a text, the longest first."""
         text = folded(text)
         places = edges(text)
         found = [*self._texts(text, places), *self._matches(text, places)]

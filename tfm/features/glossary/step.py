@@ -36,10 +36,6 @@ class Glossary(Step):
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
         notify: Receives warnings of terms that outputs lack.
-
-    Raises:
-        UsageError: The file does not exist.
-        DataError: It is not a glossary, or there is something wrong with a term.
     """
 
     def __init__(
@@ -69,12 +65,7 @@ class Glossary(Step):
         info: ModelInfo | None,
         notify: Callable[[str], None] = say,
     ) -> Self:
-        """Return the step for a model and its search.
-
-        Raises:
-            UsageError: The search cannot obey a glossary, or the model writes trees.
-            DataError: The file is not a glossary, or a term is wrong or banned.
-        """
+        """Return the step for a model and its search."""
         if search.search != "beam" or search.num_groups > 1:
             name = f"search {search.search}" if search.search != "beam" else "num_groups"
             raise UsageError(f"glossary needs beam search without groups: leave {name} out")

@@ -54,10 +54,6 @@ def read_terms(path: Path, language: str, target: str = "") -> Finder[Term]:
     Instead of forms, the source term may be a regular expression between slashes. The third column
     is a comment. Lines without text and those that begin with # are skipped, and so is a first one
     that names the languages of the columns, or calls them source and target.
-
-    Raises:
-        DataError: The file is not UTF-8, or has no terms, too many, or a line that is
-            wrong or contradicts another one.
     """
     return _read(path, sha256_of(path), language, target)
 
@@ -75,9 +71,6 @@ def finder_of(terms: Mapping[str, str], language: str) -> Finder[Term]:
     """Return what finds terms, given with their translations, in text in a language.
 
     Both may have forms, as in a file; there are no regular expressions.
-
-    Raises:
-        DataError: There are no terms or too many, or one that is wrong or contradicts another one.
     """
     if len(terms) > _MAX_TERMS:
         raise DataError(f"glossary has more than {_MAX_TERMS:,} terms: leave some out")

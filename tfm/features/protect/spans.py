@@ -62,9 +62,6 @@ def protected_spans(
         patterns: Patterns of the user, which take precedence.
         name: What the text is, for messages, such as "line 3".
         programs: The programs whose placeholders are protected that could be ordinary text.
-
-    Raises:
-        DataError: A pattern takes too long.
     """
     spans: list[Span] = []
     for pattern in patterns:

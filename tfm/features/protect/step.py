@@ -60,11 +60,7 @@ class Protect(Step):
         return self
 
     def spans(self, text: str, name: str) -> "list[Span]":
-        """Return the protected spans of a text, which `name` names in messages.
-
-        Raises:
-            DataError: A pattern takes too long.
-        """
+        """Return the protected spans of a text, which `name` names in messages."""
         if not (self._patterns or self._programs or _HINT.search(text)):
             return []
         from tfm.features.protect.spans import protected_spans

@@ -66,9 +66,6 @@ def find_seen(
         sources: The source of each line.
         texts: Its translations, then one or several lists of references.
         score: Returns the scores of translations and references.
-
-    Raises:
-        DataError: A record is of another format.
     """
     found = _find_records(models)
     records = [record for record in found.values() if record is not None]
