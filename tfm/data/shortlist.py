@@ -52,7 +52,7 @@ class Shortlist:
     def load(
         cls, folder: Path, fingerprint: str, vocab_sizes: tuple[int, int]
     ) -> "Shortlist | None":
-        """Read the shortlist of a dataset or model folder with this vocabulary; None without one."""
+        """Read the shortlist of a dataset or model folder with a vocabulary; None without one."""
         path = folder / FILE
         if not path.is_file():
             return None

@@ -324,7 +324,7 @@ class Vocabulary:
     def check_tag(
         self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""
     ) -> bool:
-        """Return whether a clean line lacks a tag, and `notify` of that; `flag` may give one, too."""
+        """Return whether a clean line lacks a tag, and `notify` of it; `flag` may give one, too."""
         if not self.tags or not line or line.split(maxsplit=1)[0] in self.tags:
             return False
         message = (
@@ -345,7 +345,7 @@ class Vocabulary:
         tags: tuple[str, ...] = (),
         tags_choose_language: bool = False,
     ) -> "Vocabulary":
-        """Read the subword models of a dataset or model folder, which may record the other fields."""
+        """Read the subword models of a dataset or model folder, which may record other fields."""
         for separate in (False, True):
             paths = model_paths(folder, separate=separate)
             if all(path.is_file() for path in paths):

@@ -115,7 +115,7 @@ class TextFile:
         return self._unpacked is not None
 
     def read(self, size: int) -> bytes | None:
-        """Return at most `size` bytes, none at the end; None if a pipe has none and cannot block."""
+        """Return at most `size` bytes, none at the end; None if a pipe has none yet."""
         data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
         if data and not self._num_bytes and not self.is_packed:
             self._packed = _FromStart(data, self._file)

@@ -113,7 +113,7 @@ def open_text(file: Any, path: Path | None, part: str | None) -> TextFile:
 
 
 def columns_in(path: Path) -> list[str]:
-    """Return the columns of a file that have a line for each of its segments; none of other text."""
+    """Return the columns of a file that have a line for each of its segments; [] of other text."""
     if not path.is_file():  # a pipe can be read once
         return []
     with path.open("rb") as file:

@@ -221,7 +221,7 @@ def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
 
 
 def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
-    """Return the settings and the weights, of any shape, for tfm; they are taken out of the model."""
+    """Take the settings and the weights, of any shape, out of a model; return them for tfm."""
     tied = _tied(*model.embeddings)
     has_bias = model.output_bias is not None or not model.tokens[1].has_own_start
     settings = {**model.settings, "tied_embeddings": tied, "output_bias": has_bias}

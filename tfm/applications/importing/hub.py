@@ -67,7 +67,7 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """Unpack the files of a model in a zip archive into a folder that lasts as long as the block."""
+    """Unpack the files of a model in a zip archive into a folder that lasts for the block."""
     with TemporaryDirectory(prefix="tfm-import-") as name:
         extract_files(archive, Path(name), _is_of_model)
         try:

@@ -49,7 +49,7 @@ class Align(Step):
         *,
         records: bool = True,
     ) -> Self:
-        """Align with a model, and perhaps one of the reverse direction in a folder, after checks."""
+        """Align with a model, and perhaps with one of the reverse direction in a folder."""
         info = model.info
         if info.task == "parsing":
             raise UsageError(
