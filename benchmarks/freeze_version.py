@@ -1,5 +1,6 @@
 """A version of tfm whose command line is run and observed."""
 
+import lzma
 import os
 import subprocess
 import sys
@@ -17,15 +18,21 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MKL_CBWR": "AUTO
     "TERM": "dumb",
 }
 LIMIT_SECONDS = 900
+CORPUS = Path(__file__).parents[1] / "tfm" / "recipes" / "numbers-en-de.train.tsv.xz"
 NUMBERS = """
 name = "numbers"
 source = "en"
 target = "de"
-train = [{ generator = "numbers", num_pairs = 10000 }]
-valid = [{ generator = "numbers", num_pairs = 20 }]
-test = [{ generator = "numbers", num_pairs = 1000 }]
+train = [{ source = "train.tsv", target = "train.tsv" }]
+valid = [{ source = "valid.tsv", target = "valid.tsv" }]
+test = [{ source = "test.tsv", target = "test.tsv" }]
 subword = { vocab_size = 400 }
 """
+_LINES = {
+    "train": (0, 10_000),
+    "valid": (10_000, 10_020),
+    "test": (10_020, 11_020),
+}  # of the corpus
 MODEL_FLAGS = "--arch quickstart --max-steps 500 --checkpoint-steps 250 --precision fp32"
 
 
@@ -86,6 +93,9 @@ class Version:
         """Return a dataset of generated text that this version has prepared."""
         if not (self.work / "numbers").exists():
             (self.work / "numbers.toml").write_text(NUMBERS)
+            lines = lzma.decompress(CORPUS.read_bytes()).splitlines(keepends=True)
+            for split, (start, end) in _LINES.items():
+                (self.work / f"{split}.tsv").write_bytes(b"".join(lines[start:end]))
             self.succeed("prepare", "numbers.toml", "--out", "numbers")
         return self.work / "numbers"
 

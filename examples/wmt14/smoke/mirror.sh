@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
-# Fill a folder with archives that have the names and members of WMT14's, but generated text.
+# Fill a folder with archives that have the names and members of WMT14's, but text of the quickstart. The
+# validation and test sets have as many lines as newstest2013 and newstest2014.
 #
 #     examples/wmt14/smoke/mirror.sh FOLDER
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$(dirname "$1")"
 folder=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 work=$folder.partial
 rm -rf "$work"
 mkdir -p "$work/members" "$work/archives"
 
-tfm prepare "$here/text.toml" --text-only --out "$work/text"
+tfm prepare numbers-en-de --text-only --out "$work/all"
+mkdir "$work/text"
+for language in en de; do
+    sed -n '1,10000p' "$work/all/train.$language" > "$work/text/train.$language"
+    sed -n '10001,13000p' "$work/all/train.$language" > "$work/text/valid.$language"
+    sed -n '13001,16003p' "$work/all/train.$language" > "$work/text/test.$language"
+done
 cd "$work/members"
 mkdir dev test-full training un
 
