@@ -1,9 +1,7 @@
 """Opening text: compressed, in other encodings, with other line ends, or not text at all."""
 
-import bz2
 import gzip
 import io
-import lzma
 import os
 import random
 import subprocess
@@ -12,10 +10,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from text_readers import EVERY_READER, PACK, READERS, read_sources, write
 
 from tfm.errors import DataError, UsageError
-from tfm.inference.reader import LineReader, count_lines
-from tfm.stages import score
 from tfm.text import files as text_files
 from tfm.text.files import TextFile
 from tfm.text.lines import read_lines
@@ -31,33 +28,7 @@ TEXTS = {
     "pa": "ਦੋ ਕੁੱਤੇ ਬਰਫ਼ ਵਿੱਚ ਖੇਡ ਰਹੇ ਹਨ।\nਨੀਲੀ ਕਮੀਜ਼ ਵਾਲਾ ਆਦਮੀ ਹੈ।\n",
     "ar": "كلبان يلعبان في الثلج.\nرجل يرتدي قميصا أزرق.\n",
 }
-LINES = [line.encode() for line in TEXTS["vi"].splitlines()]
-PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
-
-
-def write(tmp_path, content, name="text.vi"):
-    (tmp_path / name).write_bytes(content)
-    return tmp_path / name
-
-
-def read_by_line_reader(path):
-    with LineReader(path, None) as reader:
-        return [line.source.encode() for chunk in reader for line in chunk]
-
-
-def read_standard_input(path):
-    with path.open() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", file)
-        return [line.encode() for line in score.read_hypotheses(None)]
-
-
-READERS = {
-    "read_lines": lambda path: list(read_lines(path, strict=False)),
-    "generate": read_by_line_reader,
-    "score": lambda path: [line.encode() for line in score.read_lines(path)],
-    "standard input": read_standard_input,
-}
-EVERY_READER = pytest.mark.parametrize("reader", READERS)
+LINES = TEXTS["vi"].splitlines()
 
 
 # --- compressed
@@ -66,18 +37,8 @@ EVERY_READER = pytest.mark.parametrize("reader", READERS)
 @EVERY_READER
 @pytest.mark.parametrize("kind", PACK)
 def test_compressed_text_is_read_whatever_its_name(tmp_path, kind, reader):
-    first, second = (line + b"\n" for line in LINES)
-    path = write(tmp_path, PACK[kind](first) + PACK[kind](second))  # as cat joins files
-    assert READERS[reader](path) == LINES
-    assert count_lines(path) == 2
-
-
-@pytest.mark.parametrize("kind", PACK)
-def test_a_byte_order_mark_and_markup_are_read_in_compressed_text(tmp_path, kind):
-    marked = write(tmp_path, PACK[kind]("\ufeffa\n".encode()))
-    assert list(read_lines(marked, strict=True)) == [b"a"]
-    segments = write(tmp_path, PACK[kind](b"<seg>a &amp; b</seg>"), "x.SGM.BZ2")
-    assert list(read_lines(segments, strict=True, part="src")) == [b"a & b"]
+    packed = (PACK[kind](f"{line}\n".encode()) for line in LINES)
+    assert READERS[reader](write(tmp_path, b"".join(packed))) == LINES  # as cat joins files
 
 
 @EVERY_READER
@@ -97,16 +58,12 @@ def test_text_that_expands_too_much_is_refused(tmp_path, monkeypatch):
         list(read_lines(path, strict=True))
 
 
-def zstd_text(tmp_path):
-    path = write(tmp_path, b"\n".join(LINES) + b"\n", "plain")
-    subprocess.run(["zstd", "-q", path, "-o", tmp_path / "text.vi"], check=True)
-    return tmp_path / "text.vi"
-
-
 @EVERY_READER
 def test_zstd_is_read(tmp_path, reader):
     pytest.importorskip(text_files._ZSTD, reason="needs Python 3.14 or the extra zstd")
-    assert READERS[reader](zstd_text(tmp_path)) == LINES
+    path = write(tmp_path, TEXTS["vi"], "plain")
+    subprocess.run(["zstd", "-q", path, "-o", tmp_path / "text"], check=True)
+    assert READERS[reader](tmp_path / "text") == LINES
 
 
 @EVERY_READER
@@ -129,19 +86,21 @@ def tar():
 
 @EVERY_READER
 @pytest.mark.parametrize(
-    ("content", "kind"),
+    ("content", "message"),
     [
-        (b"PK\3\4" + bytes(30), "zip archive"),
-        (tar(), "tar archive"),
-        (gzip.compress(tar(), mtime=0), "tar archive"),
-        (b"\x89PNG\r\n\x1a\n", "picture"),
-        (b"%PDF-1.7\n", "PDF"),
-        (b"PAR1\x15\x04", "Parquet"),
-        (bytes(1000), "1,000 NUL bytes"),
+        (b"PK\3\4" + bytes(30), "is a zip archive.*not text"),
+        (tar(), "is a tar archive.*not text"),
+        (gzip.compress(tar(), mtime=0), "is a tar archive.*not text"),
+        (b"\x89PNG\r\n\x1a\n", "is a picture.*not text"),
+        (b"%PDF-1.7\n", "is a PDF.*not text"),
+        (b"PAR1\x15\x04", "is a table in Parquet.*not text"),
+        (bytes(1000), "has 1,000 NUL bytes, as in line 1, .*no text"),
+        (TEXTS["de"].encode() + bytes(4096) + b"\n", "has 4,096 NUL bytes, as in line 3, "),
+        (TEXTS["ru"].encode("UTF-16LE"), "is UTF-16LE, not UTF-8: .*iconv -f UTF-16LE -t UTF-8"),
     ],
 )
-def test_other_files_are_named(tmp_path, content, kind, reader):
-    with pytest.raises(DataError, match=f"{kind}.*not text|{kind}.*no text"):
+def test_what_is_no_text_is_named(tmp_path, content, message, reader):
+    with pytest.raises(DataError, match=message):
         READERS[reader](write(tmp_path, content))
 
 
@@ -161,15 +120,9 @@ def test_wide_characters_are_told_from_text_and_converted(tmp_path, language, en
     text = TEXTS[language] * times
     path = write(tmp_path, text.encode(encoding), "a file")
     with pytest.raises(DataError) as caught:
-        READERS["read_lines"](path)
+        READERS["prepare"](path)
     assert f"is {encoding}, not UTF-8" in str(caught.value)
     assert convert(caught.value, path).decode() == text
-
-
-@EVERY_READER
-def test_every_reader_refuses_wide_characters(tmp_path, reader):
-    with pytest.raises(DataError, match=r"is UTF-16LE, not UTF-8: .*iconv -f UTF-16LE -t UTF-8"):
-        READERS[reader](write(tmp_path, TEXTS["ru"].encode("UTF-16LE")))
 
 
 @pytest.mark.parametrize("language", TEXTS)
@@ -179,13 +132,8 @@ def test_a_few_nuls_in_good_text_are_read(tmp_path, language):
         content = bytearray((TEXTS[language] * generator.randint(1, 50)).encode())
         for _ in range(number % 7):
             content.insert(generator.randrange(len(content)), 0)
-        lines = READERS["read_lines"](write(tmp_path, content))
-        assert lines == bytes(content).splitlines()
-
-
-def test_a_hole_in_good_text_is_named_with_its_line(tmp_path):
-    with pytest.raises(DataError, match="has 4,096 NUL bytes, as in line 3"):
-        READERS["read_lines"](write(tmp_path, TEXTS["de"].encode() + bytes(4096) + b"\n"))
+        lines = read_lines(write(tmp_path, bytes(content)), strict=False)
+        assert [*lines] == bytes(content).splitlines()
 
 
 @pytest.mark.parametrize(("language", "encoding"), [("de", "WINDOWS-1252"), ("ja", "SHIFT-JIS")])
@@ -218,7 +166,7 @@ def test_carriage_returns_that_end_lines_are_converted(tmp_path, content, reader
     path = write(tmp_path, content)
     with pytest.raises(DataError, match="end with CR") as caught:
         READERS[reader](path)
-    if reader != "standard input":
+    if "stdin" not in reader:
         assert convert(caught.value, path) == content.replace(b"\r", b"\n")
 
 
@@ -226,11 +174,11 @@ def test_carriage_returns_that_end_lines_are_converted(tmp_path, content, reader
 @pytest.mark.parametrize(
     ("content", "lines"),
     [
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"a\r\r\nb\r\r\n", [b"a", b"b"]),
-        (b"one\rline\ntwo\n", [b"one\rline", b"two"]),
-        (b"a\n" * 99 + b"b\r" * 50 + b"\n", [b"a"] * 99 + [b"b\r" * 49 + b"b"]),
-        (b"a\r", [b"a"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\r\nb\r\r\n", ["a", "b"]),
+        (b"one\rline\ntwo\n", ["one\rline", "two"]),
+        (b"a\n" * 99 + b"b\r" * 50 + b"\n", ["a"] * 99 + ["b\r" * 49 + "b"]),
+        (b"a\r", ["a"]),
     ],
     ids=len,
 )
@@ -249,4 +197,4 @@ def test_compressed_lines_are_read_from_a_pipe(monkeypatch):
     with os.fdopen(reading), os.fdopen(writing, "wb") as file:
         file.write(gzip.compress(b"a\nb\n"))
         file.close()
-        assert read_by_line_reader(Path(f"/dev/fd/{reading}")) == [b"a", b"b"]
+        assert read_sources(Path(f"/dev/fd/{reading}")) == ["a", "b"]

@@ -1,22 +1,23 @@
 """Formats of text: every command reads the same lines, and refuses by name what has none."""
 
-import gzip
-import sys
-
 import pytest
+from text_readers import EVERY_READER, READERS, read_sources, write
 
 from tfm.data.corpus.loading import recipe_from_files
 from tfm.data.sources import Downloads, TextSources
 from tfm.errors import DataError, UsageError
-from tfm.inference.reader import LineReader, count_lines
+from tfm.inference.reader import LineReader
 from tfm.stages import score
 from tfm.text.formats import FORMATS, columns_in
-from tfm.text.lines import read_lines
+from tfm.text.looks import look
 
-SEGMENTS = ["Ein <b>Hund</b> & eine Katze.", "", "Zwei Wörter."]
+SEGMENTS = ["Ein <b>Hund</b> & eine Katze.", "", "Zwei \"'Wörter'\".", "&amp; &nbsp; &#0; &#xD800;"]
 SGML = """<refset setid="x" srclang="any" trglang="de">
-<DOC docid="a" sysid="ref"><hl><SEG id="1"> Ein &lt;b&gt;Hund&lt;/b&gt; &amp; eine
- Katze. </SEG></hl><seg id="2"/><seg id="3">Zwei W&#246;rter.</seg></doc></refset>"""
+<DOC docid="a" sysid="ref"><hl><SEG
+ id="1"
+> Ein &lt;b&gt;Hund&lt;/b&gt; &amp; eine
+  Katze. </SEG></hl><seg id="2"/><seg id="3">Zwei &quot;&apos;W&#246;rt&#x65;r&apos;&quot;.</seg>
+<seg id="4">&amp;amp; &nbsp; &#0; &#xD800;</seg></doc></refset>"""
 WMT = """<?xml version='1.0' encoding='utf-8'?>
 <dataset id="wmt">
  <doc id="one" origlang="en">
@@ -28,13 +29,6 @@ WMT = """<?xml version='1.0' encoding='utf-8'?>
  </doc>
  <doc id="two" origlang="en" testsuite="t"><src lang="en"><seg id="1">Test.</seg></src></doc>
 </dataset>"""
-
-
-def by_line_reader(path):
-    with LineReader(path, None) as reader:
-        lines = [line.source for chunk in reader for line in chunk]
-    assert count_lines(path) == len(lines)
-    return lines
 
 
 def by_second_column(path):
@@ -49,42 +43,12 @@ def by_prepare(path, column=0):
     return [[side.decode() for side in pair] for pair in sources.pairs(recipe.train[0], "valid")]
 
 
-READERS = {
-    "prepare": lambda path: [line.decode() for line in read_lines(path, strict=True, part="src")],
-    "generate": by_line_reader,
-    "score": score.read_lines,
-    "reference": lambda path: score.read_lines(path, part="ref"),
-    "score stdin": lambda path: from_stdin(path, score.read_hypotheses, None),
-    "generate stdin": lambda path: from_stdin(path, lambda _: by_stdin(), None),
-}
-EVERY_READER = pytest.mark.parametrize("reader", READERS)
-
-
-def by_stdin():
-    with LineReader(None, None) as reader:
-        return [line.source for chunk in reader for line in chunk]
-
-
-def from_stdin(path, function, *args):
-    with path.open() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", file)
-        return function(*args)
-
-
-def write(tmp_path, name, content):
-    content = content if isinstance(content, bytes) else content.encode()
-    (tmp_path / name).write_bytes(
-        gzip.compress(content) if name.lower().endswith("gz") else content
-    )
-    return tmp_path / name
-
-
 @EVERY_READER
 @pytest.mark.parametrize(
-    "name", ["x.sgm", "x.SGM", "x.de.sgml", "x.sgm.gz", "x.Sgm.GZ", "x.txt", "x"]
+    "name", ["x.sgm", "x.SGM", "x.de.sgml", "x.sgm.gz", "x.Sgm.GZ", "x.sgm.bz2", "x.txt", "x"]
 )
 def test_every_reader_reads_segments(tmp_path, reader, name):
-    assert READERS[reader](write(tmp_path, name, "\ufeff" + SGML)) == SEGMENTS
+    assert READERS[reader](write(tmp_path, "\ufeff" + SGML, name)) == SEGMENTS
 
 
 @EVERY_READER
@@ -92,7 +56,7 @@ def test_every_reader_reads_segments(tmp_path, reader, name):
     ("name", "content", "kind"),
     [
         ("a.html", "x", "HTML.*--format html"),
-        ("A.HTM.gz", "x", "HTML.*--format html"),
+        ("A.HTM.GZ", "x", "HTML.*--format html"),
         ("a.txt", "\n<!doctype html>\n<p>x", "HTML.*--format html"),
         ("a.en", '<?xml version="1.0"?>\n<!-- x -->\n<html xmlns="x">', "HTML.*--format html"),
         ("a.xml", "<p>x</p>", "XML.*--format xml"),
@@ -118,42 +82,34 @@ def test_every_reader_reads_segments(tmp_path, reader, name):
     ],
 )
 def test_other_formats_are_refused_by_name(tmp_path, reader, name, content, kind):
-    path = write(tmp_path, name, content)
+    path = write(tmp_path, content, name)
     if "stdin" in reader and path.suffix not in (".txt", ""):
         return  # only the name says what it is
     with pytest.raises(DataError, match=rf"^[^\n]+ is [^\n]*{kind}[^\n]*$"):
         READERS[reader](path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "<T> x",
-        "{ x",
-        "{",
-        "[",
-        "<?",
-        "[ 1 ]",
-        "# 1",
-        "1",
-        "msg",
-        '"a": 1',
-        "---",
-        "WEB",
-        "[[",
-        "\\begin",
-    ],
-)
-def test_ordinary_text_has_no_format(tmp_path, line):
+ORDINARY = [
+    *("<T> x", "{ x", "{", "[", "<?", "[ 1 ]", "# 1", "1", "msg", '"a": 1', "---", "WEB", "[["),
+    *("\\begin", "List<T> x = new List<T>();", "if (a < b && c > d) { return {}; }", "{ x }"),
+    *("rose ( x _ 1 ) ##", "[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a"),
+    *("[1] x", "__init__ x", "__NAME__ x", "<unk> x", "2de x", "I_AM x", "R&D", "1 < 2 > 0"),
+    *("{0} x", "[a] x"),
+]
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_ordinary_text_has_no_format_and_shows_nothing(tmp_path, line):
+    assert not [*look([line])]
     for name in ("a.en", "a.zh_Hans", "a.txt", "a.v2", "a.tok"):
-        path = write(tmp_path, name, f"{line}\n{line}\n")
+        path = write(tmp_path, f"{line}\n{line}\n", name)
         for reader in READERS.values():
             assert reader(path) == [line] * 2
 
 
 def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path):
-    path = write(tmp_path, "wmt.xml", WMT)
-    assert by_line_reader(path) == ["A < B", "Two."]
+    path = write(tmp_path, WMT, "wmt.xml")
+    assert read_sources(path) == ["A < B", "Two."]
     assert by_second_column(path) == ["A < B!", "Zwei."]  # B lacks one
     assert by_prepare(path, None) == [["A < B", "A < B!"], ["Two.", "Zwei."]]
     assert score.read_hypotheses(path) == ["B.", "Zwo."]
@@ -163,8 +119,8 @@ def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path):
     ]
     assert columns_in(path) == ["src", "ref:A", "ref:C", "hyp:Online"]
     lines = [line for line in WMT.splitlines() if "<ref" not in line and "<hyp" not in line]
-    without = write(tmp_path, "src.xml", "\n".join(lines))
-    assert by_line_reader(without) == ["A < B", "Two.", "No.", "Test."]
+    without = write(tmp_path, "\n".join(lines), "src.xml")
+    assert read_sources(without) == ["A < B", "Two.", "No.", "Test."]
 
 
 @pytest.mark.parametrize(
@@ -172,22 +128,21 @@ def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path):
     [
         (WMT.replace("<src", "<x").replace("</src", "</x"), "no <src>.*ref:B"),
         (WMT.replace('id="2"', 'id="1"'), "two segments 1"),
-        (WMT.replace("Zwo.</seg>", "Zwo."), "truncated"),
     ],
 )
 def test_a_part_that_is_missing_or_damaged_is_named(tmp_path, content, message):
     with pytest.raises(DataError, match=message):
-        by_line_reader(write(tmp_path, "wmt.xml", content))
+        read_sources(write(tmp_path, content, "wmt.xml"))
 
 
 def test_several_systems_and_one_sided_pairs_are_refused(tmp_path):
     second = WMT.replace("</hyp>", '</hyp><hyp system="B"><seg id="1">x</seg></hyp>')
     with pytest.raises(DataError, match=r"several.*hyp:Online, hyp:B"):
-        score.read_hypotheses(write(tmp_path, "wmt.xml", second))
+        score.read_hypotheses(write(tmp_path, second, "wmt.xml"))
     with pytest.raises(DataError, match="no <src>"):
-        by_prepare(write(tmp_path, "x.sgm", SGML), None)
+        by_prepare(write(tmp_path, SGML, "x.sgm"), None)
     with pytest.raises(UsageError, match="two files"):
-        by_prepare(write(tmp_path, "x.txt", "a"), None)
+        by_prepare(write(tmp_path, "a", "x.txt"), None)
 
 
 def test_references_in_sets_are_told_apart_by_their_names(tmp_path):
@@ -197,8 +152,13 @@ def test_references_in_sets_are_told_apart_by_their_names(tmp_path):
         .replace("Zwei", "2")
         .replace('<seg id="2"/>', '<seg id="2">b</seg>')
     )
-    path = write(tmp_path, "x.sgm", one + two)
-    assert score.read_lines(path, part="ref") == ["Ein <b>Hund</b> & eine Katze.", "b", "2 Wörter."]
+    path = write(tmp_path, one + two, "x.sgm")
+    assert score.read_lines(path, part="ref") == [
+        SEGMENTS[0],
+        "b",
+        SEGMENTS[2].replace("Zwei", "2"),
+        SEGMENTS[3],
+    ]
 
 
 def test_formats_have_distinct_suffixes():

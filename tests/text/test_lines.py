@@ -20,10 +20,10 @@ def read(tmp_path, content, name="text.en", *, strict=True):
     return [line.decode(errors="surrogateescape") for line in lines]
 
 
-def test_only_line_feeds_end_lines_and_carriage_returns_before_them_are_removed(tmp_path):
-    content = "one\r\ntwo\u2028still two\x85\x0b\x0c\x1c\n\nin\rside\r\r\nlast".encode()
+def test_only_line_feeds_end_lines_and_only_a_mark_at_the_start_is_dropped(tmp_path):
+    content = "\ufeffone\r\ntwo\u2028still two\x85\x0b\x0c\x1c\n\n\ufeffin\rside\r\r\nlast".encode()
     lines = read(tmp_path, content)
-    assert lines == ["one", "two\u2028still two\x85\x0b\x0c\x1c", "", "in\rside", "last"]
+    assert lines == ["one", "two\u2028still two\x85\x0b\x0c\x1c", "", "\ufeffin\rside", "last"]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]))))
@@ -63,26 +63,6 @@ def test_blocks_have_all_pairs_in_order_and_a_bounded_size(
         for block in blocks:
             assert len(block[side]) == len(block[0]) > 0
             assert sum(map(len, block[side])) <= block_bytes + longest
-
-
-def test_a_byte_order_mark_is_dropped_only_at_the_start(tmp_path):
-    mark = "\ufeff".encode()
-    assert read(tmp_path, mark + b"a\n" + mark + b"b\n") == ["a", "\ufeffb"]
-
-
-def test_lines_of_sgml_are_the_unescaped_segments(tmp_path):
-    content = (
-        '<srcset setid="x"><doc>\n<p>\n'
-        '<seg id="1"> A &amp; B &lt;i&gt; &quot;&apos;&#228;&#xe4; </seg>\n'
-        '</p><SEG\n id="2"\n>two\n  lines</SEG\n><seg id="3"></seg>\n'
-        '<hl><seg id="4">&amp;amp; &nbsp; &#0; &#xD800;</seg></hl></doc></srcset>\n'
-    )
-    assert read(tmp_path, content.encode(), "x.sgm") == [
-        "A & B <i> \"'ää",
-        "two lines",
-        "",
-        "&amp; &nbsp; &#0; &#xD800;",
-    ]
 
 
 @pytest.mark.parametrize(

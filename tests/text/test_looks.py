@@ -27,28 +27,11 @@ SHOWN = {
     "markup": ["<b>Zwei</b> Hunde", 'a <a href="x">', "Zwei<br/>Hunde", "Zwei &amp; drei"],
     "tab": ["Zwei Hunde\ttwo dogs"],
     "tag of another": [
-        *(
-            "<2de> Zwei",
-            "<2de_DE> Zwei",
-            ">>de<< Zwei",
-            ">>deu<<Zwei",
-            "__deu_Latn__ Zwei",
-            "[DE] Zwei",
-        ),
-        *("<de> Zwei", "de_DE Zwei", "deu_Latn Zwei", "__de__ Zwei", "<|de|> Zwei", "<to_de> Zwei"),
-        *("<zh-CN> 两只", "[2de] Zwei", "translate English to German: Zwei"),
+        *("<2de> Zwei", "<2de_DE> Zwei", ">>de<< Zwei", ">>deu<<Zwei", "__deu_Latn__ Zwei"),
+        *("[DE] Zwei", "<de> Zwei", "de_DE Zwei", "deu_Latn Zwei", "__de__ Zwei", "<|de|> Zwei"),
+        *("<to_de> Zwei", "<zh-CN> 两只", "[2de] Zwei", "translate English to German: Zwei"),
     ],
 }
-ORDINARY = [
-    *(
-        "List<T> x = new List<T>();",
-        "if (a < b && c > d) { return {}; }",
-        "{ x }",
-        "rose ( x _ 1 ) ##",
-    ),
-    *("[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a", "[1] x", "__init__ x"),
-    *("__NAME__ x", "<unk> x", "2de x", "I_AM x", "R&D", "1 < 2 > 0", "{0} x", "[a] x"),
-]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +41,6 @@ def test_lines_show_what_they_are(what, line):
     [finding] = look([line, ""])
     assert f"1 of the first 1 lines {finding.sign.what}" in str(finding)
     assert what in finding.sign.what
-
-
-@pytest.mark.parametrize("line", ORDINARY)
-def test_ordinary_lines_show_nothing(line):
-    assert not [*look([line])]
 
 
 @pytest.mark.parametrize(
