@@ -58,9 +58,7 @@ def files(tmp_path, monkeypatch, data_dir, trained_run):
 
 
 def test_runs_are_found_in_the_working_directory_or_by_the_record_of_the_dataset(files, tmp_path):
-    assert runs_on(FOLDER) == [
-        RUN
-    ]  # as runs of earlier versions, which the dataset does not record
+    assert runs_on(FOLDER) == [RUN]  # as one that an earlier version did not record
     elsewhere, needed = tmp_path / "elsewhere", DatasetIndex.load(FOLDER / "bin").checksum("train")
     shutil.copytree(RUN, elsewhere)
     for run in (RUN, elsewhere):
@@ -101,16 +99,14 @@ def test_runs_that_cannot_be_resumed_anyway_are_not_named(files):
     assert runs_on(FOLDER) == []
 
 
+def prepare_with(**settings):
+    return lambda force: prepare(RECIPE, FOLDER, settings, force=force)
+
+
 CHANGES = {
-    "vocabulary": lambda force: prepare(
-        RECIPE, FOLDER, overrides={"subword": {"vocab_size": 340}}, force=force
-    ),
-    "encoding": lambda force: prepare(
-        RECIPE, FOLDER, overrides={"binarize": {"max_length": 9}}, force=force
-    ),
-    "cleaning": lambda force: prepare(
-        RECIPE, FOLDER, overrides={"cleaning": {"drop_copies": False}}, force=force
-    ),
+    "vocabulary": prepare_with(subword={"vocab_size": 340}),
+    "encoding": prepare_with(binarize={"max_length": 9}),
+    "cleaning": prepare_with(cleaning={"drop_copies": False}),
     "text": lambda force: prepare(LARGER, FOLDER, text_only=True, force=force),
     "learn-bpe": lambda force: learn_bpe(FOLDER, SubwordConfig(vocab_size=340), force=force),
     "binarize": lambda force: binarize(FOLDER, BinarizeConfig(bpe_dropout=0.1), force=force),

@@ -13,7 +13,7 @@ from helpers import wait_until
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.data.dataset import ParallelDataset
-from tfm.data.shortlist import FILE, learn_shortlist
+from tfm.data.shortlist import learn_shortlist
 from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
@@ -90,32 +90,10 @@ def test_what_does_not_fit_the_partial_file_is_refused_in_one_line(folder, comma
     assert command("--threads 1 --max-tokens 99 --processes 1 --output out")[0] == 0
 
 
-def learn(model, data_dir, size):
-    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
-    vocabulary = Vocabulary.load(model)
-    learn_shortlist(dataset, vocabulary, size=size, num_frequent=9, max_pairs=99).save(model)
-
-
-def test_another_shortlist_is_refused_and_the_same_is_continued(
-    folder, command, trained_run, data_dir
-):
-    (folder / "model").unlink()
-    model = shutil.copytree(checkpoints(trained_run)[-1], folder / "model")
-    learn(model, data_dir, size=2)
-    before = (model / FILE).read_bytes()
-    (folder / "in.en").write_bytes(TEXT.replace(b"eight", b"\xff"))
-    assert command("--shortlist --output out")[0] == 1
-    (folder / "in.en").write_bytes(TEXT)
-    learn(model, data_dir, size=3)
-    code, err = command("--shortlist --output out")
-    assert (code, "written with other settings" in err) == (2, True)
-    (model / FILE).write_bytes(before)
-    assert command("--shortlist --output out")[0] == 0
-
-
-def test_all_that_decides_an_output_is_in_its_hash(folder, monkeypatch):
+def test_all_that_decides_an_output_is_in_its_hash(folder, trained_run, data_dir, monkeypatch):
     """And nothing else: files and models by their content, not their name."""
-    model = ModelFolder.open(folder / "model")
+    model = ModelFolder.open(shutil.copytree(checkpoints(trained_run)[-1], folder / "copy"))
+    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     for name in ("terms", "same"):
         (folder / name).write_text("one\teins\n")
     (folder / "metric.sh").write_text("cat")
@@ -127,7 +105,7 @@ def test_all_that_decides_an_output_is_in_its_hash(folder, monkeypatch):
         return hash_of_inputs(
             plan,
             SearchConfig(**(search or {})),
-            InferenceConfig(device="cpu", **(inference or {})),
+            InferenceConfig(**({"device": "cpu"} | (inference or {}))),
             StepsConfig(**(steps or {})),
             form=form,
             texts=[folder / "in.en"],
@@ -149,22 +127,18 @@ def test_all_that_decides_an_output_is_in_its_hash(folder, monkeypatch):
     assert len({*hashes}) == len(calls)
     assert hashed({"ban": "same"}) == hashed({"ban": "terms"})
     assert hashed({"max_tokens": 9}, inference={"threads": 1, "precision": "fp32"}) == hashes[-1]
+    assert hashed(inference={"device": "auto"}) == hashes[-1]  # what it chooses counts
+    for size in (2, 3):
+        vocabulary, options = Vocabulary.load(model.path), {"num_frequent": 9, "max_pairs": 99}
+        learn_shortlist(dataset, vocabulary, size=size, **options).save(model.path)
+        assert hashed() == hashes[len(calls) - 1]
+        hashes.append(hashed({"shortlist": True}))
     for name in ("metric.sh", "in.en"):
         with (folder / name).open("a") as file:
             file.write(" ")
         hashes.append(hashed({**program}))
     monkeypatch.setattr(stage, "__version__", "9")
-    assert len({*hashes, hashed({**program})}) == len(calls) + 3
-
-
-def test_the_arithmetic_that_is_chosen_is_recorded_and_not_the_request(folder, command, run):
-    (folder / "in.en").write_bytes(TEXT.replace(b"eight", b"\xff"))
-    arguments = "generate model --input in.en --max-extra-length 3 --output out --device auto"
-    assert run(*arguments.split())[0] == 1
-    (folder / "in.en").write_bytes(TEXT)
-    code, err = command("--precision fp32 --processes 2 --output out")
-    assert code == 0, err
-    assert "continuing out.partial at line 6" in err
+    assert len({*hashes, hashed({**program})}) == len(calls) + 5
 
 
 @pytest.mark.parametrize("arguments", ["", "--document", "--prefix p", "--score-target p"])

@@ -90,16 +90,18 @@ def test_a_call_that_completes_no_line_leaves_nothing(path):
     assert path.read_text() == "older"
 
 
-def test_an_output_of_other_inputs_is_refused_and_kept(stopped):
-    with pytest.raises(UsageError, match=r"with other settings, models or files.*; delete it to"):
-        copy_lines(stopped, inputs="12ac")
-    assert copy_lines(stopped) == 4
-
-
-@pytest.mark.parametrize("lines", [["1", *LINES[1:]], [*LINES[:3], "vier", *LINES[4:]]])
-def test_an_output_of_another_text_is_refused_and_kept(stopped, lines):
-    with pytest.raises(DataError, match="the input is other text than the 4 lines"):
-        copy_lines(stopped, lines)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": "12ac"}, r"with other settings, models or files.*; delete it to"),
+        ({"lines": ["1", *LINES[1:]]}, "the input is other text than the 4 lines"),
+        ({"lines": [*LINES[:3], "vier", *LINES[4:]]}, "the input is other text than the 4 lines"),
+        ({"lines": LINES[:3]}, "the input is shorter than the 4 lines"),
+    ],
+)
+def test_an_output_of_other_text_or_settings_is_refused_and_kept(stopped, changes, message):
+    with pytest.raises((UsageError, DataError), match=message):
+        copy_lines(stopped, **changes)
     assert copy_lines(stopped) == 4
 
 

@@ -18,6 +18,7 @@ from tfm.metrics.scores import corpus_scores
 from tfm.stages.score import default_references, read_lines, score
 
 CONFIG = ScoreConfig()
+PAPER = {"metrics": ["paper-bleu"]}
 REFERENCE = [
     "Der alte Mann sitzt auf einer grünen Bank.",
     "Heute ist der dritte Mai.",
@@ -110,34 +111,26 @@ def test_a_missing_or_unknown_reference_is_asked_for(tmp_path):
         default_references(tmp_path)
 
 
-def test_line_counts_that_differ_are_named_with_their_files(tmp_path, files):
-    short = tmp_path / "short.de"
-    short.write_text("eins\nzwei\n")
-    with pytest.raises(DataError) as error:
-        score(files["hypotheses"], [short], config=CONFIG, runs_dir=Path())
-    assert f"{files['hypotheses']} and {short} have 3 and 2 lines" in str(error.value)
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("hypotheses", "short"), r"\S+/hypotheses and \S+/short have 3 and 2 lines"),
+        (("hypotheses", "reference", "short"), r"\S+/short have 3 and 2 lines"),
+        (("several", "reference"), "--n-best 2"),
+        (("empty", "reference"), "empty is empty"),
+        (("hypotheses", "missing"), "missing does not exist"),
+        (("hypotheses", "."), "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_scored_are_named(tmp_path, files, names, message):
+    twice = "".join(f"{line}\n{line}\n" for line in HYPOTHESES)
+    for name, text in {"short": "eins\nzwei\n", "several": twice, "empty": ""}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    hypotheses, reference, *baselines = (tmp_path / name for name in names)
+    baseline = baselines[0] if baselines else None
+    with pytest.raises(DataError, match=message) as error:
+        score(hypotheses, [reference], baseline=baseline, config=CONFIG, runs_dir=Path())
     assert "\n" not in str(error.value)
-    both = files["hypotheses"], [files["reference"]]
-    with pytest.raises(DataError, match=r"short\.de have 3 and 2 lines"):
-        score(*both, baseline=short, config=CONFIG, runs_dir=Path())
-
-
-def test_several_translations_of_each_line_are_recognized(tmp_path, files):
-    several = tmp_path / "several.de"
-    several.write_text("".join(f"{line}\n{line}\n" for line in HYPOTHESES), encoding="utf-8")
-    with pytest.raises(DataError, match="--n-best 2"):
-        score(several, [files["reference"]], config=CONFIG, runs_dir=Path())
-
-
-def test_empty_and_missing_files_are_named(tmp_path, files):
-    (tmp_path / "empty").touch()
-    for hypotheses, reference, message in (
-        (tmp_path / "empty", files["reference"], "empty is empty"),
-        (files["hypotheses"], tmp_path / "missing", "missing does not exist"),
-        (files["hypotheses"], tmp_path, "cannot be read"),
-    ):
-        with pytest.raises(DataError, match=message):
-            score(hypotheses, [reference], config=CONFIG, runs_dir=Path())
 
 
 def test_an_empty_pipe_or_a_terminal_has_nothing_to_score(tmp_path, monkeypatch):
@@ -149,48 +142,32 @@ def test_an_empty_pipe_or_a_terminal_has_nothing_to_score(tmp_path, monkeypatch)
         score(None, [], config=CONFIG, runs_dir=tmp_path)
 
 
-def test_the_target_language_is_the_suffix_of_the_reference_unless_it_is_given(tmp_path, files):
-    def signature(reference: Path, language: str | None) -> str:
-        reference.write_bytes(files["reference"].read_bytes())
-        [result] = score(
-            files["hypotheses"],
-            [reference],
-            metrics=["paper-bleu"],
-            config=CONFIG,
-            language=language,
-            runs_dir=Path(),
-        ).scores
-        return result.signature
-
-    assert "|tok:moses-de|compounds:atat|" in signature(tmp_path / "test.de", None)
-    assert "|tok:moses-fr|compounds:whole|" in signature(tmp_path / "test.de", "fr")
-    assert "|tok:moses-de|" in signature(tmp_path / "test.txt", "de")
-
-
 @pytest.mark.parametrize(
-    ("name", "recorded", "config", "tokenizer"),
+    ("name", "recorded", "options", "tokenizer"),
     [
-        ("ref.zh", {}, CONFIG, "zh"),
-        ("news.2020.zh_Hans.txt", {}, CONFIG, "zh"),
-        ("ref.jpn.tok", {}, CONFIG, "char"),
-        ("ref.txt", {}, CONFIG, "13a"),
-        ("ref.de", {}, CONFIG, "13a"),
-        ("ref.zh", {}, ScoreConfig(tokenize="13a"), "13a"),
-        ("ref.txt", {"reference": "ref.txt", "language": "zh"}, CONFIG, "zh"),
-        ("ref.de+zh", {"reference": "ref.de+zh", "language": "de"}, CONFIG, "13a"),
-        ("ref.txt", {"reference": "hypotheses", "language": "zh"}, CONFIG, "13a"),
-        ("ref.zh", {"reference": "ref.zh", "language": 3}, CONFIG, "zh"),
+        ("ref.zh", {}, {}, "zh"),
+        ("news.2020.zh_Hans.txt", {}, {}, "zh"),
+        ("ref.jpn.tok", {}, {}, "char"),
+        ("ref.txt", {}, {}, "13a"),
+        ("ref.de", {}, {}, "13a"),
+        ("ref.zh", {}, {"config": ScoreConfig(tokenize="13a")}, "13a"),
+        ("ref.txt", {"reference": "ref.txt", "language": "zh"}, {}, "zh"),
+        ("ref.de+zh", {"reference": "ref.de+zh", "language": "de"}, {}, "13a"),
+        ("ref.txt", {"reference": "hypotheses", "language": "zh"}, {}, "13a"),
+        ("ref.zh", {"reference": "ref.zh", "language": 3}, {}, "zh"),
+        ("ref.de", {}, PAPER, "moses-de|compounds:atat"),
+        ("ref.de", {}, PAPER | {"language": "fr"}, "moses-fr|compounds:whole"),
+        ("ref.txt", {}, PAPER | {"language": "de"}, "moses-de"),
     ],
 )
-def test_the_tokenizer_suits_the_recorded_language_or_the_suffix(
-    tmp_path, files, monkeypatch, name, recorded, config, tokenizer
+def test_the_tokenizer_suits_the_given_or_recorded_language_or_the_suffix(
+    tmp_path, files, monkeypatch, name, recorded, options, tokenizer
 ):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(files["reference"].read_bytes())
     write_record(tmp_path / "runs", **recorded)
-    [result] = score(
-        files["hypotheses"], [Path(name)], metrics=["bleu"], config=config, runs_dir=Path("runs")
-    ).scores
+    options = {"metrics": ["bleu"], "config": CONFIG, "runs_dir": Path("runs")} | options
+    [result] = score(files["hypotheses"], [Path(name)], **options).scores
     assert f"|tok:{tokenizer}|" in result.signature
 
 

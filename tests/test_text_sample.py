@@ -48,12 +48,6 @@ def damaged(pairs, kind, side):
     return list(zip(*((changed, others) if side == 0 else (others, changed)), strict=True))
 
 
-def absolute_rule(source, target):
-    """The rule that compares all text with a ratio of 1."""
-    sizes = sorted((len(source), len(target)))
-    return sizes[1] + 10 > 4 * (sizes[0] + 10)
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_lengths_are_compared_with_the_texts_own_ratio(script):
     pairs = translations(script)
@@ -63,14 +57,9 @@ def test_lengths_are_compared_with_the_texts_own_ratio(script):
         return sum(rule(source.decode(), target.decode()) for source, target in some) / len(some)
 
     assert rate(is_unequal, pairs) < 0.01
-    found = before = 0
     for kind, least in (("shifted", 0.1), ("cut", 0.7), ("joined", 0.7)):
         for side in (0, 1):
-            broken = damaged(pairs, kind, side)
-            assert rate(is_unequal, broken) > least
-            found += rate(is_unequal, broken)
-            before += rate(absolute_rule, broken)
-    assert found > before
+            assert rate(is_unequal, damaged(pairs, kind, side)) > least
 
 
 def test_a_few_damaged_pairs_or_few_pairs_at_all_do_not_change_the_ratio():

@@ -116,21 +116,6 @@ def test_a_program_scores_and_chooses_only_if_that_is_asked(models):
         assert scores[-1].value == pytest.approx(mean, rel=1e-4)
 
 
-def test_only_what_has_changed_is_translated_again(models, translated):
-    given = {"on": ["test", "news.en:news.de"], **FAST}
-    first = tfm.evaluate(models, **given)
-    assert len(translated) == 4
-    assert tfm.evaluate(models, **given) == first
-    assert tfm.evaluate(models, **given, lowercase=True) != first  # only the scores
-    assert len(translated) == 4
-    tfm.evaluate(models, on="test", **{**FAST, "beam": 2})
-    assert translated[4:] == [("b", "test.en"), ("a", "test.en")]
-    shutil.rmtree(models[1])
-    shutil.copytree(models[0], models[1])  # other weights in the same folder
-    tfm.evaluate(models, **given)
-    assert translated[6:] == [("a", "test.en"), ("a", "news.en")]
-
-
 def test_a_model_that_is_replaced_meanwhile_is_refused(models, monkeypatch):
     def generate(given, **settings):
         shutil.rmtree(models[1])
@@ -152,28 +137,32 @@ def test_a_kept_translation_is_used_only_if_it_is_what_would_be_written(
     arithmetic = chosen_arithmetic(InferenceConfig(device="cpu"))
     monkeypatch.setattr(stage, "chosen_arithmetic", lambda _: arithmetic)
 
-    def translate(number):
-        result = tfm.evaluate(models[0], **given)
+    def translate(number, **changes):
+        result = tfm.evaluate(models[0], **given | changes)
         assert len(translated) == number
         return result.sets[0].outputs[str(models[0])]
 
     translate(2)
-    translate(2)
+    translate(2, lowercase=True)  # only the scores
+    translate(4, max_extra_length=4)
     program.write_text(f"{program.read_text()} # changed")
-    translate(4)
+    translate(6)
     arithmetic = {**arithmetic, "kernels": "others"}
-    path = Path(translate(6))
+    path = Path(translate(8))
     kept = path.read_bytes()
     for changed in (kept[:-5], kept.replace(b"e", b"a", 1), b""):
         path.write_bytes(changed)
         with pytest.raises(DataError, match="has changed since tfm evaluate wrote it: delete it"):
-            translate(6)
+            translate(8)
         assert path.read_bytes() == changed
     path.write_bytes(kept)
     with pytest.raises(UsageError, match="would be both read and overwritten"):
         tfm.evaluate(models[0], **given | {"page": path})
     path.unlink()
-    assert Path(translate(7)).read_bytes() == kept
+    assert Path(translate(9)).read_bytes() == kept
+    shutil.rmtree(models[0])
+    shutil.copytree(models[1], models[0])  # other weights in the same folder
+    translate(11)
 
 
 def test_a_stopped_evaluation_continues(models, monkeypatch, capsys):
