@@ -69,6 +69,7 @@ FOUND = [
     ("Hello {name}, you have %d mails and %s.", ("{name}", "%d", "%s")),
     ("in {n, number}, not {n, m}", ("{n, number}",)),
     ("$1 and $2", ("$1", "$2")),
+    ("see http://x.org/$1 and $1", ("http://x.org/$1", "$1")),
     ("on %Y-%m-%d at %H:%M, %d%% done in %dms", ("%Y-%m-%d", "%H:%M", "%d%%", "%d")),
     ("A <b>x</b>, <0>y</0>.", ("<b>", "</b>", "<0>", "</0>")),
     ("See (https://x.org/a_(b)?q=1&r=2#z).", ("https://x.org/a_(b)?q=1&r=2#z",)),
@@ -91,44 +92,12 @@ def test_placeholders_addresses_files_and_tags_are_found(text, spans):
     assert found(text) == list(spans)
 
 
-def test_a_numbered_argument_within_an_address_belongs_to_it():
-    assert found("see http://x.org/$1 and $1") == ["http://x.org/$1", "$1"]
-
-
 @pytest.mark.parametrize(
     "part",
     [
-        *(
-            "{a",
-            "a-",
-            "a.",
-            "/a",
-            "-/a",
-            "a@",
-            "#a",
-            "$a",
-            "<a ",
-            "%-",
-            "http://",
-            "{[a]",
-            "{{",
-            "1.",
-        ),
-        "'",
-        *(
-            "{n, plural, ",
-            "{ $n -> [",
-            "{% ",
-            "{ $",
-            "<% ",
-            "<?",
-            "$(",
-            "*|",
-            "%<",
-            "@:(",
-            "<a b='",
-        ),
-        *("%a", "{!", "$a->", "<A>", "%%=", "\\", "__MSG_", "{a:{", "'{"),
+        *("{a", "a-", "a.", "/a", "-/a", "a@", "#a", "$a", "<a ", "%-", "http://", "{[a]", "{{"),
+        *("1.", "'", "{n, plural, ", "{ $n -> [", "{% ", "{ $", "<% ", "<?", "$(", "*|", "%<"),
+        *("@:(", "<a b='", "%a", "{!", "$a->", "<A>", "%%=", "\\", "__MSG_", "{a:{", "'{"),
     ],
 )
 def test_hostile_text_takes_linear_time(part):
@@ -145,16 +114,15 @@ def test_hostile_text_takes_linear_time(part):
         *("It costs $5, $1.50 or $2.", "$1 million", "US$5, A$AP, Ke$ha", "Cost: 5$/month"),
         *("a.m. and e.g. this, U.S. 3.5", "the end.Then", "Wait...what", "Dr. Smith vs. No. 5"),
         *("and/or", "1/2/3, 30 km/h, he/she", "10:30 - 11:00", "https: //", "C#, C++, F#"),
+        *("50%ige und 100%ige", "100 %ig", "yüzde %1 ile %2", "Oh!no", "!hola amigos!", "R&D;"),
         *(
-            "50%ige und 100%ige",
-            "100 %ig",
-            "yüzde %1 ile %2",
-            "Oh!no",
-            "!hola amigos!",
-            "R&D;",
             "a[1] [sic]",
+            "Ke$ha's $5(a)",
+            "1:name",
+            "10:30",
+            "<<bonjour>>",
+            "[f]/e/, /kwa/ (x)/Maekawa/Driving",
         ),
-        *("Ke$ha's $5(a)", "1:name", "10:30", "<<bonjour>>", "[f]/e/, /kwa/ (x)/Maekawa/Driving"),
         *("#1 fan", "@ home", "x@y", "I <3 you", "a < b and c > d", "{a, b} and {1, 2, 3}"),
     ],
 )

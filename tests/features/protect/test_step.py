@@ -43,16 +43,23 @@ class Diagonal:
         return [list(zip(units(s), units(t)[:: self._step], strict=False)) for s, t in pairs]
 
 
+DIAGONAL = Diagonal()
+
+
 def translated(
-    text, translate, *, aligner=None, given=None, around=(), patterns=(), tags=(), masks=()
+    text, translate, *, aligner=DIAGONAL, given=None, around=(), patterns=(), tags=(), masks=()
 ):
-    """The translations of a text with protected text, by a function of what is searched."""
-    protect = Protect(patterns, lambda: tags, aligner or Diagonal(), masks)
+    """What is searched of a text with protected text, and its translations by a function of it."""
+    protect = Protect(patterns, lambda: tags, aligner, masks)
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
     [finished] = part.finish(found)
-    return [each.text for each in finished]
+    return part.segments, [each.text for each in finished]
+
+
+def upper(segment):
+    return [segment.source.upper()]
 
 
 @given(st.data())
@@ -114,15 +121,15 @@ def test_a_translation_that_equals_its_source_gets_its_spans_where_they_were(wor
     ],
 )
 def test_spans_go_between_the_translations_of_their_neighbors(source, searched, target, result):
-    seen = []
-    [text] = translated(source, lambda segment: seen.append(segment.source) or [target])
-    assert seen == [searched]
+    [segment], [text] = translated(source, lambda _: [target])
+    assert segment.source == searched
     assert text == (result or "Hallo {name}, wie geht es?")
 
 
 def test_a_span_moves_with_its_neighbors():
-    [text] = translated("red {x} car", lambda _: ["Auto rotes"], aligner=Diagonal(is_reversed=True))
-    assert text == "Auto {x} rotes"
+    aligner = Diagonal(is_reversed=True)
+    found = translated("red {x} car", lambda _: ["Auto rotes"], aligner=aligner)[1]
+    assert found == ["Auto {x} rotes"]
 
 
 def test_messages_with_forms_are_copied_with_a_warning():
@@ -146,47 +153,37 @@ def test_text_without_spans_is_passed_on_unchanged():
     [(" {a}, \t{b}! ", "{a}, {b}!"), ("http://x.org", "http://x.org"), ("<fr> %s 5", "%s 5")],
 )
 def test_text_with_nothing_else_is_copied_without_a_search(source, copy):
-    assert translated(source, pytest.fail, tags=["<fr>"]) == [copy]
+    assert translated(source, pytest.fail, tags=["<fr>"])[1] == [copy]
 
 
 def test_every_candidate_has_each_span():
-    found = translated("a {x} b {x} c %d", lambda _: ["eins zwei", "", "drei"])
+    _, found = translated("a {x} b {x} c %d", lambda _: ["eins zwei", "", "drei"])
     assert [(text.count("{x}"), text.count("%d")) for text in found] == [(2, 1)] * 3
 
 
-@pytest.mark.parametrize(
-    ("prefix", "searched", "translation", "result"),
-    [
-        ("Hallo {name}, wie", "Hallo, wie", "Hallo, wie geht es", "Hallo {name}, wie geht es"),
-        ("Hallo {na", "Hallo ", "Hallo, wie", "Hallo {name}, wie"),
-        ("{name}", "", "hallo", "{name} hallo"),
-        ("Hallo", "Hallo", "Hallo, wie", "Hallo {name}, wie"),
-        ("cafe\u0301 {name}", "cafe\u0301 ", "café auf", "café {name} auf"),
-    ],
-)
-def test_a_prefix_has_its_spans_where_it_has_them(prefix, searched, translation, result):
-    seen = []
-    [text] = translated(
-        "Hello {name}, how are you",
-        lambda segment: seen.append(segment.given) or [translation],
-        given=prefix,
-    )
-    assert seen == [searched]
-    assert text == result
+HELLO, ONE = "Hello {name}, how are you", "one {x} two {y} three"
 
 
 @pytest.mark.parametrize(
-    ("prefix", "translation", "result"),
+    ("source", "prefix", "searched", "translation", "result"),
     [
-        ("eins {y} {x} zwei", "eins zwei drei", "eins {y} {x} zwei drei"),
-        ("eins zwei {y}", "eins zwei drei", "eins zwei {y} {x} drei"),
-        ("eins zw", "eins zwei drei", "eins zwei {x} {y} drei"),
-        ("eins zwei drei ", "eins zwei drei", "eins zwei drei {x} {y}"),
-        ("一二{y}", "一二三", "一二{y} {x}三"),
+        (HELLO, "Hallo {name}, wie", "Hallo, wie", "Hallo, wie geht", "Hallo {name}, wie geht"),
+        (HELLO, "Hallo {na", "Hallo ", "Hallo, wie", "Hallo {name}, wie"),
+        (HELLO, "{name}", "", "hallo", "{name} hallo"),
+        (HELLO, "Hallo", "Hallo", "Hallo, wie", "Hallo {name}, wie"),
+        (HELLO, "cafe\u0301 {name}", "cafe\u0301 ", "café auf", "café {name} auf"),
+        (ONE, "eins {y} {x} zwei", "eins zwei", "eins zwei drei", "eins {y} {x} zwei drei"),
+        (ONE, "eins zwei {y}", "eins zwei ", "eins zwei drei", "eins zwei {y} {x} drei"),
+        (ONE, "eins zw", "eins zw", "eins zwei drei", "eins zwei {x} {y} drei"),
+        (ONE, "eins zwei drei ", "eins zwei drei ", "eins zwei drei", "eins zwei drei {x} {y}"),
+        (ONE, "一二{y}", "一二", "一二三", "一二{y} {x}三"),
     ],
 )
-def test_a_translation_begins_with_its_prefix(prefix, translation, result):
-    [text] = translated("one {x} two {y} three", lambda _: [translation], given=prefix)
+def test_a_translation_begins_with_its_prefix_and_spans(
+    source, prefix, searched, translation, result
+):
+    [segment], [text] = translated(source, lambda _: [translation], given=prefix)
+    assert segment.given == searched
     assert text == result
 
 
@@ -212,15 +209,9 @@ class Unneeded:
     ],
 )
 def test_masks_that_the_model_copies_are_where_spans_go(source, searched, translation, result):
-    seen = []
-    [text] = translated(
-        source,
-        lambda segment: seen.append(segment.source) or [translation],
-        aligner=Unneeded(),
-        tags=["<2de>"],
-        masks=("QX1", "QX2"),
-    )
-    assert seen == [searched] * (translation is not None)
+    options = {"aligner": Unneeded(), "tags": ["<2de>"], "masks": ("QX1", "QX2")}
+    segments, [text] = translated(source, lambda _: [translation], **options)
+    assert [each.source for each in segments] == [searched] * (translation is not None)
     assert text == (result or "Tschüs {b}, hallo {a}.")
 
 
@@ -235,8 +226,8 @@ def test_masks_that_the_model_copies_are_where_spans_go(source, searched, transl
     ],
 )
 def test_spans_whose_masks_are_not_copied_once_are_aligned(translation, result):
-    [text] = translated("one {a} two {b} three", lambda _: [translation], masks=("QX1", "QX2"))
-    assert text == result
+    found = translated("one {a} two {b} three", lambda _: [translation], masks=("QX1", "QX2"))[1]
+    assert found == [result]
 
 
 @pytest.mark.parametrize(
@@ -244,34 +235,22 @@ def test_spans_whose_masks_are_not_copied_once_are_aligned(translation, result):
     [("a {x} b {y} c {z}", None), ("a {x} qx1 b", None), ("a {x} b", "eins")],
 )
 def test_without_enough_masks_or_beside_their_like_spans_are_taken_out(source, given):
-    seen = []
-    translated(
-        source,
-        lambda segment: seen.append(segment.source) or [""],
-        given=given,
-        masks=("QX1", "QX2"),
-    )
-    assert [text.rstrip() for text in seen] == [re.sub(r" \{.\}", "", source)]
+    [segment], _ = translated(source, lambda _: [""], given=given, masks=("QX1", "QX2"))
+    assert segment.source.rstrip() == re.sub(r" \{.\}", "", source)
 
 
 def test_sentences_do_not_end_within_a_span():
-    protect = Protect([r"A\. B\."])
-    sentences = Sentences("en", "de", unbroken=protect.spans)
-    found = []
-    part = Part.of([Segment(1, "One A. B. is.\r\nTwo {x}. Three.")], [sentences, protect])
-    found = [[Output(segment.source.upper(), -1.0, -1.0, ("x",))] for segment in part.segments]
-    [[best]] = part.finish(found)
-    assert best.text == "ONE A. B. IS.\r\nTWO {x}. THREE."
+    text, patterns = "One A. B. is.\r\nTwo {x}. Three.", [r"A\. B\."]
+    sentences = Sentences("en", "de", unbroken=Protect(patterns).spans)
+    found = translated(text, upper, aligner=None, around=[sentences], patterns=patterns)[1]
+    assert found == ["ONE A. B. IS.\r\nTWO {x}. THREE."]
 
 
 def test_markup_never_divides_a_span():
-    protect = Protect((), tuple, Diagonal())
-    steps = [Formats("html", Diagonal()), Sentences("en", "de", (), protect.spans), protect]
+    steps = [Formats("html", DIAGONAL), Sentences("en", "de", (), Protect().spans)]
     text = "<p>See <b>{user.name}</b> and <i>http://x.org/a-b?c=1&amp;d=2</i> now</p>"
-    part = Part.of([Segment(1, text)], steps)
-    found = [[Output(segment.source.upper(), -1.0, -1.0, ("x",))] for segment in part.segments]
-    [[best]] = part.finish(found)
-    assert best.text == text.replace("See", "SEE").replace("and", "AND").replace("now", "NOW")
+    _, found = translated(text, upper, around=steps)
+    assert found == [text.replace("See", "SEE").replace("and", "AND").replace("now", "NOW")]
 
 
 class Distracted(Diagonal):
@@ -287,11 +266,10 @@ class Distracted(Diagonal):
 
 
 def test_an_element_around_a_span_is_placed_around_its_copy():
-    steps = [Formats("html", Distracted()), Sentences("en", "de"), Protect((), tuple, Diagonal())]
+    steps = [Formats("html", Distracted()), Sentences("en", "de")]
     text = "<p>red hats <b>{w}</b> in snow</p>"
-    part = Part.of([Segment(1, text)], steps)
-    [[best]] = part.finish([[Output("rote Hüte im Schnee", -1.0, -1.0, ("x",))]])
-    assert best.text == "<p>rote Hüte <b>{w}</b> im Schnee</p>"
+    _, found = translated(text, lambda _: ["rote Hüte im Schnee"], around=steps)
+    assert found == ["<p>rote Hüte <b>{w}</b> im Schnee</p>"]
 
 
 @pytest.fixture(scope="module")
