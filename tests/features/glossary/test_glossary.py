@@ -75,6 +75,7 @@ def sources_in(write):
         ("cafe\u0301\tCafé", "a caf\u00e9", ["caf\u00e9"]),
         ("cafe\tX", "a cafe\u0301", []),
         ("👍\tgut", "so 👍!", ["👍"]),
+        ("dog\tHund\n\ndog\tHund\t\t\n", "dog", ["dog"]),  # no mistake
     ],
 )
 def test_whole_terms_are_found_the_longest_first(sources_in, glossary, text, expected):
@@ -154,10 +155,6 @@ def test_terms_like_titles_are_terms(write, capsys, term):
     assert capsys.readouterr().err == ""
 
 
-def test_equal_lines_empty_lines_and_empty_last_columns_are_no_mistake(sources_in):
-    assert sources_in("dog\tHund\n\ndog\tHund\t\t\n", "dog") == ["dog"]
-
-
 @pytest.mark.parametrize("pattern", ["(a|a)*", "(?:a+)+", "(?:a|aa)+"])
 def test_a_pattern_that_would_not_end_is_stopped(write, monkeypatch, pattern):
     monkeypatch.setattr("tfm.features.glossary.finding._PATTERN_SECONDS", 0.05)
@@ -167,6 +164,13 @@ def test_a_pattern_that_would_not_end_is_stopped(write, monkeypatch, pattern):
 
 
 # --- the step
+
+
+def missing_in(texts, step, segment):
+    """Return the terms of a segment that each of its translations lacks."""
+    _, state = step.before(segment)
+    [checked] = step.after([state], [[Output(text, score=-1.0, log_prob=-1.0) for text in texts]])
+    return [each.missing_terms for each in checked]
 
 
 def test_segments_require_translations_with_their_form_at_the_start(write):
@@ -187,10 +191,10 @@ def test_the_first_word_is_capitalized_in_the_language_of_the_tag(write):
     tags = ("<2de>", "<2tr>")
     step = Glossary(write("drug\tilaç"), source="en", target="de+tr", tags=tags)
     for tag, expected in zip(tags, ("Ilaç", "İlaç"), strict=True):
-        [segment], state = step.before(Segment(1, f"{tag} Drug"))
+        unit = Segment(1, f"{tag} Drug")
+        [segment], _ = step.before(unit)
         assert segment.required == (RequiredText(("ilaç",), (expected,)),)
-        [[checked]] = step.after([state], [[Output(expected, score=-1.0, log_prob=-1.0)]])
-        assert checked.missing_terms is None
+        assert missing_in([expected], step, unit) == [None]
 
 
 def test_text_without_terms_passes_unchanged(write):
@@ -204,11 +208,8 @@ def test_text_without_terms_passes_unchanged(write):
 
 def test_a_missing_term_is_reported_with_its_line(write, capsys):
     step = Glossary(write("dog\tHund\nred hat\troter Hut"), source="en", target="de")
-    _, state = step.before(Segment(7, "Red hat, dog, dog"))
     texts = ["Roter Hut, Hunde, Hund", "Hund Hund: roter Hut", "roter Huthund"]
-    n_best = [Output(text, score=-1.0, log_prob=-1.0) for text in texts]
-    [checked] = step.after([state], [n_best])
-    missing = [each.missing_terms for each in checked]
+    missing = missing_in(texts, step, Segment(7, "Red hat, dog, dog"))
     dog, hat = ("dog", "Hund"), ("red hat", "roter Hut")
     assert missing == [(dog,), None, (hat, dog, dog)]
     assert capsys.readouterr().err == (
@@ -254,10 +255,10 @@ def test_the_search_chooses_among_the_forms_of_a_translation(translator, write):
 
 def test_forms_that_are_missing_are_reported_together(write):
     step = Glossary(write("dog\tHund | Hunde\ncat\tKatze|Hunde"), source="en", target="de")
-    _, state = step.before(Segment(1, "A dog and a cat"))
-    texts = ["Hunde und Hunde", "Hunde", "Ein Hund, Hunde"]
-    [checked] = step.after([state], [[Output(t, score=-1.0, log_prob=-1.0) for t in texts]])
-    assert [each.missing_terms for each in checked] == [None, (("cat", "Katze|Hunde"),), None]
+    missing = missing_in(
+        ["Hunde und Hunde", "Hunde", "Ein Hund, Hunde"], step, Segment(1, "A dog and a cat")
+    )
+    assert missing == [None, (("cat", "Katze|Hunde"),), None]
 
 
 def test_a_prefix_and_a_whole_text_keep_the_terms(translator, glossary):
@@ -301,11 +302,14 @@ def test_what_cannot_be_placed_is_in_the_record(translator, glossary, write, run
         ({"search": "sample"}, "glossary needs beam search without groups: leave search sample"),
         ({"search": "exact"}, "glossary needs beam search without groups: leave search exact"),
         ({"num_groups": 2}, "glossary needs beam search without groups: leave num_groups out"),
+        ({"glossary": "nowhere"}, "nowhere does not exist"),
+        ({"glossary": {"dog": 3}}, r"glossary.* is 3, but must be text"),
+        ({"glossary": {3: "dog"}}, r"glossary.* is 3, but must be text"),
     ],
 )
-def test_other_searches_refuse_a_glossary(translator, glossary, settings, message):
+def test_other_searches_and_glossaries_are_refused(translator, glossary, settings, message):
     with pytest.raises(UsageError, match=message):
-        translator.search(LINES, glossary=glossary, **settings)
+        translator.search(LINES, **{"glossary": glossary, **settings})
 
 
 def test_a_translation_that_is_banned_is_refused(translator, glossary, write):
@@ -342,16 +346,8 @@ def test_a_wrong_term_of_a_mapping_is_named(translator, terms, message):
         translator.translate("dog", glossary=terms)
 
 
-def test_a_mapping_has_text_and_an_empty_one_changes_nothing(translator):
-    for terms in ({"dog": 3}, {3: "dog"}):
-        with pytest.raises(UsageError, match=r"glossary.* is 3, but must be text"):
-            translator.translate("dog", glossary=terms)
+def test_an_empty_mapping_changes_nothing(translator):
     assert translator.translate(LINES, glossary={}) == translator.translate(LINES)
-
-
-def test_a_missing_file_is_a_mistake(translator):
-    with pytest.raises(UsageError, match="nowhere does not exist"):
-        translator.search(LINES, glossary="nowhere")
 
 
 def test_a_finder_of_many_terms_reads_a_text_once():

@@ -34,6 +34,12 @@ def model(trained_run, tmp_path):
     return ModelFolder(shutil.copytree(path, tmp_path / "model"))
 
 
+@pytest.fixture
+def own(make_dataset, tmp_path):
+    """Another dataset."""
+    return make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
+
+
 def with_info(folder, **changes):
     """Change the description of a model."""
     digests = json.loads((folder.path / CONFIG).read_text(encoding="utf-8"))["sha256"]
@@ -83,24 +89,18 @@ def test_pairs_and_single_sides_are_counted_exactly_and_nearly(model, training_p
     assert 0 < rate < 0.001
 
 
-def test_any_reference_counts(model, training_pairs):
+def test_any_reference_and_either_side_of_the_training_text_count(model, training_pairs):
     sources, targets = zip(*NEW, strict=True)
-    other = [training_pairs[0][1], *targets[1:]]
-    report = find([model], sources, targets, other)
-    assert counts(report) == {"targets": (1, 0)}
-
-
-def test_a_side_counts_on_either_side_of_the_training_text(model, training_pairs):
     source, target = training_pairs[0]
-    report = look_up([model], [(target, source)])
-    assert counts(report)["pairs"] == (1, 0)
+    report = find([model], sources, targets, [target, *targets[1:]])
+    assert counts(report) == {"targets": (1, 0)}
+    assert counts(look_up([model], [(target, source)]))["pairs"] == (1, 0)
 
 
 def test_nothing_is_claimed_without_the_record_of_this_text(model, training_pairs, tmp_path):
-    for changes in ({"data_dir": str(tmp_path)}, {"data_dir": ""}, {"seen": None}):
+    other_folders = {"data_dir": str(tmp_path)}, {"data_dir": ""}
+    for changes in (*other_folders, {"seen": None}, {"seen": "0" * 64}):
         assert look_up([with_info(model, **changes)], training_pairs) is None
-    other = with_info(model, seen="0" * 64)
-    assert look_up([other], training_pairs) is None
 
 
 DAMAGE = [
@@ -135,11 +135,8 @@ def test_a_copy_of_the_record_in_the_model_folder_is_enough(model, training_pair
     assert counts(report)["pairs"] == (200, 0)
 
 
-def test_text_of_ancestors_counts_and_those_without_a_record_are_named(
-    model, training_pairs, make_dataset, tmp_path
-):
+def test_text_of_ancestors_counts_and_those_without_a_record_are_named(model, training_pairs, own):
     parent = with_info(model).as_ancestor()
-    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
     ancestors = (replace(parent, path="imported", data_dir="", seen=None), parent)
     checksum = sha256_of(own / FILE)
     child = with_info(model, data_dir=str(own), seen=checksum, ancestors=ancestors)
@@ -151,9 +148,8 @@ def test_text_of_ancestors_counts_and_those_without_a_record_are_named(
 
 
 def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
-    model, training_pairs, make_dataset, data_dir, tmp_path
+    model, training_pairs, own, data_dir
 ):
-    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
     checksum = sha256_of(own / FILE)
     assert binarize(own, BinarizeConfig(threads=1, written_by=(str(model),))) is False
     assert sha256_of(own / FILE) != checksum
@@ -172,8 +168,7 @@ def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
         binarize(own, BinarizeConfig(threads=1, written_by=(str(model), "runs/none")))
 
 
-def test_binarizing_makes_a_missing_or_damaged_record_again(make_dataset, tmp_path):
-    own = make_dataset(tmp_path / "own", {"train": [*NEW] * 5, "valid": NEW}, vocab_size=290)
+def test_binarizing_makes_a_missing_or_damaged_record_again(own):
     before = (own / FILE).read_bytes()
     for damage in DAMAGE:
         damage(own / FILE)
@@ -218,18 +213,19 @@ def test_the_clean_part_is_scored_beside_the_whole(scored):
     assert (clean.name, clean.signature, chrf.name) == ("bleu", bleu.signature, "chrf")
     assert clean.value > bleu.value > 0
     assert result.to_json()["seen"]["seen"]["pairs"] == {"exactly": 6, "nearly": 0}
+    figures, summary = result.seen.figures, result.seen.summary
+    assert "sources 6 exactly, 0 nearly; targets 6 exactly, 0 nearly; pairs 6" in summary
+    assert f"; the 6 other lines: BLEU = {clean.value:.2f}, chrF2 = " in summary
+    assert figures["lines not seen in training"] == 6
+    assert figures["BLEU of these"] == round(clean.value, 2)
 
 
-def test_text_that_is_not_a_split_is_looked_up_if_it_has_as_many_lines(scored, tmp_path):
+def test_only_this_text_and_others_of_as_many_lines_are_looked_up(scored, tmp_path):
     assert scored(None, reference=None).seen.num_clean == 6
-    other = write_lines(tmp_path / "other.en", ["One."])
-    assert scored(None, reference=None, source=str(other)).seen is None
-    assert scored(None, source="standard input").seen is None
-
-
-def test_nothing_is_claimed_of_another_text_or_model(scored, tmp_path):
-    other = write_lines(tmp_path / "other.de", ["Eins."] * 12)
-    assert scored(None, reference=str(other)).seen is None
+    one, twelve = (str(write_lines(tmp_path / f"{n}", ["One."] * n)) for n in (1, 12))
+    others = {"reference": None, "source": one}, {"source": "standard input"}, {"reference": twelve}
+    for changes in others:
+        assert scored(None, **changes).seen is None
 
 
 def test_a_record_that_cannot_be_used_is_warned_of(scored, model, tmp_path, capsys):
@@ -249,15 +245,6 @@ def test_a_record_that_cannot_be_used_is_warned_of(scored, model, tmp_path, caps
 def test_a_text_of_which_nothing_was_seen_is_not_scored_again(model):
     report = look_up([model], NEW)
     assert (counts(report), report.num_clean, list(report.clean_scores)) == ({}, 6, [])
-
-
-def test_a_summary_has_counts_and_the_scores_of_the_rest(scored):
-    report = scored(["ganz falsch"] * 3 + [target for _, target in NEW[3:]] + ["falsch"] * 6).seen
-    assert "sources 6 exactly, 0 nearly; targets 6 exactly, 0 nearly; pairs 6" in report.summary
-    bleu = report.clean_scores[0].value
-    assert f"; the 6 other lines: BLEU = {bleu:.2f}, chrF2 = " in report.summary
-    assert report.figures["lines not seen in training"] == 6
-    assert report.figures["BLEU of these"] == round(bleu, 2)
 
 
 def test_a_text_of_which_all_was_seen_has_no_clean_score(scored, monkeypatch):
