@@ -5,11 +5,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
-from helpers import number_pairs, opened, write_pairs
+from helpers import contents, number_pairs, opened, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.data import cleaning, text_parts
@@ -113,17 +114,12 @@ def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_
     assert rows_of(folder) == rows_of(whole)
 
 
-def test_the_vocabulary_stays_when_text_is_appended(recipe, tmp_path):
+def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_parts(recipe, tmp_path):
     folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
     before = (folder / "bpe.model").stat().st_mtime_ns
     append_text(recipe("c", test=()), folder, overrides=PARTS)
     prepare(recipe("a", **SETTINGS), folder, overrides=PARTS)
     assert (folder / "bpe.model").stat().st_mtime_ns == before
-
-
-def test_other_text_replaces_all_parts_and_what_was_appended(recipe, tmp_path):
-    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
-    append_text(recipe("c", test=()), folder, overrides=PARTS)
     prepare(recipe("b", **SETTINGS), folder, force=True)
     assert Manifest.load(folder).text_parts("train") == ["train"]
     assert sorted(path.name for path in folder.glob("train*")) == ["train.de", "train.en"]
@@ -285,31 +281,25 @@ def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
     assert Manifest.load(folder).part_sizes() == {"train": 130}
 
 
-def test_a_dataset_is_not_joined_while_a_share_is_written(recipe, tmp_path):
-    folder = tmp_path / "x"
-    prepare(recipe("a", **SETTINGS), folder, share=Share(1, 2))
-    with lock_folder(Share(2, 2).folder(folder)):
-        for work in (
-            lambda: prepare(recipe("a", **SETTINGS), folder),
-            lambda: binarize(folder, BinarizeConfig()),
-            lambda: prepare(recipe("a", **SETTINGS), folder, share=Share(2, 2)),
-        ):
-            with pytest.raises(LockedFolderError, match=r"2-of-2 is being written to by process"):
-                work()
-
-
-def test_a_share_is_not_started_while_the_dataset_is_written(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "lock", [lock_folder, lock_dataset, partial(lock_share, share=Share(2, 3))], ids=str
+)
+def test_a_dataset_has_one_writer_at_a_time(recipe, tmp_path, monkeypatch, lock):
     monkeypatch.setattr(text_parts, "_MAX_WAIT_SECONDS", 0)
-    folder, share = tmp_path / "x", Share(2, 3)
-    prepare(recipe("a", **SETTINGS), folder)
-    with lock_dataset(folder):  # before the share has a folder
+    texts = recipe("a", **SETTINGS)
+    folder = prepare(texts, tmp_path / "x").data_dir
+    with lock(folder):
+        before = contents(folder)
         for work in (
-            lambda: prepare(recipe("a", **SETTINGS), folder, share=share),
-            lambda: binarize_share(folder, BinarizeConfig(), Share(1, 1)),
+            lambda: prepare(texts, folder, text_only=True, force=True),
+            lambda: prepare(texts, folder, share=Share(2, 3)),
+            lambda: learn_bpe(folder, SubwordConfig(vocab_size=350), force=True),
+            lambda: binarize(folder, BinarizeConfig(), force=True),
+            lambda: binarize_share(folder, BinarizeConfig(), Share(2, 3)),
         ):
-            with pytest.raises(LockedFolderError, match=r"x is being written to by process"):
+            with pytest.raises(LockedFolderError, match=r"(x|2-of-3) is being written to by proc"):
                 work()
-    assert not (folder / "shares").exists()
+        assert contents(folder) == before
 
 
 def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
@@ -340,12 +330,6 @@ def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     prepare(recipe("a"), folder, text_only=True, force=True)
     assert Manifest.load(folder).part_sizes() == {"train": 230}
     assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
-
-
-def test_a_vocabulary_is_not_learned_while_a_share_is_encoded(recipe, tmp_path):
-    folder = prepare(recipe("a", **SETTINGS), tmp_path / "x").data_dir
-    with lock_share(folder, Share(1, 1)), pytest.raises(LockedFolderError):
-        learn_bpe(folder, SubwordConfig(vocab_size=350))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/2/3", "a/b", ""])

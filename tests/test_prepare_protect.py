@@ -55,9 +55,14 @@ def dropped(folder):
     return Manifest.load(folder).result("clean")["train"]["dropped"].get("protected")
 
 
-def test_pairs_with_a_copy_on_any_side_are_dropped_and_counted(files, tmp_path):
+@pytest.mark.parametrize("way", ["sides", "table", "shares"])
+def test_pairs_with_a_copy_on_any_side_are_dropped_and_counted(files, tmp_path, way):
     protect, recipe = files
     folder = tmp_path / "data"
+    if way == "table":
+        protect = [write_lines(tmp_path / "test.tsv", ["\t".join(PROTECTED)])]
+    for number in (1, 2) if way == "shares" else ():
+        prepared(recipe, folder, protect, share=Share(number, 2))
     prepared(recipe, folder, protect)
     assert train_pairs(folder) == [*KEPT, *OTHERS]
     assert dropped(folder) == len(COPIES)
@@ -73,13 +78,6 @@ def test_protected_text_is_not_warned_of_as_held_out_and_in_training(tmp_path, c
     assert "1 of the 1 pairs of the test text are in the training" in capsys.readouterr().err
     prepared(recipe, tmp_path / "other", test)
     assert "are in the training text" not in capsys.readouterr().err
-
-
-def test_columns_of_a_table_are_protected_each(files, tmp_path):
-    _, recipe = files
-    table = write_lines(tmp_path / "test.tsv", ["\t".join(PROTECTED)])
-    prepared(recipe, tmp_path / "data", [table])
-    assert train_pairs(tmp_path / "data") == [*KEPT, *OTHERS]
 
 
 def test_nothing_is_protected_by_default_and_no_count_is_written(files, tmp_path):
@@ -104,30 +102,16 @@ def test_text_is_cleaned_again_if_the_protected_lines_change(files, tmp_path):
     assert dropped(folder) is None
 
 
-def test_appended_text_is_protected_as_the_dataset_is(files, tmp_path):
+def test_monolingual_and_appended_text_is_protected_too(files, tmp_path):
     protect, recipe = files
     folder = tmp_path / "data"
-    prepared(recipe, folder, protect)
+    lines = write_lines(tmp_path / "mono", [PROTECTED[1].lower(), "Ein anderer Satz."])
+    mono = (MonoText(language="de", text=str(lines)),)
+    prepared(replace(recipe, mono=mono), folder, protect)
+    assert (folder / "mono.de").read_text(encoding="utf-8") == "Ein anderer Satz.\n"
     more = write_pairs(tmp_path, "more", [(PROTECTED[0], "Neu."), ("A new one.", "Eine neue.")])
     append_text(recipe_from_files(name="y", train=[more]), folder, text_only=True)
     assert (folder / "train.2.en").read_text(encoding="utf-8") == "A new one.\n"
-
-
-def test_shares_are_protected_as_the_whole_text_is(files, tmp_path):
-    protect, recipe = files
-    for number in (1, 2):
-        prepared(recipe, tmp_path / "data", protect, share=Share(number, 2))
-    prepared(recipe, tmp_path / "data", protect)
-    assert train_pairs(tmp_path / "data") == [*KEPT, *OTHERS]
-    assert dropped(tmp_path / "data") == len(COPIES)
-
-
-def test_monolingual_text_is_protected_too(files, tmp_path):
-    protect, recipe = files
-    lines = write_lines(tmp_path / "mono", [PROTECTED[1].lower(), "Ein anderer Satz."])
-    recipe = replace(recipe, mono=(MonoText(language="de", text=str(lines)),))
-    prepared(recipe, tmp_path / "data", protect)
-    assert (tmp_path / "data" / "mono.de").read_text(encoding="utf-8") == "Ein anderer Satz.\n"
 
 
 def test_text_that_is_all_protected_is_named(files, tmp_path):
