@@ -29,6 +29,15 @@ pytest.importorskip("transformers")
 LINES, TARGETS = map(list, zip(*PAIRS[:12], strict=True))
 
 
+def weights_in(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def log_probs(folder, lines=LINES, **options):
+    ours = Translator.load(folder, device="cpu", precision="fp32")
+    return [each.log_prob for each in ours.score_targets(lines, TARGETS, **options)]
+
+
 def marian_ids(folder, lines=LINES):
     from transformers import MarianTokenizer
 
@@ -52,30 +61,21 @@ def imported(tmp_path_factory):
         {"activation_function": "relu", "tie_word_embeddings": False},
         {"share_encoder_decoder_embeddings": False},
         {"scale_embedding": False},
+        {"num_missing": 20},
+        {"num_missing": 20, "model_type": "bpe"},
     ],
-    ids=["unigram", "bpe", "untied", "two vocabularies", "unscaled"],
+    ids=str,
 )
 def test_an_imported_marian_model_gives_targets_the_same_probability(tmp_path, changes):
     model = new_marian(tmp_path / "marian", **changes)
     result = import_model(tmp_path / "marian", out=tmp_path / "ours")
     assert result.languages == ("en", "de")
-    ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
-    expected = scores_of(model, *marian_ids(tmp_path / "marian"))
-    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
-    assert found == pytest.approx(expected, abs=2e-3)
+    sides = marian_ids(tmp_path / "marian")
+    has_unknown = [any(1 in ids for ids in side) for side in sides]
+    assert has_unknown == ["num_missing" in changes] * 2
+    found = log_probs(tmp_path / "ours")
+    assert found == pytest.approx(scores_of(model, *sides), abs=2e-3)
     assert len(set(found)) == len(found)
-
-
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_a_piece_that_the_vocabulary_lacks_scores_as_unknown(tmp_path, model_type):
-    model = new_marian(tmp_path / "marian", model_type=model_type, num_missing=20)
-    import_model(tmp_path / "marian", out=tmp_path / "ours")
-    sources, targets = marian_ids(tmp_path / "marian")
-    assert any(1 in ids for ids in sources)
-    assert any(1 in ids for ids in targets)
-    ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
-    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
-    assert found == pytest.approx(scores_of(model, sources, targets), abs=2e-3)
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
@@ -101,14 +101,49 @@ def test_names_of_special_pieces_in_text_are_text(imported):
         assert not {PAD, BOS, EOS}.intersection(chain(*model.encode(lines)))
 
 
-def test_old_files_of_weights_are_read(imported, tmp_path):
-    folder = shutil.copytree(imported.with_name("marian"), tmp_path / "marian")
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def sharded(imported, tmp_path):
+    """A folder of transformers with three files of weights."""
+    folder = shutil.copytree(imported.with_name("marian"), tmp_path / "sharded")
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    found = import_model(folder, out=tmp_path / "ours").out_dir
-    files = [(each / "model.safetensors").read_bytes() for each in (imported, found)]
-    assert files[0] == files[1]
+    weight_map = {}
+    for number in range(3):
+        name = f"model-{number + 1:05}-of-00003.safetensors"
+        part = {each: weights[each] for each in sorted(weights)[number::3]}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def test_old_and_several_files_of_weights_are_read(imported, sharded, tmp_path):
+    folder = shutil.copytree(imported.with_name("marian"), tmp_path / "marian")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert weights_in(import_model(folder).out_dir) == weights_in(imported)
+    assert weights_in(import_model(sharded).out_dir) == weights_in(imported)
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors is missing"):
+        import_model(sharded, out=tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [{}, [], None, {"a": 1}, {"a": "../whole"}, {"a": "/etc/x.safetensors"}, {"a": ["x"]}],
+    ids=str,
+)
+def test_an_index_without_names_of_files_beside_it_is_refused(sharded, weight_map):
+    (sharded / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match="names no files of weights"):
+        import_model(sharded)
+    (sharded / INDEX).write_text("[")
+    with pytest.raises(DataError, match="is damaged"):
+        import_model(sharded)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
@@ -123,10 +158,7 @@ def test_stored_positions_must_be_the_sinusoids_of_marian(imported, tmp_path, st
         save_file(weights | named, folder / "model.safetensors")
         return import_model(folder, out=tmp_path / "ours", force=True).out_dir
 
-    found = import_with(table.half())
-    assert (found / "model.safetensors").read_bytes() == (
-        imported / "model.safetensors"
-    ).read_bytes()
+    assert weights_in(import_with(table.half())) == weights_in(imported)
     other = table.clone()
     other[3, 5] += 2e-3
     for wrong in (other, table[:, :8].contiguous(), torch.tensor(0.5)):
@@ -151,10 +183,9 @@ def test_tags_choose_the_language_as_in_transformers(tagged, space):
     for tag in info.tags:
         lines = [f"{tag}{space}{line}" for line in LINES]
         expected = scores_of(model, *marian_ids(folder.with_name("marian"), lines))
-        found = [each.log_prob for each in ours.score_targets(lines, TARGETS)]
+        found = log_probs(folder, lines)
         assert found == pytest.approx(expected, abs=2e-3)
-        by_flag = [each.log_prob for each in ours.score_targets(LINES, TARGETS, tag=tag)]
-        assert by_flag == found
+        assert log_probs(folder, tag=tag) == found
     with pytest.raises(UsageError, match=r"has no tag, .* >>fra<<, >>cmn_Hans<<, or give --tag"):
         ours.translate(LINES[0])
 
@@ -220,9 +251,8 @@ def test_an_imported_fairseq_model_gives_targets_the_same_probability(
     texts = [vocabulary.source.pieces(each) for each in vocabulary.source.encode(LINES + TARGETS)]
     their_ids = [[ids[piece[1:] if tokens else piece] for piece in text] for text in texts]
     expected = scores_of(model, their_ids[: len(LINES)], their_ids[len(LINES) :])
+    assert log_probs(tmp_path / "ours") == pytest.approx(expected, abs=2e-3)
     ours = Translator.load(tmp_path / "ours", device="cpu", precision="fp32")
-    found = [each.log_prob for each in ours.score_targets(LINES, TARGETS)]
-    assert found == pytest.approx(expected, abs=2e-3)
     assert all(not text.startswith("▁") for text in ours.translate(LINES[:2], beam=1))
 
 
@@ -258,8 +288,7 @@ def test_the_sections_of_a_checkpoint_of_version_0_12_are_read(tmp_path):
         import_model(tmp_path / "old"),
     ]
     assert [each.languages for each in results] == [("en", "de")] * 2
-    weights = [(each.out_dir / "model.safetensors").read_bytes() for each in results]
-    assert weights[0] == weights[1]
+    assert weights_in(results[0].out_dir) == weights_in(results[1].out_dir)
 
 
 def test_names_of_older_versions_are_read(tmp_path):
@@ -283,18 +312,16 @@ def test_names_of_older_versions_are_read(tmp_path):
     shutil.copytree(tmp_path / "new", tmp_path / "old")
     args = argparse.Namespace(**vars(state["args"]))
     torch.save({"args": args, "model": renamed}, tmp_path / "old" / "checkpoint.pt")
-    folders = [import_model(tmp_path / name).out_dir for name in ("new", "old")]
-    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert weights[0] == weights[1]
+    new, other = (import_model(tmp_path / name).out_dir for name in ("new", "old"))
+    assert weights_in(new) == weights_in(other)
 
 
 def test_copies_that_fairseq_replaces_when_it_loads_them_are_not_read(tmp_path):
     copies = [f"encoder.layers.{layer}.fc1_weight" for layer in (0, 1)]
     new_fairseq(tmp_path / "new")
     new_fairseq(tmp_path / "resumed", changes=dict.fromkeys(copies, torch.ones(24, 16)))
-    folders = [import_model(tmp_path / name).out_dir for name in ("new", "resumed")]
-    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert weights[0] == weights[1]
+    new, other = (import_model(tmp_path / name).out_dir for name in ("new", "resumed"))
+    assert weights_in(new) == weights_in(other)
 
 
 # --- code in pickles
