@@ -537,8 +537,8 @@ BODIES = [
     (b'{"\\ud800": 1, "\\ud800": 1}', JSON, 400, "? is given more than once"),
     (b" " * 200_000, JSON, 413, "more than 150,000 bytes"),
     (b"q=a", "text/plain", 415, "send application/json or"),
-    (b"--x", PARTS, 400, ""),
-    (b"--x\r\nbroken", f"{PARTS}; boundary=x", 400, ""),
+    (b"--x", PARTS, 400, "Missing boundary"),
+    (b"--x\r\nbroken", f"{PARTS}; boundary=x", 400, "q is missing"),
     (b"a=&" * 1000, FORM, 400, "more than 1000 fields"),
     (b"q=%ff%00&source=en&target=de", FORM, 400, "not UTF-8"),
     (b"q=\xfcber&source=en&target=de", FORM, 400, "not UTF-8"),
@@ -567,6 +567,7 @@ def test_wrong_requests_are_refused(start):
     for (status, answer), *asked, expected, message in found:
         assert status == expected, asked
         assert message in answer["error"], asked
+    assert address.post("/translate", {**fields, "q": "a" * 100})[0] == 200
 
 
 def test_only_the_key_opens_a_server_with_a_key(start):

@@ -442,7 +442,7 @@ def test_lines_of_cues_are_read_as_players_show_them(cues):
 def test_webvtt_has_notes_styles_and_references():
     document, expected = marked(
         "WEBVTT\n\nNOTE one\ntwo\n\nSTYLE\n::cue {}\n\nintro\n00:01.000 --> 00:02.000 align:end\n"
-        "<v Bob>«one &lt;two» <00:01.500><c>«three»‹\n</c>|</c>\n›«four»\n"
+        "<v Bob>«one &lt;two» <00:01.500><c>«three»‹\n</c>|</c>\n›«four»\n\nNOTE five\n"
     )
     assert translated(document, "srt") == expected
 
