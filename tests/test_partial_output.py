@@ -110,7 +110,7 @@ def test_lines_and_paired_lines_are_not_interchangeable(path):
         output.stream.write("x\n")
         output.commit(segments("ab", "cd"))
         raise StoppedError
-    for columns in (("ac", "bd"), ("cd", "ab")):
+    for columns in (("ac", "bd"), ("cd", "ab"), ("ab", "ce")):
         with pytest.raises(DataError), PartialOutput(path, "") as output:
             list(output.verified([segments(*columns)]))
     with PartialOutput(path, "") as output:

@@ -149,7 +149,7 @@ def test_an_empty_pipe_or_a_terminal_has_nothing_to_score(tmp_path, monkeypatch)
         ("news.2020.zh_Hans.txt", {}, {}, "zh"),
         ("ref.jpn.tok", {}, {}, "char"),
         ("ref.txt", {}, {}, "13a"),
-        ("ref.de", {}, {}, "13a"),
+        ("ref.zh.de", {}, {}, "13a"),
         ("ref.zh", {}, {"config": ScoreConfig(tokenize="13a")}, "13a"),
         ("ref.txt", {"reference": "ref.txt", "language": "zh"}, {}, "zh"),
         ("ref.de+zh", {"reference": "ref.de+zh", "language": "de"}, {}, "13a"),

@@ -92,7 +92,7 @@ def test_other_formats_are_refused_by_name(tmp_path, reader, name, content, kind
 ORDINARY = [
     *("<T> x", "{ x", "{", "[", "<?", "[ 1 ]", "# 1", "1", "msg", '"a": 1', "---", "WEB", "[["),
     *("\\begin", "List<T> x = new List<T>();", "if (a < b && c > d) { return {}; }", "{ x }"),
-    *("rose ( x _ 1 ) ##", "[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a"),
+    *("rose ( x _ 1 ##", "[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a"),
     *("[1] x", "__init__ x", "__NAME__ x", "<unk> x", "2de x", "I_AM x", "R&D", "1 < 2 > 0"),
     *("{0} x", "[a] x"),
 ]

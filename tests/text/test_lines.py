@@ -98,6 +98,7 @@ def test_no_file_takes_quadratic_time(tmp_path, content):
 def test_a_bad_line_is_named_in_any_block(tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr("tfm.text.lines._BLOCK_BYTES", block_bytes)
     monkeypatch.setattr("tfm.text.lines._MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("tfm.text.lines._KEPT_BYTES", 5)
     with pytest.raises(DataError, match=r"text\.en, line 4 is not UTF-8 \(.* at its byte 2\)"):
         read(tmp_path, b"a\nb\n\nc\xff\nd\n")
     assert len(read(tmp_path, b"a\nb\n\nc\xff\nd\n", strict=False)) == 5
