@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -102,12 +103,16 @@ def are_swapped(
 ) -> bool:
     """Return whether most pairs break a check, but would pass it with swapped sides.
 
-    Scripts are checked if both languages have a known one.
+    Scripts are checked if those of both languages are known and differ, and otherwise languages, if
+    py3langid is installed and knows both.
     """
-    try:
-        checks = pair_checks(replace(config, drop_other_script=True), source, target)
-    except UsageError:
-        checks = pair_checks(config, source, target)
+    checks = pair_checks(config, source, target)
+    has_one_script = script_of(source) == script_of(target)
+    with suppress(UsageError):
+        strict = replace(
+            config, drop_other_language=has_one_script, drop_other_script=not has_one_script
+        )
+        checks = pair_checks(strict, source, target)
     few = pairs[:: 1 + len(pairs) // _MAX_CHECKED]
     texts = [tuple(side.decode(errors="ignore") for side in pair) for pair in few]
     return len(texts) >= _MIN_CHECKED and any(

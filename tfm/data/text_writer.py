@@ -510,10 +510,11 @@ class TextWriter:
         if "+" not in source + target and (
             look_swapped(sample, held_out.sample) or are_swapped(sample, config, source, target)
         ):
+            one, other = text.columns or (1, 2)
             raise DataError(
                 f"{paths}: are the sides swapped, here or in the validation and test text? "
                 f"Give {source} and {target} in this order everywhere"
-                + (", as with --columns 2,1" if text.source == text.target else "")
+                + (f", as with --columns {other},{one}" if text.source == text.target else "")
             )
         return sample
 
