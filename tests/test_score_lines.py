@@ -52,6 +52,14 @@ def test_lines_with_their_texts_are_json(run, files):
     ]
 
 
+@pytest.mark.parametrize("source", ["ref.de", "out"])
+def test_the_source_may_be_another_text_that_is_scored(files, source):
+    expected = REFERENCE if source == "ref.de" else OUTPUT
+    result = score("out", "ref.de", source=source, worst=3, metric_command="sed -u s/.*/1/")
+    assert {each.line: each.source for each in result.worst} == dict(enumerate(expected, 1))
+    assert [each.name for each in result.scores] == ["bleu", "chrf", "command"]
+
+
 def test_chinese_is_scored_by_characters(files):
     [worst, *_] = score("out", "ref.de", language="zh", worst=3).worst
     [of_words, *_] = score("out", "ref.de", worst=3).worst

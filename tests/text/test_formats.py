@@ -107,7 +107,7 @@ def test_ordinary_text_has_no_format_and_shows_nothing(tmp_path, line):
             assert reader(path) == [line] * 2
 
 
-def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path):
+def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path, capsys):
     path = write(tmp_path, WMT, "wmt.xml")
     assert read_sources(path) == ["A < B", "Two."]
     assert by_second_column(path) == ["A < B!", "Zwei."]  # B lacks one
@@ -117,7 +117,13 @@ def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path):
         ["A < B!", "Zwei."],
         ["AB", "Zweie."],
     ]
-    assert columns_in(path) == ["src", "ref:A", "ref:C", "hyp:Online"]
+    assert "(ref:B 1, ref:A 2, ref:C 2 of 2 lines): those are left out" in capsys.readouterr().err
+    neither = write(
+        tmp_path, WMT.replace('<seg id="2">Zwei.</seg>', "").replace(">AB<", "><"), "two.xml"
+    )
+    assert score._read_references([neither], "") == {f"{neither} (ref)": ["A und B", "Zweie."]}
+    complete = [name for name, lines in columns_in(path).items() if all(lines)]
+    assert complete == ["src", "ref:A", "ref:C", "hyp:Online"]
     lines = [line for line in WMT.splitlines() if "<ref" not in line and "<hyp" not in line]
     without = write(tmp_path, "\n".join(lines), "src.xml")
     assert read_sources(without) == ["A < B", "Two.", "No.", "Test."]

@@ -16,7 +16,7 @@ from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
 from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, existing_file
 from tfm.text.formats import columns_in
-from tfm.text.segments import SOURCE
+from tfm.text.segments import REFERENCE, SOURCE
 
 if TYPE_CHECKING:
     from tfm.applications.evaluate.tables import Evaluation
@@ -153,7 +153,10 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     from tfm.folders.model_folder import NoSplitError
 
     paths = [Path(part) for part in name.split(":")]
-    if len(paths) == 1 and SOURCE in columns_in(paths[0]):
+    if len(paths) == 1 and (columns := columns_in(paths[0])):
+        for kind, side in {SOURCE: "source", REFERENCE: "reference"}.items():
+            if not any(column.partition(":")[0] == kind for column in columns):
+                raise UsageError(f"{name} has no {side}: give SOURCE:REFERENCE")
         paths *= 2
     if len(paths) > 1 and any(path.exists() for path in paths):
         return existing_file(paths)

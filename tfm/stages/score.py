@@ -141,17 +141,19 @@ def score(
     others = [] if lines is None else lines.others
     texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
-    source_name = None if source is None else _name_of(source, "source", SOURCE)
     if lines is not None:
         lines.check([*references, source])
-    if source and source_name and (lines is not None or (metrics and "command" in metrics)):
-        texts[source_name] = read_lines(source, source_name, part=SOURCE)
-    check_lengths(texts)
+    sources: list[str] | None = None
+    every = texts  # the source may be one of the others, whose name it has then
+    if source and (lines is not None or (metrics and "command" in metrics)):
+        source_name = _name_of(source, "source", SOURCE)
+        sources = read_lines(source, source_name, part=SOURCE)
+        every = {**texts, source_name: sources}
+    check_lengths(every)
     chosen_metrics = _choose_metrics(metrics, references[0], lines)
     first, *_ = read
-    _handle_byte_order_marks(texts, chosen_metrics)
-    scored_texts = {key: lines for key, lines in texts.items() if key != source_name}
-    _look({} if "bracket-f1" in chosen_metrics else scored_texts, name, first, config)
+    _handle_byte_order_marks(every, chosen_metrics)
+    _look({} if "bracket-f1" in chosen_metrics else texts, name, first, config)
     _warn_of_empty_lines(hypothesis_lines, {key: texts[key] for key in read}, chosen_metrics)
     language = language or _language_of(references[0], runs_dir)
     if "bleu" in chosen_metrics and config.tokenize == "auto" and bleu_tokenizer(language) == "13a":
@@ -163,7 +165,7 @@ def score(
         config,
         baseline=None if baseline is None else texts[compared],
         language=language,
-        sources=texts.get(source_name or ""),
+        sources=sources,
     )
     of_clean = [each for each in chosen_metrics if each != "command"]  # which may take hours
     score_clean = partial(corpus_scores, metrics=of_clean, config=config, language=language)
@@ -174,7 +176,7 @@ def score(
         hypotheses=name,
         references=list(read),
         baseline=None if baseline is None else compared,
-        worst=report_lines(lines, texts, name, [*read], source_name, config, language),
+        worst=report_lines(lines, texts, name, [*read], sources, config, language),
     )
 
 
@@ -327,9 +329,20 @@ def _read_references(references: Sequence[Text], label: str) -> dict[str, list[s
     """Read references by their names; a file may hold those of several translators."""
     read = {}
     for number, text in enumerate(references, 1):
-        columns = columns_in(text) if isinstance(text, Path) else []
-        parts = [each for each in columns if each.startswith(REFERENCE)] or [REFERENCE]
-        for part in parts:
+        columns = columns_in(text) if isinstance(text, Path) else {}
+        found = {part: lines for part, lines in columns.items() if part.startswith(REFERENCE)}
+        parts = [part for part, lines in found.items() if all(lines)]
+        if len(parts) < len(found) > 1:
+            numbers = ", ".join(
+                f"{part} {sum(map(bool, lines)):,}" for part, lines in found.items()
+            )
+            total = len(next(iter(found.values())))
+            effect = "each line is scored with the first one that translates it"
+            say(
+                f"warning: {text}: references are incomplete ({numbers} of {total:,} lines): "
+                f"{'those are left out' if parts else effect}"
+            )
+        for part in parts or [REFERENCE]:
             name = _name_of(text, f"{label} {number}", part)
             read[name] = read_lines(text, name, part=part)
     return read

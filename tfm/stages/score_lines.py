@@ -68,22 +68,21 @@ def report_lines(
     texts: Mapping[str, Sequence[str]],
     first: str,
     references: Sequence[str],
-    source: str | None,
+    sources: Sequence[str] | None,
     config: ScoreConfig,
     language: str,
 ) -> list[LineScore]:
     """Write what is asked about lines, and return the worst of the first system by chrF.
 
-    `texts` has references, perhaps the source, and translations, all by the names of their files.
+    `texts` has references and translations by the names of their files.
     """
     if asked is None:
         return []
     from tfm.metrics.sacre import sentence_scores  # here, because few commands need it
 
     of_references = [texts[name] for name in references]
-    sources = texts.get(source or "")
     rows: list[list[LineScore]] = [[] for _ in texts[first]]
-    for name in (each for each in texts if each == first or each not in (*references, source)):
+    for name in (each for each in texts if each == first or each not in references):
         confidences = (
             _confidences(Path(name)) if suffix_of(name) == JSON_LINES else [None] * len(rows)
         )

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfm.errors import DataError
 from tfm.text.files import TextFile, suffix_of
-from tfm.text.segments import complete_columns, has_segments, segment_lines, talk_lines
+from tfm.text.segments import columns_of, has_segments, segment_lines, talk_lines
 
 COLUMNS, JSON_LINES = ".tsv", ".jsonl"
 SEGMENTS = (".sgm", ".sgml", ".xml")
@@ -112,17 +112,17 @@ def open_text(file: Any, path: Path | None, part: str | None) -> TextFile:
     return TextFile(file, path) if part is None else _FormattedText(file, path, part)
 
 
-def columns_in(path: Path) -> list[str]:
-    """Return the columns of a file that have a line for each of its segments; [] of other text."""
+def columns_in(path: Path) -> dict[str, list[bytes]]:
+    """Return the columns of a file with segments, as `columns_of` does; {} of other text."""
     if not path.is_file():  # a pipe can be read once
-        return []
+        return {}
     with path.open("rb") as file:
         text = TextFile(file, path)
         start = text.read(_START_BYTES) or b""
         kind = format_of(path.name, start)
         if kind is None or not {*kind.suffixes} & {*SEGMENTS}:
-            return []
-        return complete_columns(start + text.readall(), path)
+            return {}
+        return columns_of(start + text.readall(), path)
 
 
 class _FormattedText(TextFile):

@@ -69,9 +69,9 @@ def segment_lines(text: bytes, part: str, path: Path | None) -> list[bytes]:
     return columns[chosen[0]]
 
 
-def complete_columns(text: bytes, path: Path | None) -> list[str]:
-    """Return the columns of a text that have a line for each of its segments."""
-    return [name for name, lines in _aligned(_segments(text, path), path).items() if all(lines)]
+def columns_of(text: bytes, path: Path | None) -> dict[str, list[bytes]]:
+    """Return the lines of the columns of a text; a segment that a column lacks is empty there."""
+    return _aligned(_segments(text, path), path)
 
 
 def talk_lines(text: bytes) -> list[bytes]:

@@ -202,6 +202,8 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
     [
         ({"on": "wmt41"}, UsageError, "no test set 'wmt41': did you mean"),
         ({"on": "news.en:gone.de"}, UsageError, r"gone\.de does not exist"),
+        ({"on": "src.SGM"}, UsageError, r"src\.SGM has no reference: give SOURCE:REFERENCE"),
+        ({"on": "ref.xml"}, UsageError, r"ref\.xml has no source: give SOURCE:REFERENCE"),
         ({"on": "wmt14:en-fr"}, UsageError, "wmt14:en-fr is not from en to de"),
         ({"n_best": 2, "beam": 2}, UsageError, "one translation of each line"),
         ({"metric": "ter", "tokenize": "zh"}, UsageError, "only affects bleu"),
@@ -211,6 +213,8 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
 def test_mistakes_are_found_before_anything_is_translated(
     models, translated, given, error, message
 ):
+    for kind, name in (("src", "src.SGM"), ("ref", "ref.xml")):
+        Path(name).write_text(f"<{kind}set><doc><seg id=1>Two.</seg></doc></{kind}set>\n")
     with pytest.raises(error, match=message):
         tfm.evaluate(models, **{"on": "test", "device": "cpu", **given})
     assert translated == []
