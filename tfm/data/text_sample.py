@@ -26,9 +26,10 @@ _HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _HANGUL = re.compile("[\uac00-\ud7a3]")
 _SENTENCE_END = re.compile(rf"[{WIDE_SENTENCE_MARKS}]+|[{SENTENCE_MARKS}]+(?!\w)")
 _WORD = re.compile(r"\d+|[^\W\d_]+")
-_MAX_OFFSET = 3
+_MAX_OFFSET = 5
 _MIN_WINDOW_PAIRS = 32
 _MIN_GAIN = 0.3  # of the fit at another offset; at random, that of 128 lines hardly exceeds it
+_ROUNDING = 1e-9  # of lengths that are all alike
 _MIN_MATCHES = 5  # with fewer rare words in common, only lengths tell
 _SENTENCE_CHARACTERS = 20  # so that a side with a sentence more, or without its end, is unlike
 
@@ -96,7 +97,8 @@ def _fits(pairs: Sequence[BytesPair]) -> dict[int, float]:
         source = slice(max(0, -offset), len(pairs) - max(0, offset))
         target = slice(max(0, offset), len(pairs) - max(0, -offset))
         one, other = (size - size.mean() for size in (sizes[0][source], sizes[1][target]))
-        fits[offset] = float(one @ other) / (math.sqrt((one @ one) * (other @ other)) or 1.0)
+        norm = math.sqrt((one @ one) * (other @ other))
+        fits[offset] = float(one @ other) / norm if norm > _ROUNDING else 0.0
         both = (a & b for a, b in zip(words[0][source], words[1][target], strict=True))
         matches[offset] = sum(1 / frequency[word] for word in chain.from_iterable(both))
     total = sum(matches.values())
