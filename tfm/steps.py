@@ -1,5 +1,6 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,8 +102,10 @@ def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator
             yield f"protect: {pattern} is no regular expression, {error}: correct it"
     for name in names:
         if name.lower() not in programs():
-            known = ", ".join(programs())
-            yield f"protect_for: {name} is no program with known placeholders: give one of {known}"
+            parts = [part for part in re.split(r"[\s,;]+", name) if part]
+            several = f"several one by one, such as --protect-for {' --protect-for '.join(parts)}"
+            advice = several if len(parts) > 1 else f"one of {', '.join(programs())}"
+            yield f"protect_for: {name} is no program with known placeholders: give {advice}"
 
 
 def steps_around(

@@ -47,6 +47,8 @@ $a->b->c  $env:PATH  *{x}  %r
 $user['a']  $user.name  $NAME$  $name$  $INFO[Player.Title]  @:common.title  @:(key)  @.lower:key
 {:?}  {:#?}  {:>width$}  {v:{w}.{p}f}  {0,10:N2}  {0,-10}  {d:%d %B %Y}  {a["k"]}  {'a'}  {\an8}
 <0/>  <a href="{{u}}">  <size=20>  </Bold>  <NAME>  <@!123>  <:smile:12>  <!here>  </#if>  @+id/x
+%dx%d  %sx%s  %d%%d  %d_to_%d_of_%d  %first%%last%  %name%%name%  %value%%  #a-b##c.d#  $$name$$
+{{ x ? "a}" : "b" }}  {{ f('{', "}}") }}  [[name]]  [[*page.id]]
 {1:N2}  {}  {a.b}  %@  %5.2f  #{x}  @TOKEN@  @angular/core  &brand.name;  \C[2]  <1}  [1}  {1]
 """
 
@@ -80,6 +82,8 @@ FOUND = [
     ("/etc/passwd or C:\\Users\\me", ("/etc/passwd", "C:\\Users\\me")),
     ("by @torch_dev about #MachineLearning!", ("@torch_dev", "#MachineLearning")),
     ("你好{name}，请访问http://x.org/a，第%d页", ("{name}", "http://x.org/a", "%d")),
+    ("%s님%d개, $name和$user, %s的50%折扣", ("%s", "%d", "$name", "$user", "%s")),
+    ("%Y年%m月%d日, %d人の%s, ไป%sกับ%dคน", ("%Y", "%m", "%d", "%d", "%s", "%s", "%d")),
     ("打开文件config.json。", ("config.json",)),
     ("مرحبا {name}، راجع https://x.org/ar/مقالة.", ("{name}", "https://x.org/ar/مقالة")),
     ("#हिन्दी ve #İstanbul, #U\u0308bung", ("#हिन्दी", "#İstanbul", "#U\u0308bung")),
@@ -114,6 +118,7 @@ def test_hostile_text_takes_linear_time(part):
         *("It costs $5, $1.50 or $2.", "$1 million", "US$5, A$AP, Ke$ha", "Cost: 5$/month"),
         *("a.m. and e.g. this, U.S. 3.5", "the end.Then", "Wait...what", "Dr. Smith vs. No. 5"),
         *("and/or", "1/2/3, 30 km/h, he/she", "10:30 - 11:00", "https: //", "C#, C++, F#"),
+        *("25 %off, 5\u202f%de réduction", "[[1]] [[a b]] # a # b #", "$$ or $$$, $$5$$"),
         *("50%ige und 100%ige", "100 %ig", "yüzde %1 ile %2", "Oh!no", "!hola amigos!", "R&D;"),
         *(
             "a[1] [sic]",

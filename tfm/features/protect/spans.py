@@ -45,7 +45,10 @@ _PATTERNS = (
     rf"(?<!{_WORD}|[&/#])#(?={_WORD}*\p{{L}}){_WORD}+|#[\p{{Han}}\w]{{1,30}}#",
     rf"(?<!{_WORD}|[@./])@(?={_WORD}*\p{{L}}){_WORD}(?:{_WORD}|[.-](?=\w)){{1,60}}",
 )
-_BRACE = regex.compile(r"'[{}]+'|[{}]")
+# A brace of a message or an expression; one kind of them between quotes is text.
+_BRACE = regex.compile(
+    r"""'[{}]+'|(?<=[?:(,=+]\s?)(["'])[^"'{}\n]{0,40}(?:\{+|\}+)[^"'{}\n]{0,40}\1|[{}]"""
+)
 _FINAL = ".,;:!?'*"  # marks after an address
 _BRACKETS = {")": "(", "]": "["}
 _NUMBERED = regex.compile(r"(?<![\w$])\$([1-9])(?![\w]|[.,]\d| ?(?:million|billion|Million|Mill))")
@@ -102,7 +105,7 @@ def _built_in(text: str, table: Any) -> Iterator[Span]:
 def _braces(text: str) -> Iterator[Span]:
     """Yield where each brace that is closed is, and where the text up to its closing one ends.
 
-    Braces in single quotes are text of messages.
+    Some between quotes are text of messages and expressions.
     """
     opened: list[int] = []
     for brace in _BRACE.finditer(text):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfm.features.protect.protected import Protected
 
 # What any protected text has; the modules that find and place it are only imported for it.
-_HINT = re.compile(r"[{}<\\]|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/")
+_HINT = re.compile(r"[{}<\\]|\[\[|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/")
 # A placeholder with text in it, whose forms depend on a number or another value.
 _MESSAGE = re.compile(
     r"\{\s*(?:[\w.-]+\s*,\s*(?:plural|select|selectordinal|choice)\b|[-$A-Z][^{}]*->)"
