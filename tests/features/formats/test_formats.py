@@ -514,6 +514,41 @@ def test_subtitles_keep_their_cues_and_blank_lines(translate):
             assert new_words != [f"t{word}" for word in words] or len(new) == len(old)
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 7, 30])
+def test_lines_keep_their_tags_balanced(size, is_reversed):
+    for seed in range(100):
+        draw, text = random.Random(seed), ""
+        for number in range(draw.randint(2, 8)):
+            line = written(new_sentence(draw, points=False)).replace("'>'", "x")
+            times = f"\n{number}\n0:0:{number},0 --> 0:0:{number},9\n" * (draw.random() < 0.6)
+            text += times + draw.choice(["<i>{}</i>\n", "<v Ann>{}</v>\n", "{}\n"]).format(line)
+        output = translated(
+            "0:0:0,0 --> 0:0:0,9\n" + text,
+            "srt",
+            is_reversed=is_reversed,
+            translate=lambda _: "tx " * size + ".",
+        )
+        for line in output.split("\n"):
+            tags = tags_of(line)
+            assert (tags.num_wrong, tags.open) == (0, []), (text, output)
+
+
+@pytest.mark.parametrize(
+    "cues",
+    [
+        ["<i>«one two»</i>\n<i>«three four five six.»</i>"],
+        ["«one» <i>«two three four five»</i>", "<i>«six»</i>\n«seven.»"],
+        ["<v Ann>«one two»</v>\n<v Bob>«three four five six.»</v>"],
+    ],
+)
+def test_a_line_ends_where_one_tag_closes_and_another_opens(cues):
+    document, expected = marked(
+        "".join(f"{n}\n0:0:{n},0 --> 0:0:{n},9\n{each}\n\n" for n, each in enumerate(cues))
+    )
+    assert translated(document, "srt") == expected
+
+
 def test_text_without_times_is_no_subtitles():
     with pytest.raises(DataError, match="no subtitles"):
         translated("One two.\n", "srt")

@@ -12,7 +12,7 @@ from tfm.data.units import Span, blanked
 from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.placing import Placement, tree_of
-from tfm.features.formats.subtitles import cut_lines, subtitle_blocks, with_repeats
+from tfm.features.formats.subtitles import Cut, cut_lines, cuts_of, subtitle_blocks, with_repeats
 from tfm.inference.steps import Output, Segment, Step, UnitAligner
 from tfm.reporting import say
 
@@ -106,16 +106,11 @@ class Formats(Step):
         self, text: str, attributes: Sequence[_Edit], sentences: Sequence[_Sentence]
     ) -> Iterator[_Edit]:
         """Yield the translations of sentences that are no attributes, with their marks."""
-        marked: list[tuple[_Sentence, list[Mark], list[tuple[float, str]]]] = []
+        marked: list[tuple[_Sentence, list[Mark], list[Cut]]] = []
         num_copied = 0
         for sentence in sentences:
             marks = marks_to_place(*sentence[:3])
-            size = sentence.end - sentence.start
-            cuts = [
-                ((mark.at - sentence.start) / size, text[mark.start : mark.end])
-                for mark in marks
-                if mark.kind == "cut"
-            ]
+            cuts = cuts_of(marks, sentence.start, sentence.end, text)
             marks = [mark for mark in marks if mark.kind != "cut"]
             if len(marks) > _MAX_MARKS:
                 num_copied += 1

@@ -5,6 +5,7 @@ about the same share of its characters. Rolling captions repeat the last lines o
 these lines are no part of a sentence, and get the translation of what they repeat.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
@@ -31,7 +32,9 @@ _END = re.compile(rf"[\s{_DIRECTIONS}]+$")
 _HIDDEN, _SPACE = "\u200b", re.compile(r"\s+")
 _CLOSING = "\"'”’»)]"
 _NEW_SENTENCE = re.compile(rf"[\s{_DIRECTIONS}]*[-–—♪♫#\[(>]")
+_VOICE = re.compile(r"\s*<v(?:\.[^\s<>]*)?\s+([^<>]*)>")
 _MAX_CHARACTERS = 200  # of text without the end of a sentence
+_OTHER_ELEMENT, _OTHER_TAGS = 1e9, 1e6  # how bad a line is that ends there, in characters
 
 
 class _Line(NamedTuple):
@@ -41,6 +44,26 @@ class _Line(NamedTuple):
     start: int
     end: int
     plain: str  # without tags
+
+
+class Cut(NamedTuple):
+    """A line break within a sentence, with what is copied there, or the time of a word."""
+
+    share: float  # of the source before it
+    written: str
+    depth: int = 0  # the number of elements of the sentence around it
+    num_tags: int = -1  # before it, if some are beside it
+
+
+class _Gap(NamedTuple):
+    """A place in a translation where a line may end."""
+
+    size: int  # the number of shown characters before it
+    start: int  # of its white space
+    end: int
+    depth: int
+    num_tags: int
+    open_tags: tuple[re.Match[str], ...]
 
 
 def subtitle_blocks(text: str) -> list[Block]:
@@ -57,11 +80,13 @@ def subtitle_blocks(text: str) -> list[Block]:
         say(f"warning: the text of {len(damaged):,} damaged times is copied: line {number:,} …")
     builder = BlockBuilder(text, HTML if is_webvtt else PLAIN)
     tags: list[tuple[str, Mark]] = []  # that are open
-    last = _Line(0, 0, 0, "")
+    last, voice = _Line(0, 0, 0, ""), ""
     for line in _shown(text, lines):
+        spoken = _VOICE.match(text, line.start, line.end)
+        is_other, voice = spoken and spoken[1] != voice, spoken[1] if spoken else voice
         is_end = line.cue != last.cue and _ends_sentence(last.plain)
         is_start = _NEW_SENTENCE.match(line.plain) or len(builder) > _MAX_CHARACTERS
-        if is_end or is_start or not line.plain:
+        if is_end or is_start or is_other or not line.plain:
             builder.end_block()
             tags.clear()
         elif len(builder):
@@ -96,43 +121,67 @@ def with_repeats(source: str, text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def cut_lines(text: str, cuts: Sequence[tuple[float, str]]) -> str:
+def cuts_of(marks: Sequence[Mark], start: int, end: int, text: str) -> list[Cut]:
+    """Return the cuts of a sentence, from its marks.
+
+    Args:
+        marks: The marks, in order.
+        start: The number of characters of the block before the sentence.
+        end: The number of characters before its end.
+        text: The subtitles.
+    """
+    cuts, depth, num_tags = list[Cut](), 0, 0
+    for index, mark in enumerate(marks):
+        tag = _TAG.fullmatch(text, mark.start, mark.end)
+        if mark.kind == "cut":
+            near = (each for each in marks[max(0, index - 1) : index + 2] if each.kind != "cut")
+            is_beside = any(abs(each.at - mark.at) <= 1 for each in near)
+            share, written = (mark.at - start) / (end - start), text[mark.start : mark.end]
+            cuts.append(Cut(share, written, depth, num_tags if is_beside else -1))
+        elif tag and tag[2]:
+            depth, num_tags = depth + (-1 if tag[1] else 1), num_tags + 1
+    return cuts
+
+
+def cut_lines(text: str, cuts: Sequence[Cut]) -> str:
     """Return a translated sentence with its line breaks, so that no line is empty.
 
-    If words are missing, lines of a cue are joined, and then the last word is repeated. Times of
-    words stay in their line.
+    A line ends in the elements that it did, and between the same tags if some are beside its end;
+    elements that go on there are closed and opened again. If words are missing, lines of a cue are
+    joined, and then the last word is repeated. Times of words stay in their line.
 
     Args:
         text: The sentence, with tags.
-        cuts: The share of the source before each line break or time, and what is written.
+        cuts: The line breaks and times of the source, in order.
     """
     if not cuts:
         return text
     gaps, size = _gaps(text)
-    breaks, times = list[tuple[float, str]](), list[tuple[int, float, str]]()
-    num_joined = sum(not written.startswith("<") for _, written in cuts) - len(gaps)
-    for share, written in cuts:
-        if written.startswith("<"):
-            times.append((len(breaks), share * size, written))
-        elif num_joined > 0 and "-->" not in written:
+    breaks, times = list[Cut](), list[tuple[int, float, str]]()
+    num_joined = sum(not cut.written.startswith("<") for cut in cuts) - len(gaps)
+    for cut in cuts:
+        if cut.written.startswith("<"):
+            times.append((len(breaks), cut.share * size, cut.written))
+        elif num_joined > 0 and "-->" not in cut.written:
             num_joined -= 1
-            tags = "".join(tag[0] for tag in _TAG.finditer(written))
-            times.append((len(breaks), share * size, tags))
+            written = "".join(tag[0] for tag in _TAG.finditer(cut.written))
+            times.append((len(breaks), cut.share * size, written))
         else:
-            breaks.append((share * size, written))
+            breaks.append(cut)
     while len(gaps) < len(breaks):
-        word = _TAG.sub("", text[gaps[-1][2] if gaps else 0 :])
-        gaps.append((size, len(text), len(text)))
+        word = _TAG.sub("", text[gaps[-1].end if gaps else 0 :])
+        gaps.append(_Gap(size, len(text), len(text), breaks[-1].depth, -1, ()))
         text += word
-    edits, ends = list[tuple[int, int, str]](), [-1]  # the gaps that lines end with
-    for index, (place, written) in enumerate(breaks):
-        last = len(gaps) - len(breaks) + index + 1  # the others need the gaps from there on
-        ends.append(min(range(ends[-1] + 1, last), key=lambda n: abs(gaps[n][0] - place)))
-        edits.append((*gaps[ends[-1]][1:], written))
+    edits, ends = list[tuple[int, int, str]](), [-1, *_line_ends(gaps, breaks, size)]
+    for cut, gap in zip(breaks, (gaps[end] for end in ends[1:]), strict=True):
+        tags = gap.open_tags[::-1][: max(0, gap.depth - cut.depth)]
+        closed = "".join(f"</{tag[2]}>" for tag in tags)
+        opened = "".join(tag[0] for tag in tags[::-1])
+        edits.append((gap.start, gap.end, closed + cut.written + opened))
     for line, place, written in times:
         inner = range(ends[line] + 1, [*ends, len(gaps)][line + 1])
-        gap = min(inner, key=lambda n: abs(gaps[n][0] - place), default=ends[line])
-        at = gaps[gap][2] if gap >= 0 else 0
+        index = min(inner, key=lambda n: abs(gaps[n].size - place), default=ends[line])
+        at = gaps[index].end if index >= 0 else 0
         edits.append((at, at, written))
     parts, at = list[str](), 0
     for start, end, written in sorted(edits, key=lambda edit: edit[:2]):
@@ -141,21 +190,44 @@ def cut_lines(text: str, cuts: Sequence[tuple[float, str]]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _gaps(text: str) -> tuple[list[tuple[int, int, int]], int]:
-    """Return where a line may end, and the number of characters that are shown.
+def _line_ends(gaps: Sequence[_Gap], breaks: Sequence[Cut], size: int) -> list[int]:
+    """Return the gaps, in order, that suit the line breaks best; they are as many at least."""
+    totals, least = list[list[float]](), [0.0] * len(gaps)  # of the breaks before, by the next gap
+    for cut in breaks:
+        totals.append(
+            [
+                total
+                + abs(gap.size - cut.share * size)
+                + _OTHER_ELEMENT * (gap.depth != cut.depth)
+                + _OTHER_TAGS * (cut.num_tags not in (-1, gap.num_tags))
+                for gap, total in zip(gaps, least, strict=True)
+            ]
+        )
+        least = list(accumulate(totals[-1][:-1], min, initial=math.inf))
+    ends = [len(gaps)]
+    for costs in reversed(totals):
+        ends.append(min(range(ends[-1]), key=costs.__getitem__))
+    return ends[:0:-1]
 
-    Each place is the number of shown characters before it, and where its white space starts and
-    ends.
-    """
+
+def _gaps(text: str) -> tuple[list[_Gap], int]:
+    """Return where a line may end, and the number of characters that are shown."""
     hidden = _TAG.sub(lambda tag: _HIDDEN * len(tag[0]), text)
     shown = [span for span in units(hidden) if hidden[span[0]] != _HIDDEN]
     sizes = accumulate(len(hidden[slice(*span)].replace(_HIDDEN, "")) for span in shown)
-    gaps = list[tuple[int, int, int]]()
+    tags = [tag for tag in _TAG.finditer(text) if tag[2]]
+    gaps, open_tags, depth, num_tags = list[_Gap](), list[re.Match[str]](), 0, 0
     for ((_, end), (following, _)), size in zip(pairwise(shown), sizes, strict=False):
         space = _SPACE.search(hidden, end, following)
         is_joint = end == following and is_unspaced(hidden[end - 1]) and is_unspaced(hidden[end])
-        if hidden[following] not in CLOSING and (space or is_joint):
-            gaps.append((size, *(space.span() if space else (end, end))))
+        if hidden[following] in CLOSING or not (space or is_joint):
+            continue
+        start, end = space.span() if space else (end, end)
+        while num_tags < len(tags) and tags[num_tags].start() < start:
+            tag = tags[num_tags]
+            num_tags, depth = num_tags + 1, depth + (-1 if tag[1] else 1)
+            open_tags[len(open_tags) - bool(tag[1]) :] = [] if tag[1] else [tag]
+        gaps.append(_Gap(size, start, end, depth, num_tags, tuple(open_tags)))
     return gaps, next(sizes, 0)
 
 
