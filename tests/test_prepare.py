@@ -383,7 +383,7 @@ def test_held_out_pairs_that_are_in_the_training_text_are_counted_and_warned_of(
         tmp_path,
         train_en="a\nb  x\nMüller\nd\n",
         train_de="A\nB x\nC\nD\n",
-        valid_en=f"b x\nnew\nd\n{NFD}\n",
+        valid_en=f"b   x\nnew\nd\n{NFD}\n",
         valid_de="B x\nNeu\nother\nC\n",
         test_en="new\n",
         test_de="Neu\n",
