@@ -367,6 +367,8 @@ def test_files_of_datasets_models_and_runs_are_never_overwritten(command, run, t
         ("run/checkpoints/step-00000008/bpe.model", "model"),
         ("run/checkpoints/step-00000008/alignment.json", "model"),
         ("exported/model.bin", "model"),
+        ("exported/vocab.json", "model"),
+        ("exported/source.spm", "model"),
         ("run/config.toml", "run"),
         ("run/data.json", "run"),
     ):
@@ -376,6 +378,8 @@ def test_files_of_datasets_models_and_runs_are_never_overwritten(command, run, t
             pattern = f"{name} belongs to a {kind}: choose another name with --output"
             run.fails(2, pattern, "generate", "model", "--input", "in.en", "--output", name)
     (tmp_path / "link").unlink()
+    given = ("generate", "model", "--input", "in.en", "--output", "runs/last-generation.json")
+    run.fails(2, ".*last-generation.json belongs to tfm generate: choose another name .*", *given)
     assert contents(tmp_path) == before
     for _ in range(2):  # other files in these folders
         command("--output data/test.beam4.de")

@@ -2,6 +2,7 @@
 
 import json as json_format
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -116,7 +117,7 @@ def _export(call: Call, /) -> None:
             "export: to publish it, choose the license in its README.md, and run pip install "
             f"huggingface_hub, hf auth login, and hf upload USER/NAME {result.out_dir}"
         )
-    typer.echo(result.out_dir)
+    _print_paths(result.out_dir)
 
 
 def _say_agreement(agreement: "Agreement") -> None:
@@ -153,7 +154,7 @@ def _import(call: Call, /) -> None:
         )
     if result.max_positions is not None:
         say(f"import: a sentence may have at most {result.max_positions:,} tokens, with its end")
-    typer.echo(result.out_dir)
+    _print_paths(result.out_dir)
 
 
 def _print_result(call: Call, /, *, json: bool = False) -> None:
@@ -219,8 +220,13 @@ def _generate(call: Call, /) -> None:
 
 
 def _attend(call: Call, /) -> None:
-    for path in call().paths:
-        typer.echo(path)
+    _print_paths(*call().paths)
+
+
+def _print_paths(*paths: Path) -> None:
+    """Print the paths of what is written, unless standard output is closed: nothing is lost so."""
+    if sys.stdout.writable():
+        print(*paths, sep="\n")  # noqa: T201
 
 
 class _ScoreCommand(Command):

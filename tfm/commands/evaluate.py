@@ -14,7 +14,13 @@ from tfm.data.languages import target_language
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.metrics.metric import MetricName
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, existing_file
+from tfm.storage.paths import (
+    RUNS_ROOT,
+    OutputPath,
+    check_outputs,
+    check_streams,
+    existing_file,
+)
 from tfm.text.formats import columns_in
 from tfm.text.segments import REFERENCE, SOURCE
 
@@ -95,9 +101,10 @@ def evaluate(
         for set_name, paths in texts.items()
         for name, model in opened.items()
     }
+    read = [*chain(*texts.values()), *map(_existing, kept.values())]
+    check_streams(read)
     if page is not None:
-        written = OutputPath(path=page, flag="--page")
-        check_outputs([written], [*chain(*texts.values()), *map(_existing, kept.values())])
+        check_outputs([OutputPath(path=page, flag="--page")], read)
     results = []
     for set_name, (source, *references) in texts.items():
         outputs = {

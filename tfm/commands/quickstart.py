@@ -14,7 +14,7 @@ from tfm.commands.declaration import command
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
 from tfm.reporting import format_duration, format_table
 from tfm.storage.files import read_json
-from tfm.storage.paths import OutputPath
+from tfm.storage.paths import LAST_GENERATION, OutputPath
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"
@@ -147,7 +147,7 @@ def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
 
 def _samples(out: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
     """Show the translations at the beginning, the middle and the end of the test set."""
-    from tfm.stages.score import LAST_GENERATION, read_lines
+    from tfm.stages.score import read_lines
 
     record = read_json(out / "runs" / LAST_GENERATION)
     sources, references = (read_lines(out / record[key]) for key in ("source", "reference"))

@@ -21,7 +21,7 @@ from tfm.folders.model_info import Ancestor, ModelInfo, ranking_metric
 from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
 from tfm.storage.files import intact_directory, read_json, sha256_of, write_json
-from tfm.storage.paths import existing_folder, where_instead
+from tfm.storage.paths import check_streams, existing_folder, where_instead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -248,7 +248,9 @@ class ModelFolder:
             known = [each for each in manifest.splits() if each != "train"] + manifest.sets()
             has = f"; it has {', '.join(known)}" if known else ""
             raise NoSplitError(f"{data_dir} has no {name} split{has}: {advice}")
-        return [path, *manifest.reference_paths(split)]
+        paths = [path, *manifest.reference_paths(split)]
+        check_streams(paths)
+        return paths
 
     def file(self, name: str) -> Path:
         """Return the path of a file, after verifying its checksum."""

@@ -32,10 +32,17 @@ from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
 from tfm.reporting import Progress, format_number, say
 from tfm.search.constraints import read_phrases
 from tfm.stages.partial_output import PartialOutput
-from tfm.stages.score import LAST_GENERATION, LAST_GENERATION_FORMAT, LastGeneration
+from tfm.stages.score import LAST_GENERATION_FORMAT, LastGeneration
 from tfm.steps import StepsConfig
 from tfm.storage.files import STDIN_FILE, sha256_of, write_record
-from tfm.storage.paths import PARTIAL, OutputPath, check_outputs, existing_file, files_of_command
+from tfm.storage.paths import (
+    LAST_GENERATION,
+    PARTIAL,
+    OutputPath,
+    check_outputs,
+    existing_file,
+    files_of_command,
+)
 from tfm.text.looks import FIRST_LINES, JSON_OBJECTS, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity

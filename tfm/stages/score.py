@@ -19,6 +19,7 @@ from tfm.metrics.tokenizers import load_tokenizer
 from tfm.reporting import say
 from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
 from tfm.storage.files import STDIN_FILE, is_same_file, read_record
+from tfm.storage.paths import LAST_GENERATION, check_streams
 from tfm.text.files import suffix_of, unpacked_name
 from tfm.text.formats import JSON_LINES, SEGMENTS, columns_in
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Text = Path | Sequence[str]  # a file, or its lines
 
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
-LAST_GENERATION, LAST_GENERATION_FORMAT = "last-generation.json", 1
+LAST_GENERATION_FORMAT = 1
 
 # BLEU takes the length of the closest reference, TER their mean length; chrF takes the best one.
 _CHANGED_BY_EMPTY_REFERENCES: tuple[MetricName, ...] = ("bleu", "paper-bleu", "ter", "exact")
@@ -141,6 +142,7 @@ def score(
     others = [] if lines is None else lines.others
     texts |= {str(path): read_lines(path) for path in others}
     source = source or _source_of(references[0], runs_dir)
+    check_streams(text for text in (*references, source) if isinstance(text, Path))
     if lines is not None:
         lines.check([*references, source])
     sources: list[str] | None = None
@@ -226,6 +228,7 @@ def _seen(
     record = None if models else _readable_generation(runs_dir / LAST_GENERATION)
     if record is not None and source is None and record.reference is None:
         source = Path(record.source)
+        check_streams([source])
     sources: list[str] = []
     with suppress(DataError):  # such as of standard input
         sources = [] if source is None else read_lines(source, "source", part=SOURCE)

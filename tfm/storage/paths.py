@@ -32,6 +32,7 @@ PathsT = TypeVar("PathsT", bound="Path | Iterable[Path] | None")
 
 STANDARD_STREAM = Path("-")
 PARTIAL = (".partial", ".partial.json")  # of FILE, which is continued: its lines, and their record
+LAST_GENERATION = "last-generation.json"  # in RUNS_ROOT: what tfm generate translated last
 DATA_ROOT, RUNS_ROOT, MODELS_ROOT = Path("data"), Path("runs"), Path("models")
 
 # The paths of the files that belong to a folder, by a file that shows the kind of the folder.
@@ -43,7 +44,14 @@ _OWN_FILES = {
             r"|(train|valid|test|mono)(\.[0-9]+)?\.[^.]+|\.lock"
         ),
     ),
-    "config.json": ("model", r"(config|tfm|alignment)\.json|.+\.safetensors|model\.bin|bpe\..+"),
+    "config.json": (
+        "model",
+        (
+            r"((\w+_)?(config|vocab(ulary)?)|tfm|alignment|tokenizer|special_tokens_map|.+\.index)\.json"
+            r"|.+\.(safetensors|spm)|(.+_)?model[^/]*\.bin|.+_vocabulary\.txt|bpe\..+"
+        ),
+    ),
+    "decoder.yml": ("model", r".+\.(npz|spm|yml)"),
     "tfm.json": ("model", r"tfm\.json"),
     "config.toml": (
         "run",
@@ -210,6 +218,8 @@ def _check_writable(output: OutputPath) -> None:
         raise UsageError(f"{path} is standard output: leave {flag} out, or give the name of a file")
     target = output_target(path, flag=flag)
     real_path = Path(os.path.realpath(target))
+    if real_path.name == LAST_GENERATION:
+        raise UsageError(f"{path} belongs to tfm generate: choose another name with {flag}")
     for folder in real_path.parents[:_MAX_LEVELS]:
         name = real_path.relative_to(folder).as_posix()
         for marker, (kind, own_names) in _OWN_FILES.items():
