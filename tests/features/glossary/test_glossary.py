@@ -76,6 +76,7 @@ def sources_in(write):
         ("cafe\tX", "a cafe\u0301", []),
         ("👍\tgut", "so 👍!", ["👍"]),
         ("dog\tHund\n\ndog\tHund\t\t\n", "dog", ["dog"]),  # no mistake
+        ("dog\tHund\ta\tb\t\tc\ncat\tKatze\t\td", "a dog, b cat", ["dog", "cat"]),
     ],
 )
 def test_whole_terms_are_found_the_longest_first(sources_in, glossary, text, expected):
@@ -109,13 +110,11 @@ def test_the_first_letter_of_a_sentence_is_that_of_its_language(sources_in):
         ("dog\tHund\nfence\n", 'line 2 has no translation of "fence"'),
         ("dog,Hund\n", 'line 1 has no tab, "dog,Hund" may be CSV: write a source term, a tab and'),
         ("dog = Hund\n", 'line 1 has no translation of "dog = Hund"'),
-        ("dog\t | \tdogs\n", 'line 1 has an empty translation of "dog"'),
-        ("dog\t\tdogs\n", 'line 1 has an empty translation of "dog"'),
+        ("dog\t | \tdogs\ncat\t\n", "terms.tsv has no terms"),
         ("\tHund\n", "line 1 has no source term"),
         (" | \tHund\n", "line 1 has no source term"),
         ("en\tde\n# x\n", "terms.tsv has no terms"),
         ("user's\tA\nuser’s\tB\n", 'line 2: "user’s" has the translation "B", but "A" in line 1'),
-        ("a\tb\tc\td\n", "line 1 has 4 columns"),
         ("dog\tHund\ncat\tKatze\ndog\tKöter\n", 'line 3: "dog" has the .*"Hund" in line 1: keep'),
         ("dog|pet\tHund\npet\tTier\n", 'line 2: "pet" has the translation "Tier", but "Hund"'),
         ("/do(g/\tHund\n", r"line 1: /do\(g/ is not a regular expression \(missing \)"),
@@ -129,6 +128,15 @@ def test_a_wrong_glossary_is_one_line_that_says_what_to_do(write, text, message)
     with pytest.raises(DataError, match=message) as caught:
         read_terms(write(text), "en")
     assert "\n" not in str(caught.value)
+
+
+def test_rows_with_an_empty_translation_are_skipped_and_named(sources_in, capsys):
+    glossary = "cat\t\ndog\tHund\n犬\t | \t名詞\n/x+/\t\n"
+    assert sources_in(glossary, "dog cat 犬 xx") == ["dog"]
+    warning = 'empty translations, which are skipped: line 1 ("cat"), 3 ("犬"), 4 ("/x+/")\n'
+    assert capsys.readouterr().err.endswith(warning)
+    sources_in("dog\tHund\n" + "cat\t\n" * 12, "dog")
+    assert capsys.readouterr().err.endswith(', 11 ("cat") and 2 more\n')
 
 
 TITLES = "en\tde EN-US\tde_DE source\ttarget Term\tTranslation German\tEnglish English\tDeutsch"

@@ -17,7 +17,7 @@ from tfm.text.lines import read_lines
 
 _MAX_TERMS = 100_000
 _MAX_CHARACTERS = 200
-_MAX_COLUMNS = 3
+_MAX_SKIPPED = 10  # rows without a translation that a warning names
 # Parts of a title besides the name of a language.
 _TITLE = regex.compile(
     r"(?<!\p{L})(?:language|note|original|phrase|source|src|target|terms?|text|tgt|translation|trg"
@@ -51,9 +51,10 @@ def read_terms(path: Path, language: str, target: str = "") -> Finder[Term]:
 
     Each line has a source term and its translation, separated by a tab, as in OmegaT. Several forms
     are separated by |: any of the source term is found, and one of the translation is required.
-    Instead of forms, the source term may be a regular expression between slashes. The third column
-    is a comment. Lines without text and those that begin with # are skipped, and so is a first one
-    that names the languages of the columns, or calls them source and target.
+    Instead of forms, the source term may be a regular expression between slashes. Further columns
+    are comments. Lines without text and those that begin with # are skipped, and so is a first one
+    that names the languages of the columns, or calls them source and target. A warning names the
+    lines with an empty translation, which are skipped, too.
     """
     return _read(path, sha256_of(path), language, target)
 
@@ -97,21 +98,25 @@ def _finder(terms: Sequence[Term], language: str, if_none: str) -> Finder[Term]:
 
 
 def _parsed(path: Path, languages: Collection[str]) -> Iterator[Term]:
-    num_rows = 0
+    num_rows, skipped = 0, list[str]()
     for number, line in enumerate(read_lines(path, strict=True), start=1):
         if number > _MAX_TERMS:
             raise DataError(f"{path} has more than {_MAX_TERMS:,} lines: use a smaller glossary")
         columns = list(map(_normalize, line.decode().split("\t")))
-        while columns and not columns[-1]:
-            columns.pop()
-        if not columns or columns[0].startswith("#"):
+        if not any(columns) or columns[0].startswith("#"):
             continue
         num_rows += 1
         place = f"{path}, line {number:,}"
         if num_rows == 1 and len(columns) > 1 and _are_titles(columns, languages):
             say(f'glossary: {place} has titles, "{columns[0]}" and "{columns[1]}", and no term')
+        elif len(columns) > 1 and _parts(columns[0]) and not _parts(columns[1]):
+            skipped.append(f'{number:,} ("{columns[0]}")')
         else:
             yield _term(columns, place)
+    if skipped:
+        lines, more = ", ".join(skipped[:_MAX_SKIPPED]), len(skipped) - _MAX_SKIPPED
+        lines += f" and {more:,} more" if more > 0 else ""
+        say(f"warning: {path} has empty translations, which are skipped: line {lines}")
 
 
 def _are_titles(columns: Sequence[str], languages: Collection[str]) -> bool:
@@ -143,10 +148,8 @@ def _parts(column: str) -> tuple[str, ...]:
 
 
 def _check(columns: Sequence[str], place: str) -> None:
-    """Raise DataError unless the columns of a line are a term, its translation, and a comment."""
+    """Raise DataError unless the first columns of a line are a term and its translation."""
     advice = "write a source term, a tab and its translation"
-    if len(columns) > _MAX_COLUMNS:
-        raise DataError(f"{place} has {len(columns)} columns: {advice}, a tab and a comment")
     if not _parts(columns[0]):
         raise DataError(f"{place} has no source term: add one")
     if len(columns) == 1 and regex.search("[,;]", columns[0]):
