@@ -331,7 +331,7 @@ def test_pairs_without_tag_are_not_scored_by_a_model_that_needs_one(tagged_run):
     [
         ("<2fr> seven\n<2fr> <b>seven</b>", "1 of the first 2 lines have markup"),
         ("<2fr> seven\n<2it> seven", r"\('<2it>'\): choose among <2[df][er]>, <2[df][er]>"),
-        ('{"a": "seven"}\n{"a": ""}', "2 of the first 2 lines are JSON objects"),
+        ('{"a": "seven"}\n{"a": ""}', "2 of the first 2 lines are JSON"),
         ("se@@ ven\n<2fr> se@@ ven", "2 of the first 2 lines have words cut by @@.* sed -E"),
     ],
 )

@@ -67,6 +67,12 @@ def test_every_reader_reads_segments(tmp_path, reader, name):
         ("a.txt", "<xliff version='1.2'>", "XLIFF"),
         ("a.srt", "x", "SubRip.*--format srt"),
         ("a.txt", "\ufeff1\r\n00:00:01,000 --> 00:00:02,000\r\nx\r\n", "SubRip.*--format srt"),
+        ("a.txt", "1\n00:00:00.000 --> 00:00:01.000\nx\n", "SubRip.*--format srt"),
+        ("a.sbv", "0:00:01.000,0:00:02.000\nx\n", "SubViewer"),
+        ("a.LRC", "x", "LRC"),
+        ("a.sub", "{1}{50}x\n", "MicroDVD"),
+        ("a.strings", "x", "a resource file"),
+        ("a.ftl.gz", "x", "a resource file"),
         ("a.vtt", "x", "WebVTT.*--format srt"),
         ("a.txt", "WEBVTT\n\n", "WebVTT.*--format srt"),
         ("a.TSV", "x\ty", "TSV.*cut -f"),
@@ -94,7 +100,8 @@ ORDINARY = [
     *("\\begin", "List<T> x = new List<T>();", "if (a < b && c > d) { return {}; }", "{ x }"),
     *("rose ( x _ 1 ##", "[Music] la", "@@ROWCOUNT", "a@b.de", "▁▂▃▅▇", "## Heading", "<T> a"),
     *("[1] x", "__init__ x", "__NAME__ x", "<unk> x", "2de x", "I_AM x", "R&D", "1 < 2 > 0"),
-    *("{0} x", "[a] x"),
+    *("{0} x", "[a] x", "I love my dog ##blessed", "a ##b", "Sparkline: ▁ ▂", "max@@ bitte"),
+    *('"Yes."', "Ġorġ u Ġanni", "a_ b"),
 ]
 
 

@@ -23,13 +23,19 @@ SHOWN = {
     "U+2581": ["▁Zwei ▁Hun de", "▁ 两 只"],
     "U+FFED": ["Zwei Hunde￭ ."],
     "cut by ##": ["Zwei Hun ##de"],
-    "JSON objects": ['{"text": "Zwei"}', ' { "id" : 1, "a": {}}\r'],
+    "with Ġ": ["Zwei ĠHun de Ġspie len Ġim ."],
+    "end with": ["Zwei</w> Hun de</w>", "Zwei_ Hun de_ spie len_ im_ ._"],
+    "are JSON": ['{"text": "Zwei"}', ' { "id" : 1, "a": {}}\r', '["Zwei", "a\\""]', '"Zwei."'],
     "markup": ["<b>Zwei</b> Hunde", 'a <a href="x">', "Zwei<br/>Hunde", "Zwei &amp; drei"],
     "tab": ["Zwei Hunde\ttwo dogs"],
     "tag of another": [
         *("<2de> Zwei", "<2de_DE> Zwei", ">>de<< Zwei", ">>deu<<Zwei", "__deu_Latn__ Zwei"),
         *("[DE] Zwei", "<de> Zwei", "de_DE Zwei", "deu_Latn Zwei", "__de__ Zwei", "<|de|> Zwei"),
         *("<to_de> Zwei", "<zh-CN> 两只", "[2de] Zwei", "translate English to German: Zwei"),
+        *("<2zh_Hans_CN> Zwei", "<2es-419> Zwei", "<2german> Zwei", "<german> Zwei", "{de} Zwei"),
+        *("<en2de> Zwei", "<lang:de> Zwei", "<tgt:de> Zwei", "<lang_de> Zwei", "zh_Hans Zwei"),
+        *("es_419 Zwei", "__opt_tgt_de Zwei", "__label__de Zwei", "[GERMAN] Zwei", "«de» Zwei"),
+        *("Translate English to German: Zwei", "translate to German: Zwei", "<ZH> 两只"),
     ],
 }
 
@@ -38,8 +44,8 @@ SHOWN = {
     ("what", "line"), [(what, line) for what, lines in SHOWN.items() for line in lines]
 )
 def test_lines_show_what_they_are(what, line):
-    [finding] = look([line, ""])
-    assert f"1 of the first 1 lines {finding.sign.what}" in str(finding)
+    [finding] = look([line, ""] * 10)
+    assert f"10 of the first 10 lines {finding.sign.what}" in str(finding)
     assert what in finding.sign.what
 
 
@@ -51,8 +57,14 @@ def test_no_line_takes_quadratic_time(line):
     assert len([*look([line * 300_000])]) <= 2
 
 
-def test_rare_lines_show_nothing():
-    assert not [*look([*chain(*SHOWN.values())][:1] + WORDS * 20)]
+@pytest.mark.parametrize("line", [*chain(*SHOWN.values())])
+def test_rare_lines_show_nothing(line):
+    assert not [*look([line] + WORDS * 5)]
+
+
+@pytest.mark.parametrize("line", ["[OK] So", "[AM] So", "<Bob> So", "[1] So", "C ## sharp"])
+def test_what_a_tenth_of_lines_have_is_no_sign(line):
+    assert not [*look(([line] + WORDS[:3] * 3) * 100)]
 
 
 def test_known_tags_are_none():
@@ -88,8 +100,10 @@ def test_only_differences_from_the_reference_are_reported(tmp_path, capsys):
     assert "markup" not in capsys.readouterr().err
     score(marked, [["Zwei Hunde spielen"] * 4], config=config, runs_dir=tmp_path)
     assert "warning: hypotheses: 4 of the first 4 lines have markup" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"hypotheses: .* are JSON objects"):
-        score(['{"a": "b"}'] * 4, [marked], config=config, runs_dir=tmp_path)
+    for records in (['{"a": "b"}'] * 4, ["a\tb"] * 4):
+        for texts, name in ((records, marked), "hypotheses"), ((marked, records), "reference"):
+            with pytest.raises(DataError, match=rf"{name}.*: 4 of .* (are JSON|have a tab)"):
+                score(texts[0], [texts[1]], config=config, runs_dir=tmp_path)
 
 
 def test_prepare_reports_what_models_would_learn(tmp_path, capsys):

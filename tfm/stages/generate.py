@@ -43,7 +43,8 @@ from tfm.storage.paths import (
     existing_file,
     files_of_command,
 )
-from tfm.text.looks import FIRST_LINES, JSON_OBJECTS, Sign, look
+from tfm.text.formats import format_of
+from tfm.text.looks import FIRST_LINES, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
 
@@ -165,6 +166,10 @@ def check_document(
         )
     if plan.info.task == "parsing":
         raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out {flag}")
+    kind = format_of(plan.source.path.name) if plan.source.path else None
+    # Names of HTML and XML may say either: XHTML is both.
+    if kind and kind.flag not in ("", steps.format) and "srt" in (kind.flag, steps.format):
+        raise UsageError(f"{plan.source} is {kind.name}: give --format {kind.flag}, not {flag}")
     others = {
         "--prefix": plan.prefixes,
         "--score-target": plan.targets,
@@ -306,7 +311,7 @@ def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[li
                     continue
                 advice = sign.advice or vocabulary.advised_tags(finding.example)
                 message = f"{plan.source}: {finding}: {advice}"
-                is_senseless = sign.is_subword or sign is JSON_OBJECTS
+                is_senseless = sign.is_subword or sign.is_record
                 if is_senseless and not num_looked_at and 2 * finding.num_lines >= finding.total:
                     raise DataError(message)
                 said.add(sign)

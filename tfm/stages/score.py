@@ -23,7 +23,7 @@ from tfm.storage.paths import LAST_GENERATION, check_streams
 from tfm.text.files import suffix_of, unpacked_name
 from tfm.text.formats import JSON_LINES, SEGMENTS, columns_in
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
-from tfm.text.looks import JSON_OBJECTS, look
+from tfm.text.looks import look
 from tfm.text.segments import REFERENCE, SOURCE, TRANSLATION
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _look(
             message = f"{name}: {finding}: {sign.advice or 'remove it'}"
             if sign.is_subword and config.tokenize != "none":
                 raise DataError(f"{message}; --tokenize none scores pieces as they are")
-            if sign is JSON_OBJECTS and sign not in other and name != reference:
+            if sign.is_record and sign not in other:
                 raise DataError(message)
             if sign not in other:
                 say(f"warning: {message}")

@@ -17,7 +17,7 @@ _TALKS, TALKS = "train.tags.", ".iwslt"  # the name of IWSLT's training text, an
 
 _START_BYTES = 1 << 12
 _PROLOG = rb"\s*(?:<\?xml[^<>]*>\s*|<!--(?:(?!-->).)*-->\s*|<!DOCTYPE[^<>\[]*>\s*)*"
-_TIMES = rb"\d+\r?\n(?:\d+:)?\d+:\d+,\d+\s*-->"
+_TIMES = rb"\d+\r?\n(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
 
 
 class Format(NamedTuple):
@@ -28,20 +28,23 @@ class Format(NamedTuple):
         suffixes: How names end.
         start: A pattern of the first bytes, for files whose names do not say what they are.
         advice: What to do; "" if its lines are read.
+        flag: The --format that translates it; "" if none does.
     """
 
     name: str
     suffixes: tuple[str, ...]
     start: bytes
     advice: str = ""
+    flag: str = ""
 
 
-def _translated_by(flag: str) -> str:
-    return f"give tfm generate --format {flag}, or take its sentences out, one per line"
+def _translated_by(flag: str) -> tuple[str, str]:
+    return f"give tfm generate --format {flag}, or take its sentences out, one per line", flag
 
 
 _TAKE_OUT = "take its sentences out, one per line"
 _CONVERT = f"convert it to HTML for tfm generate --format html, or {_TAKE_OUT}"
+_TO_SUBRIP = "convert it to SubRip (.srt)"
 # The first row whose suffix, or else whose start fits. XML is told by its root element.
 FORMATS = (
     Format("IWSLT", (TALKS,), b""),
@@ -50,23 +53,24 @@ FORMATS = (
         "XLIFF",
         (".xlf", ".xliff", ".sdlxliff", ".mqxliff"),
         _PROLOG + rb"<xliff\b",
-        _translated_by("xml"),
+        *_translated_by("xml"),
     ),
     Format(
         "HTML",
         (".html", ".htm", ".xhtml"),
         rb"(?i:\s*<!DOCTYPE html\b|" + _PROLOG + rb"<html\b)",
-        _translated_by("html"),
+        *_translated_by("html"),
     ),
     Format(
         "SGML", SEGMENTS[:2], rb"(?i:" + _PROLOG + rb"<(?:srcset|refset|tstset|mteval|dataset)\b)"
     ),
-    Format("XML", (".xml", ".dita", ".docbook"), rb"\s*<\?xml\b", _translated_by("xml")),
-    Format("SubRip", (".srt",), rb"\s*" + _TIMES, _translated_by("srt")),
-    Format("WebVTT", (".vtt",), rb"WEBVTT\b", _translated_by("srt")),
-    Format(
-        "SubStation Alpha", (".ass", ".ssa"), rb"\[Script Info\]", "convert it to SubRip (.srt)"
-    ),
+    Format("XML", (".xml", ".dita", ".docbook"), rb"\s*<\?xml\b", *_translated_by("xml")),
+    Format("SubRip", (".srt",), rb"\s*" + _TIMES, *_translated_by("srt")),
+    Format("WebVTT", (".vtt",), rb"WEBVTT\b", *_translated_by("srt")),
+    Format("SubStation Alpha", (".ass", ".ssa"), rb"\[Script Info\]", _TO_SUBRIP),
+    Format("SubViewer", (".sbv",), rb"\s*\d+:\d+:\d+\.\d+,\d+:\d+:\d+\.\d+\s*\n", _TO_SUBRIP),
+    Format("MicroDVD", (".sub",), rb"\s*\{\d+\}\{\d+\}", _TO_SUBRIP),
+    Format("LRC", (".lrc",), rb"(?:\s*\[[a-z]+:[^\]\n]*\])*\s*\[\d+:\d+\.\d+\]", _TO_SUBRIP),
     Format("a table (TSV)", (COLUMNS,), b"", "take the column of sentences out with cut -f"),
     Format("a table (CSV)", (".csv",), b"", "save its column of sentences as plain text"),
     Format(
@@ -83,7 +87,7 @@ FORMATS = (
     Format("reStructuredText", (".rst",), b"", _CONVERT),
     Format("LaTeX", (".tex",), rb"\s*\\documentclass\b", _CONVERT),
     Format("YAML", (".yaml", ".yml"), rb"%YAML\b", _TAKE_OUT),
-    Format("a properties file", (".properties",), b"", _TAKE_OUT),
+    Format("a resource file", (".properties", ".strings", ".ini", ".toml", ".ftl"), b"", _TAKE_OUT),
 )
 
 

@@ -204,3 +204,11 @@ def test_a_split_or_a_parser_has_no_documents(run, trained_run, make_model, tmp_
     code, _, err = run("generate", parser, "--document", "--input", tmp_path / "in")
     assert code == 2
     assert "is a parser, which reads lines: leave out --document" in err
+
+
+@pytest.mark.parametrize(("name", "flag"), [("x.SRT", "html"), ("x.vtt", "xml"), ("x.xlf", "srt")])
+def test_a_format_that_the_name_contradicts_is_refused(run, trained_run, tmp_path, name, flag):
+    (tmp_path / name).write_text("seven\n")
+    code, _, err = run("generate", trained_run, "--format", flag, "--input", tmp_path / name)
+    assert code == 2
+    assert f", not --format {flag}" in err
