@@ -298,13 +298,20 @@ two»</target>›</trans-unit>
     <alt-trans><source>One</source><target></target></alt-trans></trans-unit>
   <trans-unit id="6"><source>A. B.</source><seg-source><mrk mtype="seg">A.</mrk>
   <mrk mtype="seg">B.</mrk></seg-source>‹|<target><mrk mtype="seg">«A.»</mrk>
-  <mrk mtype="seg">«B.»</mrk></target>›</trans-unit></body></file></xliff>
+  <mrk mtype="seg">«B.»</mrk></target>›</trans-unit>
+  <trans-unit id="7"><source>A. B.</source><seg-source><mrk mtype="seg">A.</mrk></seg-source
+  ><target>‹<mrk mtype="seg"/>|<mrk mtype="seg">«A.»</mrk>›</target></trans-unit>
+  <trans-unit id="8"><source>One</source><target>‹<!-- x --><![CDATA[ ]]>|«One»›</target
+  ></trans-unit>
+  <trans-unit id="9"><source>One</source><target state="needs-l10n">‹Ein|«One»›</target>
+  </trans-unit></body></file></xliff>
 %%
 <x:xliff xmlns:x="urn:oasis:names:tc:xliff:document:2.0" version="2.0"><x:file id="f">
 <x:unit id="u"><x:notes><x:note>keep</x:note></x:notes><x:segment
 ><x:source>A <x:pc id="1">b</x:pc> <x:mrk
 id="m" translate="no">c</x:mrk></x:source>‹|<x:target>«A» <x:pc id="1">«b»</x:pc> <x:mrk
-id="m" translate="no">c</x:mrk></x:target>›</x:segment><x:segment state="final"><x:source>One
+id="m" translate="no">c</x:mrk></x:target>›</x:segment><x:segment state="initial"><x:source
+>One</x:source><x:target>‹Ein|«One»›</x:target></x:segment><x:segment state="final"><x:source>One
 </x:source><x:target>Eins</x:target></x:segment></x:unit></x:file></x:xliff>
 %%
 <!DOCTYPE TS><TS version="2.1"><context><name>Main</name><message numerus="yes">
@@ -313,14 +320,19 @@ id="m" translate="no">c</x:mrk></x:target>›</x:segment><x:segment state="final
 </translation></message><message><source>One
 two</source><translation type="unfinished">‹|«One
 two»›</translation></message><message><source>One</source><translation>Eins</translation></message>
-<message><source>One</source><translation type="vanished"></translation></message><message>
+<message numerus="yes"><source>One</source><translation
+>‹|<numerusform>«One»</numerusform>›</translation></message><message numerus="yes"><source>One
+</source>‹|<translation type="unfinished"><numerusform>«One»
+</numerusform></translation>›</message><message><source>One</source><translation
+type="vanished"></translation></message><message>
 <source>&lt;p&gt;One
 &lt;b&gt;two&lt;/b&gt; R&amp;amp;D&lt;/p&gt;</source>
 ‹<translation type="unfinished"/>|<translation type="unfinished">&lt;p&gt;«One»
 &lt;b&gt;«two»&lt;/b&gt; «R&amp;amp;D»&lt;/p&gt;</translation>›</message><message
 ><source>x</source>‹|<translation type="unfinished">«x»</translation>›</message></context></TS>
 %%
-<resources xmlns:xliff="urn:x"><string name="a" translatable="false">One</string>
+<resources xmlns:xliff="urn:x"><skip/><bool name="b">true</bool>
+<string name="a" translatable="false">One</string>
 <string name="b">«It\'s a \"b\"»\n«Two &lt;» \u0001</string><string name="c">@string/a</string>
 <string name="d">"«It‹'|\'›s»" <b>«one»</b> <xliff:g id="n">%1$s x</xliff:g> «day»</string>
 <string-array name="e"><item>«One»</item><item>?android:attr/x</item></string-array>
@@ -329,7 +341,8 @@ two»›</translation></message><message><source>One</source><translation>Eins</
 <string name="h"><![CDATA[«R&D»]]></string>
 <style name="s"><item name="x">bold</item></style></resources>
 %%
-<root><xsd:schema xmlns:xsd="http://www.w3.org/2001/XMLSchema" id="root"/>
+<root><metadata name="m"><value>7, 7</value></metadata>
+<xsd:schema xmlns:xsd="http://www.w3.org/2001/XMLSchema" id="root"/>
 <resheader name="a"><value>text</value></resheader><data name="A" xml:space="preserve"><value>«One
 two»</value><comment>keep</comment></data><data name="B" type="ResXFileRef, x">
 <value>a;b</value></data><data name="C" mimetype="application/x"><value>AAEA</value></data></root>
@@ -342,10 +355,15 @@ two»</value><comment>keep</comment></data><data name="B" type="ResXFileRef, x">
 <rss xmlns:content="c" version="2.0"><channel><title>«News &amp; more»</title><link>http://x</link>
 <pubDate>Mon</pubDate><item><title>«One»</title><guid>abc</guid><category>c</category><description>
 &lt;p&gt;«One»&lt;br/&gt;«two &amp;lt;»&lt;/p&gt;</description>
-<content:encoded><![CDATA[<p>«One» <i>«two»</i></p>]]></content:encoded></item></channel></rss>
+<description>&lt;p>«One»&#x3C;/p&#62;&amp;nbsp;&lt;b title="a > b">«x»&lt;/b>
+&lt;pre>a &lt;i>b&lt;/i>&lt;/pre> «two»&lt;br/>
+&lt;div translate=no>a &lt;div>b&lt;/div> c&lt;/div></description>
+<content:encoded><![CDATA[<p>«One» <i>«two»</i> <code>a <b>b</b></code></p>]]>
+</content:encoded></item></channel></rss>
 %%
 <feed xmlns="http://www.w3.org/2005/Atom"><title>«One»</title><id>urn:x</id><author><name>Bob</name></author>
-<entry><content type="xhtml"><div><p>«One» <b>«two»</b></p><p>«x»</p></div></content></entry></feed>
+<entry><content type="xhtml"><div><p>«One» <b>«two»</b></p><p>«x»</p></div></content>
+<content type="application/json">{"a": "b"}</content></entry></feed>
 %%
 <svg xmlns="http://www.w3.org/2000/svg"><style>a{b:c}</style><text>«One» <tspan>«two»</tspan></text>
 <script>alert()</script></svg>

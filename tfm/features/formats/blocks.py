@@ -92,9 +92,11 @@ class BlockBuilder:
         """Add text of the document; white space becomes single spaces."""
         at = start
         for found in self.syntax.pattern.finditer(self._document, start, end):
+            if found.start() < at:  # within a copied element
+                continue
             self._add_plain(at, found.start())
-            self._add_encoded(*found.span())
-            at = found.end()
+            at = self.syntax.end_of(self._document, found, end)
+            self._add_encoded(found.start(), at)
         self._add_plain(at, end)
 
     def _add_encoded(self, start: int, end: int) -> None:

@@ -23,14 +23,32 @@ _REFERENCE = r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[^\s<&#;]{1,32});?"
 _NUMBER = re.compile(r"&#(?:0*([0-9]{1,7})|[xX]0*([0-9a-fA-F]{1,6}));?")
 _C1_CONTROLS = range(0x80, 0xA0)  # in HTML, these numbers are other characters
 _NOTHING = "(?!)"
+# Tags of HTML, comments and references, by how their characters are written.
+_HIDDEN = (
+    r"{lt}(script|style)\b.*?(?:{lt}/\1\s*{gt}|\Z)|{lt}!--.*?(?:--{gt}|\Z)|"
+    r"{lt}/?[a-zA-Z][\w-]*(?:\s(?:=\s*+(?:{quoted})|(?!{lt}|{gt})[^<])*+)?/?{gt}|"
+    r"{amp}(?:#\w+|[a-zA-Z]\w*);"
+)
+_LT, _AMP = r"&(?:lt|#0*60|#[xX]0*3[cC]);", r"&(?:amp|#0*38|#[xX]0*26);"
+_QUOTED = "\"[^\"<]*+\"|'[^'<]*+'"
 _TAGS = {
     "": _NOTHING,
-    "cdata": r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|"
-    r"</?[a-zA-Z][\w-]*(?:\s[^<>]*)?/?>|&(?:#\w+|[a-zA-Z]\w*);",
-    "escaped": r"&lt;(script|style)\b.*?(?:&lt;/\1\s*&gt;|\Z)|&lt;!--.*?(?:--&gt;|\Z)|"
-    r"&lt;/?[a-zA-Z][\w-]*(?:\s(?:(?!&[lg]t;)[^<>])*)?/?&gt;|&amp;(?:#\w+|[a-zA-Z]\w*);",
+    "cdata": _HIDDEN.format(lt="<", gt=">", quoted=_QUOTED, amp="&"),
+    "escaped": _HIDDEN.format(
+        lt=_LT,
+        gt="(?:>|&(?:gt|#0*62|#[xX]0*3[eE]);)",
+        quoted=rf"{_QUOTED}|&quot;(?:(?!&quot;)[^<])*+&quot;|&apos;(?:(?!&apos;)[^<])*+&apos;",
+        amp=_AMP,
+    ),
 }
-_NAME = re.compile(r"(?:<|&lt;)/?([\w-]+)")
+_NAME, _COMMENT = (re.compile(f"(?:<|{_LT}){rest}") for rest in (r"(/?)([\w-]+)", "!"))
+_ESCAPED_REFERENCE = re.compile(f"{_AMP}(?=[#a-zA-Z])")
+VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
+COPIED = re.compile(f"{RAW.pattern}|code|kbd|math|pre|svg")
+_WISH = re.compile(
+    r"""\s(?:translate\s*=\s*["']?(yes|no)\b|class\s*=[^=]*\bnotranslate\b)""", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ class Syntax:
         """Return how the whole text of an element is written, which may be HTML."""
         tags: Literal["cdata", "escaped"] = "cdata" if is_cdata else "escaped"
         hidden = (_NAME.match(found[0]) for found in re.finditer(_TAGS[tags], text, re.DOTALL))
-        if any(not name or _is_html(name[1]) for name in hidden):
+        if any(not name or _is_html(name[2]) for name in hidden):
             return replace(self, references="html" if is_cdata else "xml", tags=tags)
         return replace(self, references="", tags=tags) if is_cdata else self
 
@@ -63,18 +81,41 @@ class Syntax:
 
         None if it is copied, as tags, control characters and what is no character are.
         """
-        if raw == '"' or raw.startswith(("<!", "&lt;!")):
+        if raw == '"' or _COMMENT.match(raw):
             return None
         if raw.startswith("\\"):
             escape = {"n": "\n", "t": " "}.get(raw[1:], raw[1:])
             escape = f"&#x{escape[1:]};" if len(escape) == 5 and escape[0] == "u" else escape
             return _referenced(escape, is_xml=True) if escape.startswith("&") else escape
         if name := _NAME.match(raw):
-            return "\n" if _BLOCK.fullmatch(name[1].lower()) else None
-        if self.tags == "escaped" and raw.startswith("&amp;"):
-            raw = "&" + raw.removeprefix("&amp;")
-            return raw if raw == "&" else _referenced(raw, is_xml=False)
+            return "\n" if _BLOCK.fullmatch(name[2].lower()) else None
+        if self.tags == "escaped" and _ESCAPED_REFERENCE.match(raw):
+            return _referenced(_ESCAPED_REFERENCE.sub("&", raw), is_xml=False)
         return _referenced(raw, is_xml=self.references == "xml")
+
+    def end_of(self, text: str, found: re.Match[str], end: int) -> int:
+        """Return where something that `pattern` matched ends, with all of a copied element.
+
+        Args:
+            text: The document.
+            found: The match.
+            end: Where the text to read ends.
+        """
+        tag = _NAME.match(found[0]) if self.tags else None
+        if not tag or tag[1] or found[1]:
+            return found.end()
+        name, wish = tag[2].lower(), _WISH.search(html.unescape(found[0]))
+        is_copied = (wish[1] or "no").lower() == "no" if wish else COPIED.fullmatch(name)
+        if not is_copied or VOID.fullmatch(name):
+            return found.end()
+        depth = 1
+        for inner in self.pattern.finditer(text, found.end(), end):
+            other = _NAME.match(inner[0])
+            if other and other[2].lower() == name:
+                depth += -1 if other[1] else 1
+            if not depth:
+                return inner.end()
+        return end
 
     def encode(self, text: str) -> str:
         """Return a translation as it is written."""

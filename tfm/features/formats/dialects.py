@@ -26,6 +26,8 @@ class Dialect:
     inline: str = "(?!)"  # start tags of elements within sentences; so are those beside text
     target: str = ""  # PARENT/NAME of the elements for translations; none if in place
     inserted: str = ""  # the start tag of a target that is missing
+    # Start tags of units, and the element of a plural form in their targets.
+    plural: tuple[str, str] = ("(?!)", "")
     syntax: Syntax = XML
     keeps_lines: bool = False  # whether a line break ends a sentence
 
@@ -61,10 +63,11 @@ _DIALECTS = {
         inline=ALL,
         target="message/translation|translation/numerusform",
         inserted='translation type="unfinished"',
+        plural=('message [^>]*numerus="yes"', "numerusform"),
         keeps_lines=True,
     ),
     "Android resources": Dialect(
-        head=r"<resources .*\n(?:string|plurals|[\w-]*array|item|color|dimen|style|bool|integer) ",
+        head="<resources ",
         text="resources/string|(?:string-array|plurals)/item",
         copied=r'\S+ [^>]*translatable="false"|g |'
         r"[^>]*>\s*[@?](?:null|(?:\+|[\w.]+:)?\w+/[\w.]+)\s*$",
@@ -72,7 +75,7 @@ _DIALECTS = {
         syntax=Syntax("xml", has_backslashes=True),
     ),
     ".resx": Dialect(
-        head=r'<root .*\n(?:schema|resheader|assembly|data [^>]*name=".*) ',
+        head=r'<root .*\n(?:schema|resheader|assembly|(?:meta)?data [^>]*name=".*) ',
         text="data/value",
         copied='data [^>]*(?:mimetype="|type="(?!System.String)|name="(?:>>|&gt;&gt;))',
         keeps_lines=True,
@@ -87,6 +90,7 @@ _DIALECTS = {
     "RSS or Atom": Dialect(
         head="<rss |<feed .*w3.org/2005/Atom|<RDF .*purl.org/rss",
         text="entry/content|.*/(?:title|description|subtitle|summary|encoded)",
+        copied=r'content [^>]*(?i:type="(?!text[/"]|x?html"))',
     ),
     "SVG": Dialect(head="<svg ", text=".*/(?:text|title|desc)", copied="(?:script|style) "),
     "GPX or KML": Dialect(head="<(?:gpx|kml) ", text="(?!author/).*/(?:name|desc|description)"),

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from tfm.data.units import Span
 from tfm.features.formats.blocks import Block, BlockBuilder, Mark, Quote
-from tfm.features.formats.characters import HTML, INLINE
+from tfm.features.formats.characters import COPIED, HTML, INLINE, RAW, VOID
 from tfm.features.formats.dialects import ALL, Dialect, dialect_of
 from tfm.reporting import say
 
@@ -39,9 +39,6 @@ _ONE_ATTRIBUTE = re.compile(
     r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""", re.ASCII
 )
 
-_VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
-_RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
-_COPIED = re.compile(f"{_RAW.pattern}|code|kbd|math|pre|svg")
 _LINKED = re.compile(r"((?:[^<]|<(?!/?a[\s/>])[^>]*+>){1,1000}+)</a[\s>]", re.IGNORECASE)
 _TAG = re.compile("<[^>]*>")
 # The whole text of a link: an address, a hashtag or a mention.
@@ -51,7 +48,10 @@ _TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
 _IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
 # In XML, they end a line.
 _BREAK = re.compile(r'(?:br|cb|hr|lb|line-?break|newline|pb|tab) |x [^>]*ctype="lb"', re.IGNORECASE)
-_TO_TRANSLATE = re.compile(r'target [^>]*state="(?:new|needs-translation)"')
+_TO_TRANSLATE = re.compile(
+    r'(?:target|segment) [^>]*(?<=\s)state="(?:new|needs-translation|needs-l10n|initial)"'
+)
+_MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[|\]\]>|<[^>]*>", re.DOTALL)
 _MAX_DOCTYPE = 500
 _HTML_PAGE = Dialect(syntax=HTML)
 _State = Literal["yes", "no", "not yet"]
@@ -161,7 +161,7 @@ def _tokens(text: str, *, is_xml: bool) -> Iterator[_Token]:
             line = text.count("\n", 0, found.start()) + 1
             say(f"warning: a tag in line {line:,} has no end: the text from there on is copied")
         yield token
-        if not is_xml and token.kind == "start" and _RAW.fullmatch(token.name):
+        if not is_xml and token.kind == "start" and RAW.fullmatch(token.name):
             end = re.compile(rf"</{token.name}(?=[\s/>])|\Z", re.IGNORECASE).search(text, at)
             if end is not None and at < end.start():
                 yield _Token("other", at, end.start())
@@ -174,7 +174,7 @@ def _tag(found: re.Match[str], *, is_xml: bool) -> _Token:
     name = found["name"] if is_xml else found["name"].lower()
     kind: Literal["start", "end", "empty"] = "end" if found["slash"] else "start"
     is_closed = found["attributes"].endswith("/") and (is_xml or name in ("svg", "math"))
-    if kind == "start" and (is_closed or (_VOID.fullmatch(name) and not is_xml)):
+    if kind == "start" and (is_closed or (VOID.fullmatch(name) and not is_xml)):
         kind = "empty"
     return _Token(kind, found.start(), found.end(), name, found.span("attributes"))
 
@@ -291,8 +291,8 @@ class _Reader:
         if wish == "no" or (parent.state == "no" and wish != "yes"):
             return "no"
         if not self._is_xml:
-            is_code = wish != "yes" and (_COPIED.fullmatch(token.name) or self._shows_name(token))
-            return "no" if is_code or _RAW.fullmatch(token.name) else "yes"
+            is_code = wish != "yes" and (COPIED.fullmatch(token.name) or self._shows_name(token))
+            return "no" if is_code or RAW.fullmatch(token.name) else "yes"
         content = self._text[token.end : self._text.find("<", token.end)]
         if re.match(self._dialect.copied, f"{key}{tag}>{content}"):
             return "no"
@@ -397,8 +397,9 @@ class _Reader:
             while start and self._text[start - 1].isspace():
                 start -= 1
             prefix, name = element.name[: -len(element.local_name)], self._dialect.inserted
-            before = f"{self._text[start : element.start]}<{prefix}{name}>"
-            copy = _Copy(end, end, content, before, f"</{prefix}{name.split()[0]}>")
+            opened, closed = self._form("", parent)
+            before = f"{self._text[start : element.start]}<{prefix}{name}>{opened}"
+            copy = _Copy(end, end, content, before, f"{closed}</{prefix}{name.split()[0]}>")
             self._source, self._has_target = (parent, copy), False
         elif self._source is not None:
             self._add_target(element, content)
@@ -412,6 +413,21 @@ class _Reader:
             return
         source, self._has_target = self._source[1].source, True
         old = self._text[slice(*content)].strip()
-        is_open = not old or before or old == self._text[slice(*source)].strip()
-        if element.state != "no" and (is_open or _TO_TRANSLATE.match(element.tag)):
-            self.copies.append(_Copy(*content, source, before, after))
+        new = self._text[slice(*source)].strip()
+        is_open = not old or bool(before) or old == new or (_has_text(new) and not _has_text(old))
+        is_open |= any(_TO_TRANSLATE.match(each.tag) for each in (element, self._innermost))
+        has_forms = bool(self.copies) and self.copies[-1].start >= content[0]
+        if element.state != "no" and is_open and not has_forms:
+            opened, closed = self._form(element.local_name, self._innermost)
+            copy = _Copy(*content, source, before + opened, closed + after)
+            self.copies.append(copy)
+
+    def _form(self, name: str, unit: _Element) -> tuple[str, str]:
+        """Return the tags of a plural form that a new target in a unit has."""
+        pattern, form = self._dialect.plural
+        is_plural = name != form and re.match(pattern, unit.tag)
+        return (f"<{form}>", f"</{form}>") if is_plural else ("", "")
+
+
+def _has_text(content: str) -> bool:
+    return bool(_MARKUP.sub("", content).strip())
