@@ -48,6 +48,7 @@ $user['a']  $user.name  $NAME$  $name$  $INFO[Player.Title]  @:common.title  @:(
 {:?}  {:#?}  {:>width$}  {v:{w}.{p}f}  {0,10:N2}  {0,-10}  {d:%d %B %Y}  {a["k"]}  {'a'}  {\an8}
 <0/>  <a href="{{u}}">  <size=20>  </Bold>  <NAME>  <@!123>  <:smile:12>  <!here>  </#if>  @+id/x
 %dx%d  %sx%s  %d%%d  %d_to_%d_of_%d  %first%%last%  %name%%name%  %value%%  #a-b##c.d#  $$name$$
+%größe%  {w}x{h}  %.1f×%.1f
 {{ x ? "a}" : "b" }}  {{ f('{', "}}") }}  [[name]]  [[*page.id]]
 {1:N2}  {}  {a.b}  %@  %5.2f  #{x}  @TOKEN@  @angular/core  &brand.name;  \C[2]  <1}  [1}  {1]
 """

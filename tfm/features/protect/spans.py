@@ -52,7 +52,7 @@ _BRACE = regex.compile(
 _FINAL = ".,;:!?'*"  # marks after an address
 _BRACKETS = {")": "(", "]": "["}
 _NUMBERED = regex.compile(r"(?<![\w$])\$([1-9])(?![\w]|[.,]\d| ?(?:million|billion|Million|Mill))")
-_BETWEEN = regex.compile(r"[!-/:-@\[-`{-~]{1,3}")
+_BETWEEN = regex.compile(r"[!-/:-@\[-`{-~]{1,3}|(?<=[A-Za-z}])[x×]")
 
 
 def protected_spans(
@@ -152,7 +152,7 @@ def _added(spans: Sequence[Span], more: Iterator[Span]) -> list[Span]:
 
 
 def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Join spans that only ASCII punctuation separates, such as %Y-%m-%d."""
+    """Join spans that only ASCII punctuation or x separates, such as %Y-%m-%d and {w}x{h}."""
     joined: list[Span] = []
     for start, end in spans:
         if joined and (joined[-1][1] == start or _BETWEEN.fullmatch(text, joined[-1][1], start)):
