@@ -350,7 +350,8 @@ two»</value><comment>keep</comment></data><data name="B" type="ResXFileRef, x">
 <plist version="1.0"><dict><key>a key</key><string>«One»</string><key>CFBundleIdentifier</key>
 <string>org.x.app</string><key>CFBundleDisplayName</key><string>«App»</string><key>UIOne</key><array>
 <string>x</string></array><key>n</key><array><string>«two»</string><integer>3</integer></array><key>v</key>
-<string>$(VERSION)</string></dict></plist>
+<string>$(VERSION)</string><key>Type</key><string>PSTitle</string><key>Title</key><string>«x»</string>
+<key>Key</key><string>a b</string><key>DefaultValue</key><string>c</string></dict></plist>
 %%
 <rss xmlns:content="c" version="2.0"><channel><title>«News &amp; more»</title><link>http://x</link>
 <pubDate>Mon</pubDate><item><title>«One»</title><guid>abc</guid><category>c</category><description>
@@ -370,6 +371,9 @@ two»</value><comment>keep</comment></data><data name="B" type="ResXFileRef, x">
 %%
 <article xmlns="http://docbook.org/ns/docbook"><para>«Use» <code>ls a</code> «now»</para>
 <screen>ls</screen></article>
+%%
+<topic id="a"><title>«One»</title><prolog><author>Bob</author></prolog><body>
+<p>«Use» <codeph>ls a</codeph> «now»</p><codeblock>ls</codeblock></body></topic>
 """
 
 
@@ -400,6 +404,11 @@ def test_dialects_of_xml_keep_what_is_no_text(template):
         ("<math>", "MathML"),
         ("<project><modelVersion>4.0.0</modelVersion>", "Maven"),
         ("<w:document xmlns:w='http://schemas.openxmlformats.org/w'>", "office"),
+        ("<package xmlns='http://www.idpf.org/2007/opf'><metadata>", "EPUB.*--format html"),
+        ("<opml version='2.0'>", "OPML"),
+        ("<component type='desktop-application'><id>", "AppStream.*po"),
+        ("<article dtd-version='1.2'><front>", "JATS"),
+        ("<!DOCTYPE properties SYSTEM 'http://java.sun.com/dtd/properties.dtd'>", "Java"),
     ],
 )
 def test_other_dialects_are_refused_by_name(head, name):

@@ -44,7 +44,8 @@ _DITA_CODE = (
 # Keys of Apple's whose values are names and settings, but for those that users read.
 _APPLE_SETTING = (
     r"(?!CFBundle(?:Display|Spoken)?Name:|CFBundleGetInfoString:|NSHumanReadableCopyright:"
-    r"|NS\w+UsageDescription:|NSStringLocalizedFormatKey:)(?:CF|DT|LS|MK|NS|UI|UT)[A-Z]\w+:"
+    r"|NS\w+UsageDescription:|NSStringLocalizedFormatKey:)(?:(?:CF|DT|LS|MK|NS|UI|UT)[A-Z]\w+"
+    r"|Type|Key|DefaultValue|(?:True|False)?Values?|File|StringsTable|(?:Keyboard|Auto\w+)Type):"
 )
 
 _DIALECTS = {
@@ -95,7 +96,11 @@ _DIALECTS = {
     "SVG": Dialect(head="<svg ", text=".*/(?:text|title|desc)", copied="(?:script|style) "),
     "GPX or KML": Dialect(head="<(?:gpx|kml) ", text="(?!author/).*/(?:name|desc|description)"),
     "DocBook": Dialect(head="(?i:docbook)", copied=f"(?:{_DOCBOOK_CODE}) "),
-    "DITA": Dialect(head="DITA|ditaarch", copied=f"(?:{_DITA_CODE}) "),
+    "DITA": Dialect(
+        head=r"DITA|ditaarch|<(?:dita|topic|concept|task|reference|troubleshooting|gloss\w+|map"
+        r"|bookmap) .*\n(?:(?:book)?title\w*|gloss\w+|topic\w*|concept|task|reference) ",
+        copied=f"(?:{_DITA_CODE}) ",
+    ),
 }
 # Documents that are not translated: the name, the head and what to do.
 _CODE = "put what users read into a text file, with a sentence a line"
@@ -112,6 +117,15 @@ _REFUSED = (
     ("a Maven POM", r"maven\.apache\.org/POM|<project .*\n(?:modelVersion|parent|groupId) ", _CODE),
     ("a project file", "<Project .*(?:Sdk=|ToolsVersion=)|<project .*(?:default|basedir)=", _CODE),
     ("XSLT or a schema", "XSL/Transform|<schema .*XMLSchema|<grammar .*relaxng", _CODE),
+    ("an EPUB package", r"idpf\.org/2007/opf|<ncx ", "translate its pages, with --format html"),
+    ("OPML", "<opml ", "it is a list of addresses: put its titles into a text file"),
+    ("an AppStream component", r"<component .*\n(?:id|metadata_license|name) ", _FORM),
+    (
+        "a JATS article",
+        r"(?:JATS|NLM)//DTD|<article .*\n(?:processing-meta|front) ",
+        "convert it to HTML",
+    ),
+    ("Java properties", r"properties\.dtd|<properties .*\n(?:comment|entry) ", _CODE),
     ("a sitemap", "<(?:sitemapindex|urlset) ", _CODE),
     ("a file of settings", r"<configuration .*\n[a-z]+[A-Z]|springframework\.org", _CODE),
 )
