@@ -1,6 +1,7 @@
 """Glossaries: their files, terms in texts, outputs with the translations, and what is missing."""
 
 import json
+import re
 import unicodedata
 
 import pytest
@@ -131,12 +132,10 @@ def test_a_wrong_glossary_is_one_line_that_says_what_to_do(write, text, message)
 
 
 def test_rows_with_an_empty_translation_are_skipped_and_named(sources_in, capsys):
-    glossary = "cat\t\ndog\tHund\n犬\t | \t名詞\n/x+/\t\n"
+    glossary = "cat\t\ndog\tHund\n犬\t | \t名詞\n/x+/\t\n" + "hat\t\n" * 12
     assert sources_in(glossary, "dog cat 犬 xx") == ["dog"]
-    warning = 'empty translations, which are skipped: line 1 ("cat"), 3 ("犬"), 4 ("/x+/")\n'
-    assert capsys.readouterr().err.endswith(warning)
-    sources_in("dog\tHund\n" + "cat\t\n" * 12, "dog")
-    assert capsys.readouterr().err.endswith(', 11 ("cat") and 2 more\n')
+    lines = r'skipped: line 1 \("cat"\), 3 \("犬"\), 4 \("/x\+/"\), .* and 5 more\n$'
+    assert re.search(lines, capsys.readouterr().err)
 
 
 TITLES = "en\tde EN-US\tde_DE source\ttarget Term\tTranslation German\tEnglish English\tDeutsch"

@@ -48,8 +48,7 @@ $user['a']  $user.name  $NAME$  $name$  $INFO[Player.Title]  @:common.title  @:(
 {:?}  {:#?}  {:>width$}  {v:{w}.{p}f}  {0,10:N2}  {0,-10}  {d:%d %B %Y}  {a["k"]}  {'a'}  {\an8}
 <0/>  <a href="{{u}}">  <size=20>  </Bold>  <NAME>  <@!123>  <:smile:12>  <!here>  </#if>  @+id/x
 %dx%d  %sx%s  %d%%d  %d_to_%d_of_%d  %first%%last%  %name%%name%  %value%%  #a-b##c.d#  $$name$$
-%größe%  {w}x{h}  %.1f×%.1f
-{{ x ? "a}" : "b" }}  {{ f('{', "}}") }}  [[name]]  [[*page.id]]
+{{ x ? "a}" : "b" }}  {{ f('{', "}}") }}  [[name]]  [[*page.id]]  %größe%  {w}x{h}  %.1f×%.1f
 {1:N2}  {}  {a.b}  %@  %5.2f  #{x}  @TOKEN@  @angular/core  &brand.name;  \C[2]  <1}  [1}  {1]
 """
 
@@ -83,8 +82,7 @@ FOUND = [
     ("/etc/passwd or C:\\Users\\me", ("/etc/passwd", "C:\\Users\\me")),
     ("by @torch_dev about #MachineLearning!", ("@torch_dev", "#MachineLearning")),
     ("你好{name}，请访问http://x.org/a，第%d页", ("{name}", "http://x.org/a", "%d")),
-    ("%s님%d개, $name和$user, %s的50%折扣", ("%s", "%d", "$name", "$user", "%s")),
-    ("%Y年%m月%d日, %d人の%s, ไป%sกับ%dคน", ("%Y", "%m", "%d", "%d", "%s", "%s", "%d")),
+    ("%s님%d $id和$no %s的5%折 %Y年%m ไป%sกับ", ("%s", "%d", "$id", "$no", "%s", "%Y", "%m", "%s")),
     ("打开文件config.json。", ("config.json",)),
     ("مرحبا {name}، راجع https://x.org/ar/مقالة.", ("{name}", "https://x.org/ar/مقالة")),
     ("#हिन्दी ve #İstanbul, #U\u0308bung", ("#हिन्दी", "#İstanbul", "#U\u0308bung")),
