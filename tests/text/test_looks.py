@@ -69,6 +69,7 @@ def test_what_a_tenth_of_lines_have_is_no_sign(line):
 
 def test_known_tags_are_none():
     lines = ["<2de> Zwei", "<2fr> deux"]
+    assert [*look(["[DE] Zwei", "[FR] deux"] * 10)]
     assert not [*look(lines, {"<2de>", "<2fr>"}.__contains__)]
     [finding] = look(lines, {"<2fr>"}.__contains__)
     assert (finding.num_lines, finding.example) == (1, "<2de>")

@@ -37,8 +37,8 @@ class Sign(NamedTuple):
         piece: A part of a piece of the vocabulary of models that know such text; "" if none.
         is_subword: Whether lines are cut into the pieces of another vocabulary.
         is_record: Whether lines are records, not sentences.
-        least: The least number of lines that have it.
-        key: What is the same in all lines that have it; None if nothing is.
+        least: The least number of lines that have it, with the same key if there is one.
+        key: What of a line must be that of others, too; None if nothing must.
     """
 
     what: str
@@ -55,9 +55,9 @@ class Sign(NamedTuple):
         """Return the matches of the lines that have it; [] if they are too few."""
         found = [match for line in lines if (match := self.pattern.search(line))]
         found = [match for match in found if self.what != _TAGGED or not is_tag(match[1])]
-        if self.key is not None and found:
-            [(common, _)] = Counter(map(self.key, found)).most_common(1)
-            found = [match for match in found if self.key(match) == common]
+        if self.key is not None:
+            counts = Counter(map(self.key, found))
+            found = [match for match in found if counts[self.key(match)] >= self.least]
         # One odd word is no sign of pieces, even in text of a single line.
         if self.is_subword and sum(len(self.pattern.findall(match.string)) for match in found) < 2:
             return []
