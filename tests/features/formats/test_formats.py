@@ -565,6 +565,7 @@ def test_lines_keep_their_tags_balanced(size, is_reversed):
     "cues",
     [
         ["<i>«one two»</i>\n<i>«three four five six.»</i>"],
+        ["{\\i1}«one two»{\\i0}\n{\\i1}«three four five six.»{\\i0}"],
         ["«one» <i>«two three four five»</i>", "<i>«six»</i>\n«seven.»"],
         ["<v Ann>«one two»</v>\n<v Bob>«three four five six.»</v>"],
     ],

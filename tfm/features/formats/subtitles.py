@@ -138,8 +138,8 @@ def cuts_of(marks: Sequence[Mark], start: int, end: int, text: str) -> list[Cut]
             is_beside = any(abs(each.at - mark.at) <= 1 for each in near)
             share, written = (mark.at - start) / (end - start), text[mark.start : mark.end]
             cuts.append(Cut(share, written, depth, num_tags if is_beside else -1))
-        elif tag and tag[2]:
-            depth, num_tags = depth + (-1 if tag[1] else 1), num_tags + 1
+        elif tag:
+            depth, num_tags = depth + _depth(tag), num_tags + 1
     return cuts
 
 
@@ -215,7 +215,7 @@ def _gaps(text: str) -> tuple[list[_Gap], int]:
     hidden = _TAG.sub(lambda tag: _HIDDEN * len(tag[0]), text)
     shown = [span for span in units(hidden) if hidden[span[0]] != _HIDDEN]
     sizes = accumulate(len(hidden[slice(*span)].replace(_HIDDEN, "")) for span in shown)
-    tags = [tag for tag in _TAG.finditer(text) if tag[2]]
+    tags = list(_TAG.finditer(text))
     gaps, open_tags, depth, num_tags = list[_Gap](), list[re.Match[str]](), 0, 0
     for ((_, end), (following, _)), size in zip(pairwise(shown), sizes, strict=False):
         space = _SPACE.search(hidden, end, following)
@@ -225,10 +225,15 @@ def _gaps(text: str) -> tuple[list[_Gap], int]:
         start, end = space.span() if space else (end, end)
         while num_tags < len(tags) and tags[num_tags].start() < start:
             tag = tags[num_tags]
-            num_tags, depth = num_tags + 1, depth + (-1 if tag[1] else 1)
-            open_tags[len(open_tags) - bool(tag[1]) :] = [] if tag[1] else [tag]
+            num_tags, depth = num_tags + 1, depth + _depth(tag)
+            open_tags[len(open_tags) - bool(tag[1]) :] = [tag] if _depth(tag) > 0 else []
         gaps.append(_Gap(size, start, end, depth, num_tags, tuple(open_tags)))
     return gaps, next(sizes, 0)
+
+
+def _depth(tag: re.Match[str]) -> int:
+    """Return how many elements a tag opens, or closes if negative; styles and times do neither."""
+    return -1 if tag[1] else int(bool(tag[2]))
 
 
 def _is_webvtt(text: str) -> bool:
