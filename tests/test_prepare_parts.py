@@ -282,7 +282,9 @@ def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lock", [lock_folder, lock_dataset, partial(lock_share, share=Share(2, 3))], ids=str
+    "lock",
+    [lock_folder, lock_dataset, partial(lock_share, share=Share(2, 3))],
+    ids=["folder", "dataset", "share"],
 )
 def test_a_dataset_has_one_writer_at_a_time(recipe, tmp_path, monkeypatch, lock):
     monkeypatch.setattr(text_parts, "_MAX_WAIT_SECONDS", 0)
