@@ -45,7 +45,8 @@ from pathlib import Path
 from tfm.distributed.interruption import end_process, report_failure
 rank, here = int(os.environ["RANK"]), Path.cwd()
 def ready():
-    (here / f"ready{rank}").write_text(str(os.getpid()))
+    (here / f"partial{rank}").write_text(str(os.getpid()))
+    (here / f"partial{rank}").rename(here / f"ready{rank}")
     while not all((here / f"ready{other}").exists() for other in (0, 1)):
         time.sleep(0.01)
     time.sleep(0.05)
