@@ -10,6 +10,7 @@ from tfm.folders.model_info import ModelInfo
 from tfm.model.build import Model, new_model
 
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
+NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
 # Transformers of all kinds of parts.
 TRANSFORMERS = {
     "post-norm": {},

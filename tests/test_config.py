@@ -9,17 +9,17 @@ import typing
 
 import pytest
 
+from tfm import config
 from tfm.config import (
     AverageConfig,
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
-    InferenceConfig,
+    ModelConfig,
     OptimizerConfig,
-    RecurrentConfig,
     RunConfig,
-    ScoreConfig,
     SearchConfig,
+    Settings,
     SubwordConfig,
     TrainingConfig,
     TransformerConfig,
@@ -36,18 +36,9 @@ from tfm.config.schema import Measured, from_table
 from tfm.errors import DETAIL, UsageError
 
 GROUPS = [
-    AverageConfig,
-    BatchingConfig,
-    BinarizeConfig,
-    CleaningConfig,
-    InferenceConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    ScoreConfig,
-    SearchConfig,
-    SubwordConfig,
-    TrainingConfig,
-    TransformerConfig,
+    kind
+    for kind in vars(config).values()
+    if isinstance(kind, type) and issubclass(kind, Settings) and kind not in (Settings, ModelConfig)
 ]
 COMMAND_GROUPS = {
     "prepare": (CleaningConfig, SubwordConfig, BinarizeConfig),

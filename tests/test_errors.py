@@ -1,6 +1,7 @@
 """The command that installs what an optional part of tfm needs."""
 
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ REQUIRED = [
 )
 def test_packages_are_installed_by_their_own_names(monkeypatch, tmp_path, required, extra, command):
     versions = {"uvicorn": "0.35", "old-one": "1.9", "sacrebleu": "2.5"}
-    found = {name: [Found(version)] for name, version in versions.items()}
+    found = {name: [SimpleNamespace(version=version)] for name, version in versions.items()}
 
     def requires(name):
         if required is None:
@@ -36,8 +37,3 @@ def test_packages_are_installed_by_their_own_names(monkeypatch, tmp_path, requir
     monkeypatch.setattr(metadata, "requires", requires)
     monkeypatch.setattr(metadata, "distributions", lambda name: found.get(name, []))
     assert install_command(extra) == command
-
-
-class Found:
-    def __init__(self, version):
-        self.version = version

@@ -16,7 +16,7 @@ from model_properties import (
     assert_ties,
     logits_of,
 )
-from small_models import moved, random_batch, recurrent
+from small_models import NO_DROPOUT, moved, random_batch, recurrent
 from torch import nn
 
 from tfm.config import RecurrentConfig
@@ -24,14 +24,7 @@ from tfm.data.subword import BOS
 from tfm.model.recurrent import Recurrent
 
 V = 13
-SHAPE = {
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 3,
-    "d_model": 6,
-    "dropout": 0.0,
-    "embedding_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 6, **NO_DROPOUT}
 KINDS = [
     {"cell": cell, "attention": attention, "input_feeding": input_feeding}
     for cell, attention, input_feeding in itertools.product(

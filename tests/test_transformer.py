@@ -14,7 +14,7 @@ from model_properties import (
     assert_ties,
     logits_of,
 )
-from small_models import EVERY_TRANSFORMER, moved, random_batch, transformer
+from small_models import EVERY_TRANSFORMER, NO_DROPOUT, moved, random_batch, transformer
 from torch import nn
 
 from tfm.config import TransformerConfig
@@ -22,16 +22,8 @@ from tfm.errors import UsageError
 from tfm.model.layers import FeedForward, sinusoidal_encoding
 
 V = 13
-SHAPE = {
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 3,
-    "d_model": 8,
-    "d_ff": 20,
-    "num_heads": 2,
-    "dropout": 0.0,
-    "embedding_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 3}
+SHAPE = {**LAYERS, "d_model": 8, "d_ff": 20, "num_heads": 2, **NO_DROPOUT}
 
 
 new_batch = partial(random_batch, V, [4, 6, 1], 5)

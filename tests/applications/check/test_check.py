@@ -187,8 +187,7 @@ def test_the_command_prints_rows_and_fails(run, trained_run, monkeypatch):
     assert (found["num_lines"], found["protects"], found["passed"]) == (4, True, False)
     assert found["rows"][0]["measures"]["chrf"] > 0
     lenient = {bound: 100.0 * bound.startswith("max") for bound in vars(Thresholds())}
-    lenient_rows = [replace(row, limits=lenient) for row in ROWS]
-    monkeypatch.setattr(suite, "ROWS", lenient_rows)
+    monkeypatch.setattr(suite, "ROWS", [replace(row, limits=lenient) for row in ROWS])
     code, out, err = run("check", trained_run, *QUICK, "--baseline", trained_run, "--no-protect")
     assert code == 0
     assert out.splitlines()[0].split()[:3] == ["row", "cases", "chrf"]
