@@ -103,9 +103,9 @@ def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator
     for name in names:
         if name.lower() not in programs():
             parts = [part for part in re.split(r"[\s,;]+", name) if part]
-            several = f"several one by one, such as --protect-for {' --protect-for '.join(parts)}"
-            advice = several if len(parts) > 1 else f"one of {', '.join(programs())}"
-            yield f"protect_for: {name} is no program with known placeholders: give {advice}"
+            several = f"repeat the flag, as in --protect-for {' --protect-for '.join(parts)}"
+            advice = several if len(parts) > 1 else f"give one of {', '.join(programs())}"
+            yield f"protect_for: {name} is no program with known placeholders: {advice}"
 
 
 def steps_around(

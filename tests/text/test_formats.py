@@ -90,7 +90,7 @@ def test_every_reader_reads_segments(tmp_path, reader, name):
 def test_other_formats_are_refused_by_name(tmp_path, reader, name, content, kind):
     path = write(tmp_path, content, name)
     if "stdin" in reader and path.suffix not in (".txt", ""):
-        return  # only the name says what it is
+        return  # such a format is recognized by its suffix only
     with pytest.raises(DataError, match=rf"^[^\n]+ is [^\n]*{kind}[^\n]*$"):
         READERS[reader](path)
 

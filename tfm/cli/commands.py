@@ -224,7 +224,7 @@ def _attend(call: Call, /) -> None:
 
 
 def _print_paths(*paths: Path) -> None:
-    """Print the paths of what is written, unless standard output is closed: nothing is lost so."""
+    """Print the paths of written files; if standard output is closed, the files are still there."""
     if sys.stdout.writable():
         print(*paths, sep="\n")  # noqa: T201
 

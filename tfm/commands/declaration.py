@@ -242,7 +242,7 @@ class Declaration:
 
 
 def _paths(value: Any, *, of_text: bool) -> Iterator[Path]:
-    """Yield the paths in a value, which may be a list; text is one if `of_text`."""
+    """Yield the paths in a value, which may be a list; a string is a path if `of_text`."""
     if isinstance(value, os.PathLike) or (of_text and isinstance(value, str)):
         yield Path(value)
     elif isinstance(value, list | tuple) and len(value) <= _MAX_FILES:

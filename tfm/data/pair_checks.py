@@ -122,7 +122,7 @@ def are_swapped(
 
 
 def ratio_checks(config: CleaningConfig, ratio: float | None) -> list[Check]:
-    """Return the check for sides that are much longer than the `length_ratio` of their text says.
+    """Return the check for sides that are much longer than the text's `length_ratio` predicts.
 
     The limit applies to both sides alike, after a margin is added to their lengths. If the ratio is
     not known, it is taken for 1, with twice the limit.

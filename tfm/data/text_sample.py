@@ -51,7 +51,7 @@ def sample_windows(pairs: Iterable[BytesPair]) -> list[Window]:
 
 
 def check_alignment(windows: Iterable[Window], paths: str, *, force: bool = False) -> None:
-    """Raise DataError if most lines of a text fit others than their own; warn if some do.
+    """Raise DataError if most lines match the translation of another line; warn if some do.
 
     `force` only warns: in a text of dialogues, for example, each line may answer the one before.
     """
@@ -81,7 +81,7 @@ def check_alignment(windows: Iterable[Window], paths: str, *, force: bool = Fals
 
 
 def _fits(pairs: Sequence[BytesPair]) -> dict[int, float]:
-    """Return how well sources fit the targets some lines later, up to 1, by these offsets.
+    """Return how well each source fits the target `offset` lines later, at most 1, by offset.
 
     This is the correlation of lengths, averaged with the share of equal words and numbers, the
     rarer ones of which count more.

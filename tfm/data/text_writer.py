@@ -457,7 +457,7 @@ class TextWriter:
         return ((compose(s.decode()).encode(), compose(t.decode()).encode()) for s, t in pairs)
 
     def _look(self, text: TextFiles, split: Split) -> None:
-        """Warn of first lines that are not what a model should learn."""
+        """Warn if the first lines do not look like plain sentences."""
         pairs = islice(self.sources.pairs(text, split), FIRST_LINES)
         sides = zip(*pairs, strict=True)
         for lines, path in zip(sides, self.sources.locate_sides(text), strict=False):

@@ -72,7 +72,7 @@ def constraints_of(
 
 
 def held_phrases(path: Path) -> list[str]:
-    """Return what this process has last read from a file, which may be gone; or else read it."""
+    """Return the phrases of a file; a file is read once, so it may be removed afterwards."""
     return _held[path] if path in _held else read_phrases(path)
 
 

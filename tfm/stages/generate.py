@@ -295,7 +295,7 @@ def generate(
 
 
 def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
-    """Yield the lines of a text, after warnings if the first ones are not what models read."""
+    """Yield the lines of a text; warn first if they do not look like plain sentences."""
     vocabulary = plan.models[0].vocabulary
     first: list[str] = []
     said: set[Sign] = set()

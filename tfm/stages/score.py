@@ -248,7 +248,7 @@ def _seen(
 def _look(
     texts: Mapping[str, Sequence[str]], hypotheses: str, reference: str, config: ScoreConfig
 ) -> None:
-    """Warn of what only one of translations and reference shows."""
+    """Warn of signs that only the translations or only the reference show."""
     found = {name: {each.sign: each for each in look(lines)} for name, lines in texts.items()}
     for name, findings in found.items():
         other = found[hypotheses if name == reference else reference]

@@ -141,7 +141,7 @@ def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, for
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPath:
-    """What a command writes; as a mark of a parameter, without a path and a flag.
+    """A path that a command writes; as a mark of a parameter, it has no path and flag yet.
 
     Attributes:
         path: A file, or a folder.

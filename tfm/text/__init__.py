@@ -1,1 +1,1 @@
-"""Text in files: what it is unpacked from, and its lines."""
+"""Reading text files: decompression, formats and lines."""

@@ -24,10 +24,10 @@ class Format(NamedTuple):
     """A format of text: its name, suffixes and start, and what to do with such a file.
 
     Attributes:
-        name: What users call it.
-        suffixes: How names end.
-        start: A pattern of the first bytes, for files whose names do not say what they are.
-        advice: What to do; "" if its lines are read.
+        name: The name in messages.
+        suffixes: Suffixes of file names.
+        start: A pattern of the first bytes, to recognize files without one of the suffixes.
+        advice: What to do with such a file; "" if its lines are read.
         flag: The --format that translates it; "" if none does.
     """
 

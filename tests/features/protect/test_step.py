@@ -140,7 +140,7 @@ def test_messages_with_forms_are_copied_with_a_warning():
     for number, text in enumerate(texts):
         protect.before(Segment(number, text))
     assert [note[:17] for note in notes] == [f"warning: line {n}: " for n in (1, 2, 3)]
-    assert "the text in {n, plural …} is copied, not translated: translate it in" in notes[0]
+    assert "the text in {n, plural …} is copied, not translated: put it on" in notes[0]
 
 
 def test_text_without_spans_is_passed_on_unchanged():

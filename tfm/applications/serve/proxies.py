@@ -1,4 +1,4 @@
-"""The address by which clients reach a server, from what the proxies before it tell."""
+"""The public address of a server, from the headers of trusted proxies."""
 
 import os
 import re
@@ -51,7 +51,7 @@ class Proxies:
         return (path if _PATH.fullmatch(path) else "") + str(request.scope.get("root_path", ""))
 
     def _told(self, request: Request) -> Mapping[str, str]:
-        """Return what trusted proxies tell, with empty texts for what they do not."""
+        """Return the values that trusted proxies sent; a missing value is empty."""
         headers, client = request.headers, request.client
         if client is None or client.host not in self._trusted:
             return defaultdict(str)

@@ -146,9 +146,10 @@ def cuts_of(marks: Sequence[Mark], start: int, end: int, text: str) -> list[Cut]
 def cut_lines(text: str, cuts: Sequence[Cut]) -> str:
     """Return a translated sentence with its line breaks, so that no line is empty.
 
-    A line ends in the elements that it did, and between the same tags if some are beside its end;
-    elements that go on there are closed and opened again. If words are missing, lines of a cue are
-    joined, and then the last word is repeated. Times of words stay in their line.
+    A line ends within the same elements as in the source, and between the same tags if there are
+    tags at its end. Elements that continue on the next line are closed and opened again. If the
+    translation has too few words, lines of a cue are joined; if there are still too few, the last
+    word is repeated. Times of words stay in their line.
 
     Args:
         text: The sentence, with tags.
@@ -253,7 +254,7 @@ def _plain(line: str) -> str:
 def _lines(text: str) -> tuple[list[_Line], list[int]]:
     """Return the lines of text, and where each damaged line of times is.
 
-    A line of text may follow a blank one, as if it were a cue of its own.
+    Text after a blank line belongs to the cue before it, unless it looks like a number or a note.
     """
     spans = [found.span() for found in _LINE.finditer(text)]
     raw = [text[slice(*span)].rstrip() for span in spans]

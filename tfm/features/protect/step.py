@@ -84,7 +84,7 @@ class Protect(Step):
             if message := _MESSAGE.search(unit.source[slice(*span)]):
                 self._notify(
                     f"warning: {name}: the text in {message[0]} …}} is copied, not translated: "
-                    "translate it in lines of its own"
+                    "put it on a separate line to have it translated"
                 )
         from tfm.features.protect.protected import Protected, copied
 
