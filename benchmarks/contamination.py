@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.data.seen_text import SeenText
+from tfm.text.seen import SeenText
 
 Pairs = list[list[str]]  # source, target
 

@@ -22,7 +22,7 @@ from sacrebleu import corpus_bleu
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tfm.commands.translator import Translator
-from tfm.inference.steps import Output
+from tfm.translation.steps import Output
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _MAX_LINES, _MAX_FREQUENCY, _NUM_TERMS = 8, 2000, 200

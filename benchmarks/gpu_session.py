@@ -41,14 +41,14 @@ from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
 from tfm.backends.training_compiled import CompiledTraining, flash_problem  # noqa: E402
 from tfm.config import Precision, RunConfig, SearchConfig, run_config, run_toml  # noqa: E402
-from tfm.data.dataset import ParallelDataset  # noqa: E402
-from tfm.device.compute import Compute, choose_compute  # noqa: E402
-from tfm.distributed.group import Group  # noqa: E402
-from tfm.inference.batches import SentenceBatch  # noqa: E402
-from tfm.inference.engine import Engine  # noqa: E402
+from tfm.dataset.parallel import ParallelDataset  # noqa: E402
+from tfm.machine.compute import Compute, choose_compute  # noqa: E402
+from tfm.machine.group import Group  # noqa: E402
 from tfm.model.build import evaluation_copy, new_model  # noqa: E402
 from tfm.model.cost import model_cost  # noqa: E402
 from tfm.training import gradients, loss, trainer  # noqa: E402
+from tfm.translation.batches import SentenceBatch  # noqa: E402
+from tfm.translation.engine import Engine  # noqa: E402
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "relu_dropout")
 NO_DROPOUT = dict.fromkeys(DROPOUTS, 0.0)

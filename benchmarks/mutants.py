@@ -52,14 +52,17 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.Mult,
 }
 SEQUENCES = (ast.JoinedStr, ast.List, ast.Tuple)  # their operators have another meaning
-PARTS = {"applications", "features"}
+PARTS = {"applications", "features"}  # rooms whose tests may have other names than their modules
 TESTED_ELSEWHERE = {
-    "tfm/cli/commands.py": ["tests/test_cli.py"],
-    "tfm/cli/help.py": ["tests/test_cli.py"],
-    "tfm/data/corpus/loading.py": ["tests/test_corpus.py", "tests/test_opus.py"],
-    "tfm/data/corpus/recipe.py": ["tests/test_corpus.py", "tests/test_opus.py"],
-    "tfm/data/corpus/texts.py": ["tests/test_corpus.py", "tests/test_opus.py"],
-    "tfm/data/text_writer.py": ["tests/test_prepare.py", "tests/test_prepare_parts.py"],
+    "tfm/cli/commands.py": ["tests/cli/test_cli.py"],
+    "tfm/cli/help.py": ["tests/cli/test_cli.py"],
+    "tfm/text/corpus/loading.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
+    "tfm/text/corpus/recipe.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
+    "tfm/text/corpus/texts.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
+    "tfm/dataset/text_writer.py": [
+        "tests/commands/test_prepare.py",
+        "tests/commands/test_prepare_parts.py",
+    ],
 }
 
 
@@ -202,9 +205,9 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
 def named_tests(root: Path, path: str) -> list[str]:
     """Return the test files named after a module, or all of a feature or an application without."""
     module = Path(path)
-    folder = (
-        root / "tests" / Path(*module.parts[1:3]) if module.parts[1] in PARTS else root / "tests"
-    )
+    depth = 3 if module.parts[1] in PARTS else 2
+    folder = root / "tests" / Path(*module.parts[1:depth]).with_suffix("")
+    folder = folder if folder.is_dir() else root / "tests"
     files = sorted(folder.rglob("test_*.py"))
     mirrored = re.compile(rf"test_{module.stem}(_.*)?")
     found = [file for file in files if mirrored.fullmatch(file.stem)]

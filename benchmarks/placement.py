@@ -34,8 +34,8 @@ from tfm.features.align.step import Align  # noqa: E402
 from tfm.features.documents.step import Sentences  # noqa: E402
 from tfm.features.formats.step import Formats  # noqa: E402
 from tfm.folders.model_folder import ModelFolder  # noqa: E402
-from tfm.inference.chain import Part as ChainPart  # noqa: E402
-from tfm.inference.steps import Output, Segment  # noqa: E402
+from tfm.translation.chain import Part as ChainPart  # noqa: E402
+from tfm.translation.steps import Output, Segment  # noqa: E402
 
 # Parts of captions in English and German. Each + is one more English word: "im" means "in the".
 _PERSONS = "men Männer, women Frauen, children Kinder, dogs Hunde, girls Mädchen, boys Jungen"

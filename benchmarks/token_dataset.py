@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.data.dataset import DatasetIndex, Ids, Integers, Part, id_dtype
-from tfm.data.manifest import BINARIZE, Manifest
-from tfm.data.subword import UNK, Vocabulary, model_paths
-from tfm.data.subword_learning import learn_word_model
+from tfm.dataset.manifest import BINARIZE, Manifest
+from tfm.dataset.parallel import DatasetIndex, Ids, Integers, Part, id_dtype
+from tfm.vocabulary.learning import learn_word_model
+from tfm.vocabulary.subword import UNK, Vocabulary, model_paths
 
 VOCAB_SIZE = 37_000  # Vaswani et al. 2017, §5.1
 

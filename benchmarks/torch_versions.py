@@ -55,13 +55,13 @@ def train(data_dir: Path, *, shard: bool) -> dict[str, Any]:
     import torch
 
     from tfm.config import run_config
-    from tfm.data.dataset import ParallelDataset
-    from tfm.device.compute import Compute
-    from tfm.distributed.group import joined
+    from tfm.dataset.parallel import ParallelDataset
+    from tfm.machine.compute import Compute
+    from tfm.machine.group import joined
+    from tfm.machine.world import World
     from tfm.model.build import new_model
     from tfm.model.cost import model_cost
     from tfm.training.trainer import Trainer
-    from tfm.world import World
 
     run = run_config("base", SETTINGS, {"training": {"seed": 1, "shard": shard}})
     sizes: dict[str, Any] = dict.fromkeys(("source_vocab_size", "target_vocab_size"), VOCAB_SIZE)

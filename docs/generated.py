@@ -32,22 +32,11 @@ from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
-from tfm.data import dataset, manifest, seen_text
-from tfm.data.corpus.loading import builtin_recipes, load_recipe
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.corpus.texts import (
-    Archive,
-    MonoText,
-    OpusText,
-    TextFiles,
-    TextOptions,
-    TreeFile,
-)
+from tfm.dataset import manifest, parallel
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
 from tfm.folders import model_folder, run_folder
-from tfm.inference.steps import Output
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import model_summaries, partial_output, score
 from tfm.stages.average import AverageResult
@@ -58,6 +47,18 @@ from tfm.stages.score import ScoreResult
 from tfm.stages.score_lines import LineScore
 from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
+from tfm.text import seen
+from tfm.text.corpus.loading import builtin_recipes, load_recipe
+from tfm.text.corpus.recipe import Recipe
+from tfm.text.corpus.texts import (
+    Archive,
+    MonoText,
+    OpusText,
+    TextFiles,
+    TextOptions,
+    TreeFile,
+)
+from tfm.translation.steps import Output
 
 # The line of a page before its generated part.
 NOTE = "<!-- The rest is generated from the code: `make reference` updates it. -->\n"
@@ -69,11 +70,11 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 # The file that holds the format version of each kind of folder or record.
 _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
-    "`bin/dataset.json` of a dataset": dataset.FORMAT,
+    "`bin/dataset.json` of a dataset": parallel.FORMAT,
     "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
     "`alignment.json` of a model folder": heads.FORMAT,
     "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
-    "`seen.safetensors` of a dataset": seen_text.FORMAT,
+    "`seen.safetensors` of a dataset": seen.FORMAT,
     "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,

@@ -22,10 +22,10 @@ from helpers import number_pairs, write_dataset
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
-from tfm.data.subword import BOS, PAD, UNK, Vocabulary
-from tfm.device.cpu import Cpu, this_cpu
+from tfm.machine.cpu import Cpu, this_cpu
 from tfm.stages.binarize import binarize
 from tfm.stages.learn_bpe import learn_bpe
+from tfm.vocabulary.subword import BOS, PAD, UNK, Vocabulary
 
 # Reproducible sums in every process, for any number of threads and alignment of memory.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
@@ -84,7 +84,7 @@ def only_training() -> Iterator[None]:
         patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         if "torch" in sys.modules:  # tests that need neither start without it
             patch.setattr("tfm.training.report.write_report", lambda _: None)
-            patch.setattr("tfm.device.compute._MEASURING_SECONDS", 1e-3)
+            patch.setattr("tfm.machine.compute._MEASURING_SECONDS", 1e-3)
             patch.setattr("tfm.training.loop.measure_fp32_flops", lambda _: 1e11)
         yield
 
@@ -180,8 +180,8 @@ def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[
     """Make a trainer of a tiny run on the CPU, with some settings changed."""
     import torch
 
-    from tfm.data.dataset import ParallelDataset
-    from tfm.device.compute import choose_compute
+    from tfm.dataset.parallel import ParallelDataset
+    from tfm.machine.compute import choose_compute
     from tfm.model.cost import model_cost
     from tfm.model.transformer import Transformer
     from tfm.training.trainer import Trainer
@@ -336,7 +336,7 @@ os.environ.update(environment)
 if stdin:
     sys.stdin = open(stdin)
 sys.argv = ["-c", *arguments]
-from tfm.device import compute
+from tfm.machine import compute
 from tfm.training import loop
 from tfm.training import report
 # As `only_training`.

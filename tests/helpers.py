@@ -17,11 +17,11 @@ from importlib import resources
 
 from hypothesis import strategies as st
 
-from tfm.data.dataset import ParallelDataset
-from tfm.data.manifest import Manifest
-from tfm.data.subword import Vocabulary
+from tfm.dataset.manifest import Manifest
+from tfm.dataset.parallel import ParallelDataset
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
+from tfm.vocabulary.subword import Vocabulary
 
 
 def write_lines(path, lines):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tfm.data.subword import PAD
+from tfm.vocabulary.subword import PAD
 
 
 def logits_of(model, source, lengths, target_input):

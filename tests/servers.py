@@ -20,7 +20,7 @@ from tfm.config import SearchConfig
 from tfm.errors import DataError
 from tfm.features.documents.step import Sentences
 from tfm.features.formats.step import Formats
-from tfm.inference.steps import Output
+from tfm.translation.steps import Output
 
 DEFAULT = ServeConfig()
 PAIR = {"source": "en", "target": "de"}

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig, run_config
-from tfm.data.subword import PAD
 from tfm.folders.model_info import ModelInfo
 from tfm.model.build import Model, new_model
+from tfm.vocabulary.subword import PAD
 
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8}
 NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}

@@ -16,8 +16,8 @@ from packaging.utils import canonicalize_name
 import tfm
 from tfm.cli.main import app
 from tfm.config import SearchConfig, presets, run_config
-from tfm.data.corpus.loading import load_recipe
-from tfm.data.corpus.recipe import Recipe
+from tfm.text.corpus.loading import load_recipe
+from tfm.text.corpus.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -126,7 +126,7 @@ def test_the_documents_show_the_layers_that_lint_imports_checks():
 
 def test_every_command_parses(monkeypatch):
     for check in ("_check_exists", "_check_takes_files"):
-        monkeypatch.setattr(f"tfm.storage.paths.{check}", lambda *paths: None)
+        monkeypatch.setattr(f"tfm.disk.paths.{check}", lambda *paths: None)
     assert {arguments[0] for arguments in COMMANDS} >= {*GROUP.commands}
     for arguments in COMMANDS:
         try:

@@ -9,9 +9,6 @@ import torch
 
 from tfm.commands.translator import Translator
 from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
-from tfm.data.corpus.loading import recipe_from_trees
-from tfm.data.subword import EOS, PAD
-from tfm.data.trees import parse_tree_line, words_of
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.search import search
@@ -22,6 +19,9 @@ from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
 from tfm.steps import steps_around
+from tfm.text.corpus.loading import recipe_from_trees
+from tfm.text.trees import parse_tree_line, words_of
+from tfm.vocabulary.subword import EOS, PAD
 
 EXAMPLE = "treebank/generate"
 CPU = InferenceConfig(device="cpu", precision="fp32")

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tfm.inference.reader import LineReader, count_lines
 from tfm.stages import score
 from tfm.text.lines import read_lines
+from tfm.translation.reader import LineReader, count_lines
 
 PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from typing_extensions import Buffer, override
 
 from tfm.errors import DETAIL
-from tfm.world import current_world
+from tfm.machine.world import current_world
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
 from tfm.config.schema import setting
-from tfm.data.languages import bleu_tokenizer, target_language
 from tfm.errors import UsageError
+from tfm.metrics.tokenizers import bleu_tokenizer
 from tfm.reporting import say
+from tfm.text.languages import target_language
 
 if TYPE_CHECKING:
     from tfm.features.align.step import Align
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tfm.features.protect.step import Protect
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
-    from tfm.inference.steps import Step
+    from tfm.translation.steps import Step
 
 TextFormat = Literal["lines", "text", "html", "xml", "srt"]
 

@@ -38,8 +38,8 @@ from environments import environment
 from preparation import Text, export_to_ctranslate2, read_text, write_setup
 from runs import markdown, median, run
 
-from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
+from tfm.vocabulary.subword import Vocabulary
 
 _HERE = Path(__file__).parent
 _OURS = "tfm"

@@ -13,11 +13,11 @@ from torch import Tensor
 from weights import Example, Shape, StoredModel, write_model
 
 from tfm.config import TransformerConfig
-from tfm.data.manifest import Manifest
-from tfm.data.subword import BOS, EOS, Vocabulary
+from tfm.dataset.manifest import Manifest
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.layers import sinusoidal_encoding
 from tfm.model.transformer import Transformer
+from tfm.vocabulary.subword import BOS, EOS, Vocabulary
 
 _NUM_POSITIONS = 1024
 _NUM_EXAMPLES = 4

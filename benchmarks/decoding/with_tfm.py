@@ -9,15 +9,15 @@ from timing import Sentence, Settings, measure, read_settings
 
 from tfm import __version__
 from tfm.config import InferenceConfig, Normalization, SearchConfig
-from tfm.data.subword import Vocabulary
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.batches import BatchLimits, SentenceBatch
-from tfm.inference.chain import BatchEngine, Chain
-from tfm.inference.engine import Engine
-from tfm.inference.reader import LineReader
-from tfm.inference.steps import Segment
-from tfm.inference.workers import Workers
 from tfm.search.active import Hypothesis
+from tfm.translation.batches import BatchLimits, SentenceBatch
+from tfm.translation.chain import BatchEngine, Chain
+from tfm.translation.engine import Engine
+from tfm.translation.reader import LineReader
+from tfm.translation.steps import Segment
+from tfm.translation.workers import Workers
+from tfm.vocabulary.subword import Vocabulary
 
 
 class RecordingEngine:

@@ -27,9 +27,9 @@ from runs import markdown, median, run
 from timing import add_settings
 
 from tfm.config import BatchingConfig
-from tfm.data.batching import Batcher
-from tfm.data.dataset import ParallelDataset
-from tfm.data.subword import BOS, EOS, Vocabulary
+from tfm.dataset.batching import Batcher
+from tfm.dataset.parallel import ParallelDataset
+from tfm.vocabulary.subword import BOS, EOS, Vocabulary
 
 _HERE = Path(__file__).parent
 _TFM = "tfm"

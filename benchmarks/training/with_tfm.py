@@ -5,12 +5,12 @@ from timing import DROPOUT, LABEL_SMOOTHING, Loss, Pairs, measure, read_settings
 
 from tfm import __version__
 from tfm.config import run_config
-from tfm.data.dataset import ParallelDataset
-from tfm.data.subword import Vocabulary
-from tfm.device.compute import choose_compute
+from tfm.dataset.parallel import ParallelDataset
+from tfm.machine.compute import choose_compute
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.training.trainer import Trainer
+from tfm.vocabulary.subword import Vocabulary
 
 
 def main() -> None:

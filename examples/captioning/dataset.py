@@ -8,7 +8,7 @@ from models import GRID_SIZE
 from pictures import MAX_WORDS, Scene, draw, encode, random_scenes
 from torch import Tensor
 
-from tfm.data.subword import BOS, PAD
+from tfm.vocabulary.subword import BOS, PAD
 
 
 class Examples(NamedTuple):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tfm.config import ScoreConfig, SearchConfig
 from tfm.metrics.scores import corpus_scores
+from tfm.model.attention_weights import cross_attention
 from tfm.model.build import Model
-from tfm.model.weights import cross_attention
 from tfm.search import search
 
 # No output is longer than the number of cells and one more.

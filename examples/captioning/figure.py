@@ -9,9 +9,9 @@ from models import GRID_SIZE
 from pictures import MAX_WORDS, PICTURE_SIZE
 from torch import Tensor
 
+from tfm.disk.files import atomic_write
 from tfm.model.build import Model
 from tfm.plotting import Axes, Figure, drawing
-from tfm.storage.files import atomic_write
 
 _NUM_SHAPES = 3  # in the picture that is shown
 _WHOLE = (0, PICTURE_SIZE, PICTURE_SIZE, 0)

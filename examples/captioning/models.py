@@ -7,7 +7,7 @@ from pictures import NUM_PLACES, VOCABULARY_SIZE
 from torch import Tensor, nn
 
 from tfm.config import RecurrentConfig, TransformerConfig
-from tfm.data.packing import Layout
+from tfm.model.packing import Layout
 from tfm.model.recurrent import LayerStates, Recurrent
 from tfm.model.transformer import Transformer
 

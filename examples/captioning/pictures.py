@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tfm.data.subword import EOS, UNK
+from tfm.vocabulary.subword import EOS, UNK
 
 Size = Literal["small", "large"]
 Color = Literal["red", "green", "blue", "yellow"]

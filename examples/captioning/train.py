@@ -23,12 +23,12 @@ from models import CAPTIONERS, CaptionerName, new_captioner
 from torch import Tensor, nn
 
 from tfm.config import OptimizerConfig, RunConfig, TrainingConfig
-from tfm.data.subword import PAD
+from tfm.disk.files import write_json
 from tfm.model.build import Model, evaluation_copy
 from tfm.reporting import Progress, say
-from tfm.storage.files import write_json
 from tfm.training.loss import label_smoothed_cross_entropy
 from tfm.training.optimizer import Adam, learning_rate
+from tfm.vocabulary.subword import PAD
 
 HERE = Path(__file__).parent
 NUM_TRAINING, NUM_TEST = 20_000, 500

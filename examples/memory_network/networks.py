@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.data.packing import Padded
 from tfm.model.layers import EncoderLayer
+from tfm.model.packing import Padded
 from tfm.model.transformer import Encoder
 
 EMPTY = 0  # the index of the sentence without words

@@ -22,8 +22,8 @@ from networks import INITIAL_STD, Batch, MemoryNetwork, Transformer
 from stories import FROGS, FROGS_TASK, TASKS
 
 from tfm.config import OptimizerConfig
+from tfm.disk.files import write_json
 from tfm.reporting import Progress
-from tfm.storage.files import write_json
 from tfm.training.optimizer import Adam
 
 Network = MemoryNetwork | Transformer

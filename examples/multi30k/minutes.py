@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfm.device.compute import choose_compute
+from tfm.machine.compute import choose_compute
 from tfm.plotting import Figure, drawing
 
 HERE = Path(__file__).parent

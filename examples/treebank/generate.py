@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from tfm.config import Table, read_toml
-from tfm.data.manifest import SPLITS, Split
-from tfm.data.trees import TOP, TRACE, Tree, bare_label, bracketed, parse_trees, unescaped
+from tfm.dataset.manifest import SPLITS, Split
+from tfm.text.trees import TOP, TRACE, Tree, bare_label, bracketed, parse_trees, unescaped
 
 _SIZES = (20_000, 300, 1_000)
 _GRAMMAR = Path(__file__).with_name("grammar.toml")

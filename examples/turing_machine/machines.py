@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.data.packing import Padded
 from tfm.model.layers import EncoderLayer, sinusoidal_encoding
+from tfm.model.packing import Padded
 from tfm.model.transformer import Encoder
 
 MachineName = Literal["turing-machine", "lstm", "transformer"]

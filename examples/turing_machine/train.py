@@ -21,9 +21,9 @@ from tasks import BITS, NUM_MARKS, TASKS, Examples, Task, make, random_length
 from torch import nn
 
 from tfm.config import OptimizerConfig
+from tfm.disk.files import atomic_write, write_json
 from tfm.plotting import Figure, drawing
 from tfm.reporting import Progress
-from tfm.storage.files import atomic_write, write_json
 from tfm.training.optimizer import Adam
 
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tfm.backends.training_compiled import compile_for_sizes
 from tfm.config import run_config
-from tfm.data.dataset import ParallelDataset
-from tfm.device.compute import choose_compute
+from tfm.dataset.parallel import ParallelDataset
+from tfm.machine.compute import choose_compute
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.model.layers import Residual
@@ -52,8 +52,8 @@ def train(dataset, fault=None) -> tuple[Device, set[str]]:
         fake_gpu() as device,
         patch("tfm.backends.selection.compilation_problem", lambda *_: None),
         patch("tfm.backends.selection.flash_problem", lambda *_: None),
-        patch("tfm.data.batching.copy_to_device", device.copy),
-        patch("tfm.data.packing.copy_to_device", device.copy),
+        patch("tfm.dataset.batching.copy_to_device", device.copy),
+        patch("tfm.model.packing.copy_to_device", device.copy),
         patch.object(GradientAccumulation, "_batch", make_batch_on_host),
         fault or nullcontext(),
     ):

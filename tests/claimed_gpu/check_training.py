@@ -9,16 +9,16 @@ import torch
 from claimed_gpu.emulation import emulated_gpu
 
 from tfm.backends.training_compiled import flash_attention
-from tfm.data.dataset import ParallelDataset
-from tfm.device.compute import choose_compute
-from tfm.distributed.group import Group
+from tfm.dataset.parallel import ParallelDataset
+from tfm.machine.compute import choose_compute
+from tfm.machine.group import Group
+from tfm.machine.world import World
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
 from tfm.training.gradients import Gradients, gradient_norm
 from tfm.training.loss import BatchLoss
 from tfm.training.progress import PendingStep
 from tfm.training.trainer import Trainer
-from tfm.world import World
 
 SIZES = {"source_vocab_size": 400, "target_vocab_size": 400}
 DROPOUTS = ("dropout", "embedding_dropout", "relu_dropout", "attention_dropout")
@@ -161,14 +161,14 @@ def see_everything(*arguments, causal, **more):
     ("check", "precision", "name", "replacement"),
     [
         ("waits", "bf16", "tfm.training.trainer.gradient_norm", read_norm),
-        ("waits", "bf16", "tfm.data.batching.copy_to_device", lambda x, device: x.to(device)),
+        ("waits", "bf16", "tfm.dataset.batching.copy_to_device", lambda x, device: x.to(device)),
         ("loss", "bf16", "tfm.training.progress.DeviceClock.seconds", lambda self: [1.0]),
         ("loss", "bf16", "torch.zeros_like", torch.empty_like),
         ("loss", "bf16", "tfm.training.loss.PADDING", -2),
         ("loss", "bf16", "torch.promote_types", lambda dtype, _: dtype),
         ("loss", "fp32", "tfm.model.attention.AttentionMask.allowed", lambda *_: None),
         ("attention", "bf16", "tfm.backends.training_compiled.flash_attention", see_everything),
-        ("attention", "bf16", "tfm.device.compute.Compute.autocast", lambda self: nullcontext()),
+        ("attention", "bf16", "tfm.machine.compute.Compute.autocast", lambda self: nullcontext()),
         (
             "gradient_norm",
             "fp16",

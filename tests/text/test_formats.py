@@ -3,13 +3,13 @@
 import pytest
 from text_readers import EVERY_READER, READERS, read_sources, write
 
-from tfm.data.corpus.loading import recipe_from_files
-from tfm.data.sources import Downloads, TextSources
 from tfm.errors import DataError, UsageError
-from tfm.inference.reader import LineReader
 from tfm.stages import score
+from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.formats import FORMATS, columns_in
 from tfm.text.looks import look
+from tfm.text.sources import Downloads, TextSources
+from tfm.translation.reader import LineReader
 
 SEGMENTS = ["Ein <b>Hund</b> & eine Katze.", "", "Zwei \"'Wörter'\".", "&amp; &nbsp; &#0; &#xD800;"]
 SGML = """<refset setid="x" srclang="any" trglang="de">

@@ -6,10 +6,10 @@ from itertools import chain
 import pytest
 
 from tfm.config import ScoreConfig
-from tfm.data.corpus.loading import recipe_from_files
 from tfm.errors import DataError
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
+from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.looks import SIGNS, look
 
 WORDS = [

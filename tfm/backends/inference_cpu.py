@@ -15,11 +15,11 @@ from tfm.backends.decoding_cpu import CpuDecoder, RoundUp
 from tfm.backends.plain import InferenceBackend, cast_embeddings
 from tfm.backends.products_cpu import SMALL_NUM_ROWS, Linear, Prepack
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads
-from tfm.data.packing import Layout, Packing, Padded
-from tfm.device.compute import Compute, onednn_products
+from tfm.machine.compute import Compute, onednn_products
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.heads import InputProjection
 from tfm.model.layers import FeedForward, Residual
+from tfm.model.packing import Layout, Packing, Padded
 from tfm.model.transformer import Encoder, ToLogits, Transformer
 
 _VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512

@@ -8,7 +8,7 @@ from torch import nn
 from typing_extensions import override
 
 from tfm.backends.plain import InferenceBackend, cast_embeddings
-from tfm.device.compute import Compute
+from tfm.machine.compute import Compute
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.transformer import Transformer
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.data.packing import Layout
-from tfm.device.compute import Compute
+from tfm.machine.compute import Compute
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.layers import Embedding
+from tfm.model.packing import Layout
 from tfm.model.transformer import Transformer
 
 

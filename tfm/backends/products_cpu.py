@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.device.compute import HAS_MKL, one_thread
-from tfm.device.cpu import this_cpu
+from tfm.machine.compute import HAS_MKL, one_thread
+from tfm.machine.cpu import this_cpu
 
 # Up to the last of these, a product takes as long as reading the weight: round up to one of them.
 SMALL_NUM_ROWS = (1, 4, 8)

@@ -25,9 +25,9 @@ from tfm.backends.sentence_attention import RandomMasks
 from tfm.backends.training_compiled import CompiledTraining, compilation_problem, flash_problem
 from tfm.backends.training_cpu import CpuTraining, fused_linear, fused_linear_relu_dropout
 from tfm.config import InferenceConfig, InferenceDevice, InferencePrecision, Kernels
-from tfm.device.compute import Compute, choose_compute, one_thread
-from tfm.device.cpu import this_cpu
 from tfm.errors import UsageError
+from tfm.machine.compute import Compute, choose_compute, one_thread
+from tfm.machine.cpu import this_cpu
 from tfm.reporting import say
 
 # The largest relative errors, by the Frobenius norm. Correct products stay below half of them.

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.data.packing import Layout, Packing
 from tfm.model.heads import Heads
+from tfm.model.packing import Layout, Packing
 
 _NUM_LEVELS = 1 << 16
 # Sentences and positions of padded heads are multiples of these.

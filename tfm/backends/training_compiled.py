@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend
-from tfm.data.packing import Layout, Packing
-from tfm.device.compute import autocast_dtype
+from tfm.machine.compute import autocast_dtype
 from tfm.model.attention import AttentionMask
 from tfm.model.build import Model
 from tfm.model.heads import Heads, MultiHeadAttention
 from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from tfm.model.packing import Layout, Packing
 from tfm.model.transformer import Transformer
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)

@@ -210,7 +210,7 @@ def _without_command(
 def _torch_and_device() -> str:
     """Return the version of torch and the device that is used by default."""
     try:
-        from tfm.device.compute import torch_and_device
+        from tfm.machine.compute import torch_and_device
     except (ImportError, OSError) as error:
         return f"torch cannot be loaded ({error}): see tfm doctor"
     return torch_and_device()

@@ -94,7 +94,7 @@ def _prepare(
         call()
         return
     from tfm.cli.output import print_recipes
-    from tfm.data.corpus.loading import builtin_recipes, load_recipe
+    from tfm.text.corpus.loading import builtin_recipes, load_recipe
 
     print_recipes([load_recipe(name) for name in builtin_recipes()])
 
@@ -141,7 +141,7 @@ def _say_agreement(agreement: "Agreement") -> None:
 
 def _import(call: Call, /) -> None:
     result = call()
-    from tfm.data.languages import shown_languages
+    from tfm.text.languages import shown_languages
 
     from_to = " to ".join(map(shown_languages, result.languages))
     say(f"import: {call.keywords['model']}, {from_to}, {result.num_parameters:,} parameters")

@@ -19,7 +19,7 @@ from tfm.commands.declaration import (
     is_repeatable,
 )
 from tfm.config import Settings, flag_of
-from tfm.storage.paths import check_streams
+from tfm.disk.paths import check_streams
 
 Call = partial[Any]  # of a function with its arguments
 

@@ -12,10 +12,10 @@ from typing_extensions import override
 
 import tfm.cli.commands  # noqa: F401 - it adds the commands
 from tfm.cli.app import app, explain_mistake
-from tfm.distributed.interruption import prevent_restart, report_failure, stop_with_launcher
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError, explain_os_error
+from tfm.machine.interruption import prevent_restart, report_failure, stop_with_launcher
+from tfm.machine.world import current_world
 from tfm.reporting import best_effort, printable
-from tfm.world import current_world
 
 _COMPLETION = "_TFM_COMPLETE"  # set by the script of --install-completion
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C

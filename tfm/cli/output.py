@@ -15,11 +15,11 @@ from tfm.reporting import format_duration, format_table, printable, say
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
-    from tfm.data.corpus.recipe import Recipe
     from tfm.metrics.metric import Comparison
     from tfm.stages.model_summaries import ModelSummary
     from tfm.stages.run_summaries import RunSummary
     from tfm.stages.score import ScoreResult
+    from tfm.text.corpus.recipe import Recipe
 
 
 def print_rows(rows: Mapping[str, str]) -> None:

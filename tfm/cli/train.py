@@ -10,13 +10,13 @@ from tfm.cli.flags import Call
 from tfm.commands.declaration import Flag, declaration_of
 from tfm.commands.train import TrainingPlan
 from tfm.config import RunConfig, run_toml
-from tfm.distributed.interruption import StopRequests, cause_of_restart
 from tfm.errors import tfm_command
+from tfm.machine.interruption import StopRequests, cause_of_restart
+from tfm.machine.world import World, current_world
 from tfm.reporting import say
-from tfm.world import World, current_world
 
 if TYPE_CHECKING:
-    from tfm.distributed.placement import Placement
+    from tfm.machine.processes import Placement
     from tfm.stages.train import TrainResult
 
 _PROCESSES = Flag(panel="Processes")
@@ -49,7 +49,7 @@ def run_training(
         rendezvous: Address and a free port of machine 0, the same on all machines.
         restarts: After a failure, restart from the last checkpoint, at most N times.
     """
-    from tfm.distributed.placement import Placement
+    from tfm.machine.processes import Placement
 
     placement = Placement.from_flags(
         gpus=gpus,
@@ -111,7 +111,7 @@ def _launch_processes(placement: "Placement") -> World:
     If the flags ask for several processes, and no launcher has started this one, restart this
     command in each; then do not return.
     """
-    from tfm.distributed.placement import Placement
+    from tfm.machine.processes import Placement
 
     # Flags that say how to start processes do not need the variables of a launcher.
     world = World.from_environment() if placement == Placement() else current_world()
@@ -121,7 +121,7 @@ def _launch_processes(placement: "Placement") -> World:
             say(f"train: {cause}")
         return world
     if placement.needs_launcher:
-        from tfm.distributed.launch import launch
+        from tfm.machine.launch import launch
 
         raise SystemExit(launch(placement, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
     return world

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfm.commands.declaration import Flag, command
 from tfm.config import InferenceDevice, SearchConfig, settings_from
+from tfm.disk.paths import RUNS_ROOT, OutputPath, existing_folder
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.storage.paths import RUNS_ROOT, OutputPath, existing_folder
 
 if TYPE_CHECKING:
-    from tfm.data.subword import SubwordModel
+    from tfm.vocabulary.subword import SubwordModel
 
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"
@@ -94,11 +94,11 @@ def attend(
     from tfm.applications.attend.content import Content, compute_maps, select
     from tfm.applications.attend.page import write_page
     from tfm.backends.plain import PLAIN_INFERENCE
-    from tfm.device.compute import choose_compute
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.inference.chain import Chain
-    from tfm.inference.engine import Engine
+    from tfm.machine.compute import choose_compute
+    from tfm.translation.chain import Chain
+    from tfm.translation.engine import Engine
 
     compute = choose_compute(device, "fp32")
     opened = ModelFolder.open(folder or newest_run(RUNS_ROOT))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFolder, Flag, NewFolder, command
 from tfm.config import AverageConfig, settings_from
-from tfm.storage.paths import RUNS_ROOT
+from tfm.disk.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
     from tfm.stages.average import AverageResult

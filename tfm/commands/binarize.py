@@ -31,8 +31,8 @@ def binarize(
             sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
         LockedFolderError: Another process writes to the dataset.
     """
-    from tfm.data import text_parts
-    from tfm.data.manifest import Manifest, chosen_dataset
+    from tfm.dataset import text_parts
+    from tfm.dataset.manifest import Manifest, chosen_dataset
     from tfm.stages import binarize as stage
 
     folder, given = chosen_dataset(data), settings["binarize"]

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, NewFile, command
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.disk.paths import RUNS_ROOT
 from tfm.errors import UsageError
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult

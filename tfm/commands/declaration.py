@@ -17,14 +17,14 @@ from typing import Annotated, Any, TypeVar, cast
 
 from tfm.config import Settings, by_section
 from tfm.config.schema import convert
-from tfm.errors import UsageError
-from tfm.storage.paths import (
+from tfm.disk.paths import (
     OutputPath,
     check_outputs,
     existing_file,
     existing_folder,
     files_of_command,
 )
+from tfm.errors import UsageError
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

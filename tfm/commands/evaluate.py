@@ -10,18 +10,18 @@ from tfm.commands.declaration import Flag, NewFile, NewFolder, argument, command
 from tfm.commands.generate import Models, generate, where_to_compute
 from tfm.commands.score import requested_metrics
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
-from tfm.data.languages import target_language
-from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.metrics.metric import MetricName
-from tfm.steps import StepsConfig
-from tfm.storage.paths import (
+from tfm.disk.paths import (
     RUNS_ROOT,
     OutputPath,
     check_outputs,
     check_streams,
     existing_file,
 )
+from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.metrics.metric import MetricName
+from tfm.steps import StepsConfig
 from tfm.text.formats import columns_in
+from tfm.text.languages import target_language
 from tfm.text.segments import REFERENCE, SOURCE
 
 if TYPE_CHECKING:
@@ -154,10 +154,10 @@ def _search(model: "ModelFolder", given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Sequence[Path]:
     """Return source and references: given files, a split of the model's dataset, or a named set."""
-    from tfm.data.manifest import set_split
-    from tfm.data.sources import Downloads
-    from tfm.data.test_sets import NamedSet, write_set
+    from tfm.dataset.manifest import set_split
+    from tfm.dataset.test_sets import NamedSet, write_set
     from tfm.folders.model_folder import NoSplitError
+    from tfm.text.sources import Downloads
 
     paths = [Path(part) for part in name.split(":")]
     if len(paths) == 1 and (columns := columns_in(paths[0])):
@@ -220,7 +220,7 @@ def _existing(kept: Path) -> Path:
 
 def _named_by_content(path: Path) -> Path:
     """Return the path of a file with a hash of the content before its suffix, if it has none."""
-    from tfm.storage.files import sha256_of
+    from tfm.disk.files import sha256_of
 
     digest = sha256_of(path)[:_DIGITS]
     return path if path.stem.endswith(f".{digest}") else path.with_suffix(f".{digest}.txt")

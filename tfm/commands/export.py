@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfm.applications.export import Format, Quantization
 from tfm.commands.declaration import ExistingFile, Flag, NewFolder, command
+from tfm.disk.files import atomic_directory
+from tfm.disk.paths import RUNS_ROOT, existing_folder, new_output_folder
 from tfm.errors import UsageError
-from tfm.storage.files import atomic_directory
-from tfm.storage.paths import RUNS_ROOT, existing_folder, new_output_folder
 
 if TYPE_CHECKING:
     from tfm.applications.export.check import Agreement

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
-from tfm.errors import UsageError, tfm_command
-from tfm.reporting import printable, say
-from tfm.steps import StepsConfig, steps_around
-from tfm.storage.paths import (
+from tfm.disk.paths import (
     PARTIAL,
     RUNS_ROOT,
     STANDARD_STREAM,
@@ -23,11 +20,14 @@ from tfm.storage.paths import (
     existing_folder,
     where_instead,
 )
+from tfm.errors import UsageError, tfm_command
+from tfm.reporting import printable, say
+from tfm.steps import StepsConfig, steps_around
 
 if TYPE_CHECKING:
-    from tfm.inference.steps import Output
     from tfm.stages.generate import Generation
     from tfm.stages.partial_output import PartialOutput
+    from tfm.translation.steps import Output
 
 
 def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -171,7 +171,7 @@ def where_to_compute(
     inference = settings_from(InferenceConfig, settings)
     if gpus is None and processes is None:
         return inference, None
-    from tfm.distributed.placement import Placement
+    from tfm.machine.processes import Placement
 
     placement = Placement.from_flags(gpus=gpus, processes=processes, device=inference.device)
     inference = replace(inference, device=placement.device or inference.device)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from tfm.commands.declaration import Flag, NewFolder, command
+from tfm.disk.files import sha256_of
+from tfm.disk.paths import MODELS_ROOT, existing_path, new_output_folder
 from tfm.errors import CheckpointError, UsageError
-from tfm.storage.files import sha256_of
-from tfm.storage.paths import MODELS_ROOT, existing_path, new_output_folder
 
 # Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
 _HUB_NAME = re.compile(

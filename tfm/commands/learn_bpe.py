@@ -28,7 +28,7 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
         DataError: There is no dataset, or no training text.
         LockedFolderError: Another process writes to the dataset.
     """
-    from tfm.data.manifest import Manifest, chosen_dataset
+    from tfm.dataset.manifest import Manifest, chosen_dataset
     from tfm.stages import learn_bpe as stage
 
     folder = chosen_dataset(data)

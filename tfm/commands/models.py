@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tfm.commands.declaration import Flag, command
+from tfm.disk.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, where_instead
 from tfm.errors import UsageError
 from tfm.reporting import say
-from tfm.storage.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, where_instead
 
 if TYPE_CHECKING:
     from tfm.stages.model_summaries import ModelSummary

@@ -19,14 +19,14 @@ from tfm.commands.declaration import (
 )
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
 from tfm.config.schema import shown
+from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
 from tfm.errors import UsageError
-from tfm.storage.paths import DATA_ROOT, existing_file, existing_path
 
 if TYPE_CHECKING:
-    from tfm.data.corpus.recipe import Recipe
-    from tfm.data.sources import Downloads
-    from tfm.data.test_sets import NamedSet
+    from tfm.dataset.test_sets import NamedSet
     from tfm.stages.prepare import PrepareResult
+    from tfm.text.corpus.recipe import Recipe
+    from tfm.text.sources import Downloads
 
 StrPath = str | os.PathLike[str]
 Texts = Annotated[
@@ -126,9 +126,9 @@ def prepare(
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
     chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out)
     folder = out or DATA_ROOT / chosen.name
-    from tfm.data import text_parts
-    from tfm.data.sources import Downloads
+    from tfm.dataset import text_parts
     from tfm.stages import prepare as stage
+    from tfm.text.sources import Downloads
 
     sets = _named_sets(test_set, chosen)
     archives = Downloads(mirror=mirror, folder=downloads, verify=verify)
@@ -158,7 +158,7 @@ def _chosen_recipe(
     out: Path | None,
 ) -> "Recipe":
     """Return the recipe that the user names, or one for the user's own text or trees."""
-    from tfm.data.corpus import loading
+    from tfm.text.corpus import loading
 
     if name_or_path is not None:
         if languages or columns or any((*text.values(), *trees.values())):
@@ -197,14 +197,14 @@ def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]"
     """Return the test sets that a user names, in the languages of a recipe."""
     if not names:
         return {}
-    from tfm.data.test_sets import NamedSet
+    from tfm.dataset.test_sets import NamedSet
 
     return {name: NamedSet.parse(name).between(recipe.source, recipe.target) for name in names}
 
 
 def _validated_on(recipe: "Recipe", sets: "Iterable[NamedSet]", archives: "Downloads") -> "Recipe":
     """Return a recipe with test sets, which are fetched, as further validation text."""
-    from tfm.data.corpus.texts import TextFiles
+    from tfm.text.corpus.texts import TextFiles
 
     if recipe.task == "parsing":
         raise UsageError("--valid-set is for text, not for trees: leave it out")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 from tfm.commands.declaration import command
+from tfm.disk.files import read_json
+from tfm.disk.paths import LAST_GENERATION, OutputPath
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
 from tfm.reporting import format_duration, format_table
-from tfm.storage.files import read_json
-from tfm.storage.paths import LAST_GENERATION, OutputPath
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"

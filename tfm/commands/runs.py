@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tfm.commands.declaration import NewFile, command
 from tfm.commands.models import Folders, folders_or_default, say_none
-from tfm.storage.paths import RUNS_ROOT
+from tfm.disk.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
     from tfm.stages.run_summaries import RunSummary

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tfm.commands.declaration import Flag, Line, NewFile, argument, command, one_or_several
 from tfm.config import ScoreConfig, settings_from
 from tfm.config.schema import shown
-from tfm.errors import UsageError
-from tfm.metrics.metric import MetricName
-from tfm.storage.paths import (
+from tfm.disk.paths import (
     RUNS_ROOT,
     STANDARD_STREAM,
     existing_file,
     existing_file_or_stream,
 )
+from tfm.errors import UsageError
+from tfm.metrics.metric import MetricName
 
 if TYPE_CHECKING:
     from tfm.stages.score import ScoreResult

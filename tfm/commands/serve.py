@@ -6,9 +6,9 @@ from tfm.applications.serve.settings import ServeConfig
 from tfm.commands.declaration import command
 from tfm.commands.generate import Models
 from tfm.config import InferenceConfig, SearchConfig, settings_from
+from tfm.disk.paths import RUNS_ROOT
 from tfm.errors import UsageError, install_command
 from tfm.steps import StepsConfig
-from tfm.storage.paths import RUNS_ROOT
 
 _OF_REQUESTS = ("n_best", "tag", "format", "document", "align", "align_reverse")
 _OF_OTHER_SEARCHES = (

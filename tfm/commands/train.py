@@ -19,13 +19,13 @@ from tfm.config import (
     settings_missing_in,
     settings_to,
 )
+from tfm.disk.paths import RUNS_ROOT, OutputPath, check_outputs, kind_of, where_instead
 from tfm.errors import DataError, UsageError, install_command, tfm_command
+from tfm.machine.world import World
 from tfm.reporting import say
-from tfm.storage.paths import RUNS_ROOT, OutputPath, check_outputs, kind_of, where_instead
-from tfm.world import World
 
 if TYPE_CHECKING:
-    from tfm.distributed.interruption import StopRequests
+    from tfm.machine.interruption import StopRequests
     from tfm.stages.train import TrainResult
 
 
@@ -118,7 +118,7 @@ class TrainingPlan:
             DataError: There is no dataset, or the run's dataset is gone.
             UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
         """
-        from tfm.data.manifest import chosen_dataset
+        from tfm.dataset.manifest import chosen_dataset
 
         run = self.run
         is_new = run is not None and kind_of(run) != "run"

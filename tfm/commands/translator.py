@@ -16,18 +16,18 @@ from tfm.config import (
     settings_to,
 )
 from tfm.config.schema import shown
-from tfm.data.subword import Vocabulary
-from tfm.device.compute import set_num_threads
+from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
-from tfm.inference.chain import BatchEngine, Chain
-from tfm.inference.engine import Engine
-from tfm.inference.steps import Output, Segment, Step
+from tfm.machine.compute import set_num_threads
 from tfm.search.constraints import read_phrases
 from tfm.steps import StepsConfig, TextFormat, steps_around
-from tfm.storage.paths import existing_file
+from tfm.translation.chain import BatchEngine, Chain
+from tfm.translation.engine import Engine
+from tfm.translation.steps import Output, Segment, Step
+from tfm.vocabulary.subword import Vocabulary
 
 _ELSEWHERE = {"prefixes": "prefixes"}  # arguments that a misspelled setting may mean
 # Steps for whole texts, and those that need the folder of a model.

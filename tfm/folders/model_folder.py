@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from tfm.config import ModelConfig
+from tfm.disk.files import intact_directory, read_json, sha256_of, write_json
+from tfm.disk.paths import check_streams, existing_folder, where_instead
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
 from tfm.folders.model_info import Ancestor, ModelInfo, ranking_metric
 from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
-from tfm.storage.files import intact_directory, read_json, sha256_of, write_json
-from tfm.storage.paths import check_streams, existing_folder, where_instead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tfm.data.shortlist import Shortlist
-    from tfm.data.subword import Vocabulary
+    from tfm.dataset.shortlist import Shortlist
     from tfm.model.build import Model
+    from tfm.vocabulary.subword import Vocabulary
 
 ModelT = TypeVar("ModelT")
 
@@ -128,7 +128,7 @@ class ModelFolder:
     @cached_property
     def vocabulary(self) -> "Vocabulary":
         """The subword models, which read text as the training text of the model was read."""
-        from tfm.data.subword import Vocabulary  # here, because it loads SentencePiece
+        from tfm.vocabulary.subword import Vocabulary  # here, because it loads SentencePiece
 
         info = self.info
         vocabulary = Vocabulary.load(
@@ -150,7 +150,7 @@ class ModelFolder:
     @cached_property
     def shortlist(self) -> "Shortlist | None":
         """The target pieces that source pieces can become; None if they were not learned."""
-        from tfm.data.shortlist import Shortlist
+        from tfm.dataset.shortlist import Shortlist
 
         return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
 
@@ -212,7 +212,7 @@ class ModelFolder:
 
     def training_state(self) -> dict[str, Any]:
         """Return the training state of a checkpoint, whose tensors are copied from the file."""
-        from tfm.folders.tensor_file import read_state
+        from tfm.disk.tensor_file import read_state
 
         file = self.file(STATE)
         try:
@@ -228,7 +228,7 @@ class ModelFolder:
 
         The split is "valid", "test" or the name of a test set.
         """
-        from tfm.data.manifest import Manifest, set_split
+        from tfm.dataset.manifest import Manifest, set_split
 
         data_dir = Path(self.info.data_dir)
         owned = f"{data_dir}, the dataset of {self},"

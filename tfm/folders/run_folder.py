@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfm.disk.files import is_same_file, read_record, write_record
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
 from tfm.reporting import say
-from tfm.storage.files import is_same_file, read_record, write_record
 
 DATA, DATA_FORMAT = "data.json", 1
 RUNS, RUNS_FORMAT = "runs.json", 1  # in a dataset

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm.disk.files import atomic_directory, finish_replacement, remove_path
+from tfm.disk.tensor_file import write_state, write_tensors
 from tfm.errors import CheckpointError
 from tfm.folders.model_folder import (
     STATE,
@@ -28,9 +30,7 @@ from tfm.folders.model_folder import (
 )
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import DAMAGED, PREFIX, checkpoint_path, checkpoints, newest_step
-from tfm.folders.tensor_file import write_state, write_tensors
 from tfm.reporting import say
-from tfm.storage.files import atomic_directory, finish_replacement, remove_path
 
 NUM_STATES_KEPT = 2
 _RETRY_SECONDS = 60.0

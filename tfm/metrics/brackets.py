@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from tfm.data.trees import (
+from tfm.errors import DataError, UsageError
+from tfm.metrics.metric import Comparison, MetricScore
+from tfm.text.trees import (
     TOP,
     TRACE,
     UNTAGGED,
@@ -25,8 +27,6 @@ from tfm.data.trees import (
     restore,
     walk,
 )
-from tfm.errors import DataError, UsageError
-from tfm.metrics.metric import Comparison, MetricScore
 
 CUTOFF_LENGTH = 40
 
@@ -122,7 +122,7 @@ def bracket_f1(
 ) -> MetricScore:
     """Score trees, one line per sentence, against one list of gold trees with parts of speech.
 
-    Hypotheses and baseline are trees in brackets, or symbols of `tfm.data.trees`, which are
+    Hypotheses and baseline are trees in brackets, or symbols of `tfm.text.trees`, which are
     combined with the words of the gold trees. There is no significance test.
     """
     if len(references) != 1:

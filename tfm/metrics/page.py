@@ -9,9 +9,9 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from tfm.data.languages import name_of
-from tfm.data.units import units
-from tfm.storage.files import write_text
+from tfm.disk.files import write_text
+from tfm.text.languages import name_of
+from tfm.text.units import units
 
 MAX_LINES = 1000  # of a page; more would be slow to open
 

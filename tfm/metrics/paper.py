@@ -15,10 +15,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses.corpus import NonbreakingPrefixes
 
 from tfm.config import ScoreConfig
-from tfm.data.languages import base_language
 from tfm.errors import UsageError
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.sacre import score_metric
+from tfm.text.languages import base_language
 
 _COMPOUND_LANGUAGES = ("de",)
 _HYPHEN = rb"##AT##-##AT##"

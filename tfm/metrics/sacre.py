@@ -15,11 +15,10 @@ from sacrebleu.significance import PairedTest
 from typing_extensions import override
 
 from tfm.config import ScoreConfig
-from tfm.data.languages import bleu_tokenizer
 from tfm.errors import UsageError
 from tfm.metrics.command import MetricCommand, ScoredText
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
-from tfm.metrics.tokenizers import load_tokenizer
+from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
 
 SacreName = Literal["bleu", "chrf", "ter", "command"]
 

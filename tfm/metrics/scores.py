@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import get_args
 
 from tfm.config import ScoreConfig
-from tfm.data.languages import bleu_tokenizer
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import Comparison, MetricName, MetricScore
+from tfm.metrics.tokenizers import bleu_tokenizer
 
 
 def corpus_scores(

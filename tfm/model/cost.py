@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from tfm.config import ModelConfig, RecurrentConfig, TransformerConfig
-from tfm.device.compute import device_memory_bytes
-from tfm.device.cpu import memory_bytes
+from tfm.machine.compute import device_memory_bytes
+from tfm.machine.cpu import memory_bytes
 from tfm.model.build import Model, empty_model, parameters_by_part, part_of_model
 
 # fp32 weight, gradient and Adam's two moments.

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.data.packing import Layout
 from tfm.model.attention import AttentionMask, additive_scores, attention, new_additive_weight
+from tfm.model.packing import Layout
 
 
 class InputProjection(nn.Linear):

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import ModelConfig, TransformerConfig
-from tfm.data.packing import Layout
 from tfm.errors import UsageError
 from tfm.model.cache import LayerCache
 from tfm.model.heads import MultiHeadAttention
+from tfm.model.packing import Layout
 
 _WAVELENGTH_BASE = 10_000.0
 _INITIAL_POSITIONS, _MAX_INITIAL_NUMBERS = 256, 1 << 21  # fewer positions of a very wide model

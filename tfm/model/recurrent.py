@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tfm.config import RecurrentConfig
-from tfm.data.packing import Packing
 from tfm.model.attention import AttentionMask, attention_weights, new_additive_weight
 from tfm.model.layers import new_embedding_weights
+from tfm.model.packing import Packing
 
 # Each layer's hidden state [N, d_model] and, in an LSTM, cell state [N, d_model].
 LayerStates = list[tuple[Tensor, ...]]

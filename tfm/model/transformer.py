@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.data.packing import Layout, Packing, Padded
 from tfm.model.cache import DecoderCache, DecodingState, KeysValues, StepRows
 from tfm.model.layers import DecoderLayer, Embedding, EncoderLayer, new_embedding_weights
+from tfm.model.packing import Layout, Packing, Padded
 
 
 class Encoder(nn.ModuleList):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS, PAD, UNK
 from tfm.errors import CheckpointError
 from tfm.search.constraints import Constraints
 from tfm.search.continuations import NextTokens, indices_on, negative_infinity
 from tfm.search.model import SearchableModel
 from tfm.search.spelling import OpenEnd, SpellingStep, next_step
+from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 
 # A thread of a CPU projects this number of hypotheses to logits at a time: enough that products are
 # fast, and few enough that all these logits stay in a cache.

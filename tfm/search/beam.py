@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import EOS
 from tfm.search.active import (
     ActiveHypotheses,
     Array,
@@ -20,6 +19,7 @@ from tfm.search.active import (
     nth_score,
     to_host,
 )
+from tfm.vocabulary.subword import EOS
 
 
 def beam_search(hypotheses: ActiveHypotheses, config: SearchConfig) -> list[list[Hypothesis]]:

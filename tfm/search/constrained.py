@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 
 from tfm.config import SearchConfig
-from tfm.data.subword import EOS, PAD
 from tfm.search.active import (
     ActiveHypotheses,
     Continuations,
@@ -20,6 +19,7 @@ from tfm.search.active import (
     nth_score,
 )
 from tfm.search.phrases import Progress, RequiredPhrases
+from tfm.vocabulary.subword import EOS, PAD
 
 # A beam that is wider than it was set to be: by a hypothesis for each token of the phrases, but
 # caches of more than this are not shared.

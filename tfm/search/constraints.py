@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
-from tfm.data.subword import Vocabulary, escape
 from tfm.errors import DataError
 from tfm.search.spelling import Spellings
 from tfm.text.lines import read_lines
+from tfm.vocabulary.subword import Vocabulary, escape
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.data.subword import EOS
-from tfm.device.compute import has_fast_exp
+from tfm.machine.compute import has_fast_exp
+from tfm.vocabulary.subword import EOS
 
 # The vocabulary is searched in blocks of about this many tokens.
 _BLOCK_SIZE = 64

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tfm.config import SearchConfig
-from tfm.data.subword import EOS
 from tfm.search.active import (
     ActiveHypotheses,
     Continuations,
@@ -16,6 +15,7 @@ from tfm.search.active import (
     nth_score,
     to_host,
 )
+from tfm.vocabulary.subword import EOS
 
 _MAX_ROWS = 64  # prefixes that are extended together
 

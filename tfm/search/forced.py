@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS, PAD
 from tfm.model.build import Model
 from tfm.search.active import Hypothesis, check_finite, length_penalty
 from tfm.search.model import mean_probability
+from tfm.vocabulary.subword import BOS, EOS, PAD
 
 _MAX_ROWS = 1024  # positions whose logits are in memory at a time
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Self
 import numpy.typing as npt
 import regex
 
-from tfm.data.languages import SENTENCE_MARKS
-from tfm.data.subword import UNK, Vocabulary, escape
-from tfm.data.units import IN_WORD
+from tfm.text.languages import SENTENCE_MARKS
+from tfm.text.units import IN_WORD
+from tfm.vocabulary.subword import UNK, Vocabulary, escape
 
 Array = npt.NDArray[Any]
 Tokens = tuple[int, ...]

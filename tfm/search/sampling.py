@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.data.subword import EOS
 from tfm.search.active import ActiveHypotheses, Array, Continuations, Hypothesis, to_host
+from tfm.vocabulary.subword import EOS
 
 
 def sample(

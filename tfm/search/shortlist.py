@@ -17,8 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tfm.config import SearchConfig
-from tfm.data.shortlist import Shortlist
-from tfm.data.subword import BOS, EOS, PAD, UNK
+from tfm.dataset.shortlist import Shortlist
 from tfm.model.build import Model
 from tfm.model.cache import DecodingState
 from tfm.search import search
@@ -26,6 +25,7 @@ from tfm.search.active import Array, Hypothesis, Prefixes
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble, Projection, SearchableModel
 from tfm.search.spelling import OpenEnd, renumbered
+from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:
     from tfm.search.phrases import RequiredPhrases

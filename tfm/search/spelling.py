@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tfm.data.subword import UNK
+from tfm.vocabulary.subword import UNK
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from tfm.config import AverageConfig, InferenceConfig, SearchConfig
-from tfm.data.shortlist import shortlist_files
+from tfm.dataset.shortlist import shortlist_files
+from tfm.disk.paths import where_instead
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.features.confidence.step import MIN_LINES, fit
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
 from tfm.folders.model_info import Calibration
 from tfm.folders.saving import save_checkpoint
-from tfm.inference.chain import Chain, by_length
-from tfm.inference.engine import Engine
-from tfm.inference.steps import Output
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
-from tfm.storage.paths import where_instead
 from tfm.text.lines import read_pairs
+from tfm.translation.chain import Chain, by_length
+from tfm.translation.engine import Engine
+from tfm.translation.steps import Output
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
 # model improves fast, older ones make the average worse than the newest checkpoint alone.

@@ -12,22 +12,27 @@ import numpy as np
 
 from tfm.config import BinarizeConfig, Table, Task
 from tfm.config.normalization import is_combining
-from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.data.manifest import BINARIZE, SEEN, Manifest, TrainingText
-from tfm.data.seen_text import FILE as SEEN_TEXT
-from tfm.data.seen_text import FORMAT as SEEN_FORMAT
-from tfm.data.seen_text import SeenText
-from tfm.data.shortlist import FILE as SHORTLIST
-from tfm.data.shortlist import FORMAT as SHORTLIST_FORMAT
-from tfm.data.shortlist import learn_shortlist
-from tfm.data.subword import SubwordModel, Vocabulary, shown_tags
-from tfm.data.text_parts import Share, lock_dataset, lock_share
-from tfm.data.token_parts import BinarizedPart, binarize_split, encoding_changes, encoding_settings
+from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
+from tfm.dataset.parallel import DatasetIndex, ParallelDataset
+from tfm.dataset.shortlist import FILE as SHORTLIST
+from tfm.dataset.shortlist import FORMAT as SHORTLIST_FORMAT
+from tfm.dataset.shortlist import learn_shortlist
+from tfm.dataset.text_parts import Share, lock_dataset, lock_share
+from tfm.dataset.token_parts import (
+    BinarizedPart,
+    binarize_split,
+    encoding_changes,
+    encoding_settings,
+)
+from tfm.disk.files import sha256_of
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.dataset_runs import check_runs
 from tfm.stages.learn_bpe import STEP as LEARNING
-from tfm.storage.files import sha256_of
+from tfm.text.seen import FILE as SEEN_TEXT
+from tfm.text.seen import FORMAT as SEEN_FORMAT
+from tfm.text.seen import SeenText
+from tfm.vocabulary.subword import SubwordModel, Vocabulary, shown_tags
 
 _UNKNOWN_WARNING_RATE = 0.001
 # The names of token ids, and of the records of parts.

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tfm.data.dataset import DatasetIndex
-from tfm.data.subword import Vocabulary
+from tfm.dataset.parallel import DatasetIndex
+from tfm.disk.files import is_same_file
+from tfm.disk.paths import RUNS_ROOT
 from tfm.errors import DETAIL, CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints, recorded_runs, trained_on
 from tfm.reporting import say
-from tfm.storage.files import is_same_file
-from tfm.storage.paths import RUNS_ROOT
+from tfm.vocabulary.subword import Vocabulary
 
 
 def check_runs(data_dir: Path, changes: Sequence[str], *, force: bool) -> None:

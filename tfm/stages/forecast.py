@@ -9,8 +9,10 @@ import torch
 
 from tfm.backends.selection import verified_compute
 from tfm.config import RunConfig
-from tfm.data.batching import Batcher
-from tfm.device.compute import (
+from tfm.dataset.batching import Batcher
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.saving import NUM_STATES_KEPT
+from tfm.machine.compute import (
     DTYPES,
     Compute,
     device_memory_bytes,
@@ -18,9 +20,7 @@ from tfm.device.compute import (
     oversubscription,
     set_num_threads,
 )
-from tfm.device.cpu import num_cores
-from tfm.folders.model_folder import ModelFolder
-from tfm.folders.saving import NUM_STATES_KEPT
+from tfm.machine.cpu import num_cores
 from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
 from tfm.reporting import format_duration
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data

@@ -18,24 +18,9 @@ import torch
 from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, Settings, settings_to
-from tfm.data.languages import target_language
-from tfm.data.shortlist import FILE as SHORTLIST
-from tfm.errors import DataError, UsageError
-from tfm.folders.model_folder import ModelFolder, ensemble_info
-from tfm.folders.model_info import ModelInfo
-from tfm.folders.run_folder import newest_run
-from tfm.inference.chain import Chain
-from tfm.inference.engine import Engine
-from tfm.inference.reader import DocumentReader, LineReader, count_lines
-from tfm.inference.steps import Output, Segment, Step
-from tfm.inference.workers import MIN_LINES_TO_FORK, Workers, can_fork
-from tfm.reporting import Progress, format_number, say
-from tfm.search.constraints import read_phrases
-from tfm.stages.partial_output import PartialOutput
-from tfm.stages.score import LAST_GENERATION_FORMAT, LastGeneration
-from tfm.steps import StepsConfig
-from tfm.storage.files import STDIN_FILE, sha256_of, write_record
-from tfm.storage.paths import (
+from tfm.dataset.shortlist import FILE as SHORTLIST
+from tfm.disk.files import STDIN_FILE, sha256_of, write_record
+from tfm.disk.paths import (
     LAST_GENERATION,
     PARTIAL,
     OutputPath,
@@ -43,10 +28,25 @@ from tfm.storage.paths import (
     existing_file,
     files_of_command,
 )
+from tfm.errors import DataError, UsageError
+from tfm.folders.model_folder import ModelFolder, ensemble_info
+from tfm.folders.model_info import ModelInfo
+from tfm.folders.run_folder import newest_run
+from tfm.reporting import Progress, format_number, say
+from tfm.search.constraints import read_phrases
+from tfm.stages.partial_output import PartialOutput
+from tfm.stages.score import LAST_GENERATION_FORMAT, LastGeneration
+from tfm.steps import StepsConfig
 from tfm.text.formats import format_of
+from tfm.text.languages import target_language
 from tfm.text.looks import FIRST_LINES, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.training.loss import perplexity
+from tfm.translation.chain import Chain
+from tfm.translation.engine import Engine
+from tfm.translation.reader import DocumentReader, LineReader, count_lines
+from tfm.translation.steps import Output, Segment, Step
+from tfm.translation.workers import MIN_LINES_TO_FORK, Workers, can_fork
 
 STANDARD_INPUT = Path("-")
 _SENTENCE_BYTES = 100  # of a document, about

@@ -8,16 +8,16 @@ from typing import Any
 
 from tfm.config import SubwordConfig, Table
 from tfm.config.schema import differences
-from tfm.data import subword_learning
-from tfm.data.foreign_subword import load_subword_models
-from tfm.data.manifest import Manifest
-from tfm.data.subword import SubwordModel, model_paths
-from tfm.data.text_parts import lock_dataset
+from tfm.dataset.manifest import Manifest
+from tfm.dataset.text_parts import lock_dataset
+from tfm.disk.files import atomic_write, write_text
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.stages.dataset_runs import check_runs
-from tfm.storage.files import atomic_write, write_text
 from tfm.text.lines import read_lines
+from tfm.vocabulary import learning
+from tfm.vocabulary.foreign import load_subword_models
+from tfm.vocabulary.subword import SubwordModel, model_paths
 
 STEP = "learn-bpe"
 _UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
@@ -108,7 +108,7 @@ def _learn_models(texts: list[list[Path]], config: SubwordConfig) -> list[Subwor
     if not config.separate:
         return [_learn(texts, config)]
     if config.target_words:
-        target_model = subword_learning.learn_word_model(target)
+        target_model = learning.learn_word_model(target)
         return [_learn([source], config), target_model]
     target_config = replace(config, symbols=None)
     return [_learn([source], config), _learn([target], target_config)]
@@ -116,14 +116,14 @@ def _learn_models(texts: list[list[Path]], config: SubwordConfig) -> list[Subwor
 
 def _learn(texts: list[list[Path]], config: SubwordConfig) -> SubwordModel:
     """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
-    learn = partial(subword_learning.learn_subword_model, [*chain(*texts)], config)
+    learn = partial(learning.learn_subword_model, [*chain(*texts)], config)
     if config.vocab_size is not None:
         return learn(vocab_size=config.vocab_size)
     num_pairs = sum(1 for path in texts[0] for _ in read_lines(path, strict=False))
-    size = subword_learning.default_vocab_size(num_pairs, for_trees=config.target_words)
+    size = learning.default_vocab_size(num_pairs, for_trees=config.target_words)
     try:
         model = learn(vocab_size=size)
-    except subword_learning.VocabularySizeError as error:
+    except learning.VocabularySizeError as error:
         model = learn(vocab_size=error.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "

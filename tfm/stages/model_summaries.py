@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from tfm.config.schema import from_table
-from tfm.data.languages import shown_languages
+from tfm.disk.files import find_folders, folder_size, read_json, write_json
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
 from tfm.folders.model_info import SCORES, ModelInfo
 from tfm.folders.run_folder import checkpoints, is_run
-from tfm.storage.files import find_folders, folder_size, read_json, write_json
+from tfm.text.languages import shown_languages
 from tfm.training.metrics_log import read_metrics
 
 # Describes the model in a folder for another program.

@@ -12,9 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tfm.errors import DataError, TfmError, UsageError
-from tfm.inference.steps import Segment
-from tfm.storage.files import (
+from tfm.disk.files import (
     make_directory,
     output_target,
     read_record,
@@ -22,6 +20,8 @@ from tfm.storage.files import (
     sync_directory,
     write_record,
 )
+from tfm.errors import DataError, TfmError, UsageError
+from tfm.translation.steps import Segment
 
 FORMAT = 2
 _BLOCK_BYTES = 1 << 20

@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
-from tfm.data.cleaning import Score
-from tfm.data.corpus.recipe import Recipe
-from tfm.data.foreign_subword import load_subword_models
-from tfm.data.languages import are_same
-from tfm.data.manifest import GOLD, SPLITS, Manifest
-from tfm.data.pair_checks import pair_checks
-from tfm.data.sources import Downloads, TextSources
-from tfm.data.subword import Vocabulary, model_paths
-from tfm.data.test_sets import NamedSet, read_protected, write_sets
-from tfm.data.text_parts import Share, lock_dataset, lock_share
-from tfm.data.text_writer import TextWriter, cleaning_of
-from tfm.data.token_parts import encoding_changes
+from tfm.dataset.manifest import GOLD, Manifest
+from tfm.dataset.test_sets import NamedSet, read_protected, write_sets
+from tfm.dataset.text_parts import Share, lock_dataset, lock_share
+from tfm.dataset.text_writer import TextWriter, cleaning_of
+from tfm.dataset.token_parts import encoding_changes
+from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.binarize import check_models, check_task, find_origins, update_token_ids
 from tfm.stages.dataset_runs import check_runs, runs_on
 from tfm.stages.learn_bpe import merged_table, update_subword_models
-from tfm.storage.paths import OutputPath, check_outputs
+from tfm.text.cleaning import Score
+from tfm.text.corpus.recipe import Recipe
+from tfm.text.corpus.texts import SPLITS
+from tfm.text.languages import are_same
+from tfm.text.pair_checks import pair_checks
+from tfm.text.sources import Downloads, TextSources
+from tfm.vocabulary.foreign import load_subword_models
+from tfm.vocabulary.subword import Vocabulary, model_paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +321,7 @@ def _scorers(
     paths = dict.fromkeys(config.score_model for config in configs if config.score_model)
     if not paths:
         return {}, {}
-    from tfm.inference.pair_scores import PairScorer  # imports torch, which takes seconds
+    from tfm.translation.pair_scores import PairScorer  # imports torch, which takes seconds
 
     scorers = {
         path: PairScorer(Path(path), source=recipe.source, target=recipe.target) for path in paths

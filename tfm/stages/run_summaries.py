@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from tfm.config import TrainingConfig, read_toml
 from tfm.config.schema import settings_and_problems
+from tfm.disk.files import find_folders
+from tfm.disk.lock import is_locked
 from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
 from tfm.folders.model_info import MAX_NOISE
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
-from tfm.storage.files import find_folders
-from tfm.storage.lock import is_locked
 from tfm.training.metrics_log import EndState, Metrics, Record, read_metrics
 
 State = Literal["running", "damaged"] | EndState

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm.config import ScoreConfig
-from tfm.data.languages import bleu_tokenizer, name_of
-from tfm.data.manifest import GOLD
+from tfm.dataset.manifest import GOLD
+from tfm.disk.files import STDIN_FILE, is_same_file, read_record
+from tfm.disk.paths import LAST_GENERATION, check_streams
 from tfm.errors import DataError, TfmError, UsageError, explain_os_error
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
-from tfm.metrics.tokenizers import load_tokenizer
+from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
 from tfm.reporting import say
 from tfm.stages.score_lines import LineOutputs, LineScore, read_json, report_lines
-from tfm.storage.files import STDIN_FILE, is_same_file, read_record
-from tfm.storage.paths import LAST_GENERATION, check_streams
 from tfm.text.files import suffix_of, unpacked_name
 from tfm.text.formats import JSON_LINES, SEGMENTS, columns_in
+from tfm.text.languages import name_of
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, read_text
 from tfm.text.looks import look
 from tfm.text.segments import REFERENCE, SOURCE, TRANSLATION
 
 if TYPE_CHECKING:
-    from tfm.data.test_sets import NamedSet
+    from tfm.dataset.test_sets import NamedSet
     from tfm.features.seen.report import SeenReport
     from tfm.folders.model_folder import ModelFolder
 
@@ -190,13 +190,13 @@ def check_settings(metrics: Sequence[MetricName] | None, config: ScoreConfig) ->
 
 
 def _parse_set(name: str) -> "NamedSet":
-    from tfm.data.test_sets import NamedSet  # here, because few scores need it
+    from tfm.dataset.test_sets import NamedSet  # here, because few scores need it
 
     return NamedSet.parse(name)
 
 
 def _read_set(named: "NamedSet", mirror: str | None) -> list[list[str]]:
-    from tfm.data.sources import Downloads  # here, because few scores need it
+    from tfm.text.sources import Downloads  # here, because few scores need it
 
     texts = named.read(named.fetch(Downloads(mirror=mirror)))
     return [text.split("\n")[:-1] for text in texts]

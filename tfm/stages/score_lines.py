@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.config import ScoreConfig
+from tfm.disk.files import write_text
+from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DataError
-from tfm.storage.files import write_text
-from tfm.storage.paths import OutputPath, check_outputs
 from tfm.text.files import suffix_of
 from tfm.text.formats import JSON_LINES
 from tfm.text.lines import read_text

@@ -12,25 +12,25 @@ from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
 from tfm.config.schema import differences
-from tfm.device.compute import oversubscription
-from tfm.distributed.group import Group, joined
-from tfm.distributed.interruption import StopRequests
-from tfm.distributed.watchdog import Watchdog
+from tfm.disk.files import write_text
+from tfm.disk.lock import lock_folder
 from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
 from tfm.folders.saving import newest_intact_checkpoint
+from tfm.machine.compute import oversubscription
+from tfm.machine.group import Group, joined
+from tfm.machine.interruption import StopRequests
+from tfm.machine.watchdog import Watchdog
+from tfm.machine.world import World
 from tfm.reporting import say
 from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
 from tfm.steps import StepsConfig, steps_around
-from tfm.storage.files import write_text
-from tfm.storage.lock import lock_folder
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.training.validation import validation_search
-from tfm.world import World
 
 # These settings may not change when a run is resumed, except max_tokens, which suits the devices.
 _FIXED_SECTIONS = ("model", "optimizer", "batching")

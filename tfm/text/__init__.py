@@ -1,1 +1,1 @@
-"""Reading text files: decompression, formats and lines."""
+"""Text before it is token ids: files, downloads, recipes, cleaning, languages."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tfm.backends.plain import TrainingBackend
 from tfm.config import RunConfig
-from tfm.data.batching import Batch, Batcher
-from tfm.data.dataset import Integers
-from tfm.device.compute import Compute, device_memory_bytes, is_out_of_memory
-from tfm.device.memory import PeakMemory
-from tfm.distributed.group import Group
+from tfm.dataset.batching import Batch, Batcher
+from tfm.dataset.parallel import Integers
 from tfm.errors import TrainingError
+from tfm.machine.compute import Compute, device_memory_bytes, is_out_of_memory
+from tfm.machine.group import Group
+from tfm.machine.memory import PeakMemory
 from tfm.model.cost import Cost
 from tfm.model.transformer import Transformer
 from tfm.training.gradients import Gradients, build_gradients

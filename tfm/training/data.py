@@ -15,20 +15,20 @@ from tfm.config import (
     TransformerConfig,
     suitable_arch,
 )
-from tfm.data.dataset import DatasetIndex, ParallelDataset
-from tfm.data.languages import bleu_tokenizer
-from tfm.data.manifest import BINARIZE, SEEN, SPLITS, Manifest
-from tfm.data.masks import MASKS
-from tfm.data.plan import WINDOW_PAIRS
-from tfm.data.shortlist import shortlist_files
-from tfm.data.subword import Vocabulary, shown_tags
-from tfm.device.compute import choose_compute
+from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
+from tfm.dataset.parallel import DatasetIndex, ParallelDataset
+from tfm.dataset.plan import WINDOW_PAIRS
+from tfm.dataset.shortlist import shortlist_files
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
-from tfm.metrics.tokenizers import load_tokenizer
+from tfm.machine.compute import choose_compute
+from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
 from tfm.reporting import say
+from tfm.text.corpus.texts import SPLITS
 from tfm.text.lines import read_pairs
+from tfm.text.masks import MASKS
+from tfm.vocabulary.subword import Vocabulary, shown_tags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from tfm.data.batching import Batch
-from tfm.distributed.group import Group
+from tfm.dataset.batching import Batch
+from tfm.machine.group import Group
 
 # DDP orders its gradient buckets after the first step, when the second one starts.
 _STEPS_TO_BUILD_BUCKETS = 2

@@ -15,10 +15,7 @@ from typing import NoReturn
 import torch
 
 from tfm.config.schema import Measured
-from tfm.data.background import run_in_thread
-from tfm.device.compute import Compute, ComputeThreads, measure_fp32_flops
-from tfm.distributed.group import Group
-from tfm.distributed.interruption import RESUME, StopRequests
+from tfm.disk.tensor_file import record_from
 from tfm.errors import (
     CheckpointError,
     InterruptedRunError,
@@ -29,8 +26,10 @@ from tfm.errors import (
 from tfm.folders.model_folder import STATE, ModelFolder
 from tfm.folders.model_info import ranking_metric
 from tfm.folders.saving import Saver, last_good_checkpoint
-from tfm.folders.tensor_file import record_from
-from tfm.inference.steps import Step
+from tfm.machine.background import run_in_thread
+from tfm.machine.compute import Compute, ComputeThreads, measure_fp32_flops
+from tfm.machine.group import Group
+from tfm.machine.interruption import RESUME, StopRequests
 from tfm.metrics.command import MetricCommand, MetricCommandError
 from tfm.model.build import Model, build_model, new_model
 from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
@@ -50,6 +49,7 @@ from tfm.training.progress import (
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validation, Validator
+from tfm.translation.steps import Step
 
 _MAX_REASON = 100  # characters
 

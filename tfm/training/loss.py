@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.training_compiled import compile_for_sizes
-from tfm.data.batching import PADDING, Batch
-from tfm.device.compute import autocast_dtype
+from tfm.dataset.batching import PADDING, Batch
+from tfm.machine.compute import autocast_dtype
 from tfm.model.build import Model
 
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.

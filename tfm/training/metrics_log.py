@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from tfm.disk.files import atomic_write
 from tfm.errors import DataError
 from tfm.folders.run_folder import METRICS
 from tfm.reporting import say
-from tfm.storage.files import atomic_write
 
 MEASURED = ("train", "validation")  # the kinds of records with measured values
 _NOT_MEASURED = ("kind", "signature", "ranked_by", "text_pairs", "text_losses", "samples")

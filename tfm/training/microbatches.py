@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from tfm.config import RunConfig
-from tfm.data.batching import DEFAULT_MAX_TOKENS, Batcher
-from tfm.data.dataset import Integers
-from tfm.device.memory import USABLE_SHARE
+from tfm.dataset.batching import DEFAULT_MAX_TOKENS, Batcher
+from tfm.dataset.parallel import Integers
+from tfm.machine.memory import USABLE_SHARE
 from tfm.model.cost import Cost
 
 _UNLIMITED = 1 << 30  # tokens

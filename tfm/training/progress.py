@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tfm.config.schema import Measured
-from tfm.data.dataset import Integers
+from tfm.dataset.parallel import Integers
 from tfm.reporting import format_number
 from tfm.training.loss import perplexity
 

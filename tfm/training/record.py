@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfm.data.manifest import TrainingText
+from tfm.dataset.manifest import TrainingText
 from tfm.errors import DETAIL
 from tfm.folders.model_info import MAX_NOISE, ranking_metric
 from tfm.reporting import format_duration, say

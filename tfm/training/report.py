@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tfm.disk.files import write_text
 from tfm.plotting import ticker
 from tfm.reporting import format_duration, format_number
-from tfm.storage.files import write_text
 from tfm.training.charts import Chart, at_step, grid, points_of, render_chart, render_charts
 from tfm.training.metrics_log import Record, read_metrics
 

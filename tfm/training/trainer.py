@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
-from tfm.data.background import read_ahead
-from tfm.data.batching import Batcher
-from tfm.data.dataset import Integers, ParallelDataset
-from tfm.device.compute import Compute, ComputeThreads
-from tfm.distributed.group import Group
-from tfm.folders.tensor_file import count, record_from
+from tfm.dataset.batching import Batcher
+from tfm.dataset.parallel import Integers, ParallelDataset
+from tfm.disk.tensor_file import count, record_from
+from tfm.machine.background import read_ahead
+from tfm.machine.compute import Compute, ComputeThreads
+from tfm.machine.group import Group
 from tfm.model.build import Model, freeze
 from tfm.model.cost import Cost
 from tfm.training.accumulation import GradientAccumulation, Poll, StepBatch

@@ -8,15 +8,11 @@ import torch
 
 from tfm.backends.selection import inference_backend
 from tfm.config import ScoreConfig, SearchConfig
-from tfm.data.batching import Batcher
-from tfm.data.dataset import Integers
-from tfm.data.subword import Vocabulary
-from tfm.device.compute import Compute
-from tfm.distributed.group import Group
+from tfm.dataset.batching import Batcher
+from tfm.dataset.parallel import Integers
 from tfm.folders.model_info import SCORES, ModelInfo
-from tfm.inference.chain import Chain, by_length
-from tfm.inference.engine import Engine
-from tfm.inference.steps import Step
+from tfm.machine.compute import Compute
+from tfm.machine.group import Group
 from tfm.metrics.command import MetricCommand, MetricCommandError, ScoredText
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.scores import corpus_scores
@@ -25,6 +21,10 @@ from tfm.reporting import format_number, say
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
 from tfm.training.progress import Heartbeat, no_heartbeat
+from tfm.translation.chain import Chain, by_length
+from tfm.translation.engine import Engine
+from tfm.translation.steps import Step
+from tfm.vocabulary.subword import Vocabulary
 
 # Translation checks whether to stop after this many sentences.
 _CHUNK = 128

@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tfm.device.compute import choose_compute
+from tfm.machine.compute import choose_compute
 from tfm.plotting import Figure, drawing
 
 HERE = Path(__file__).parent

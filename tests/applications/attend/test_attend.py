@@ -15,13 +15,13 @@ from helpers import data_of
 from tfm.commands.attend import attend
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, run_config
-from tfm.data.subword import BOS, EOS, Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
+from tfm.model.attention_weights import record_attention
 from tfm.model.build import new_model
-from tfm.model.weights import record_attention
+from tfm.vocabulary.subword import BOS, EOS, Vocabulary
 
 SENTENCE = "I am buying the red cars on Monday"
 SHORT = SearchConfig(max_extra_length=5)

@@ -14,8 +14,8 @@ from tfm.applications.check import suite
 from tfm.applications.check.measures import Thresholds
 from tfm.applications.check.rows import ROWS, cases
 from tfm.applications.check.suite import check_rows, read_test_set
-from tfm.inference.steps import Output
 from tfm.stages.train import train
+from tfm.translation.steps import Output
 
 WORDS = [
     *("the", "small", "brown", "dog", "runs", "over", "wide", "green", "fields", "near", "some"),

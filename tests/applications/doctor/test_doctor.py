@@ -11,7 +11,7 @@ import torch
 
 from tfm.applications.doctor import checks, torch_checks
 from tfm.applications.doctor.checks import Finding
-from tfm.device.cpu import CpuTimes
+from tfm.machine.cpu import CpuTimes
 
 
 def levels(findings):

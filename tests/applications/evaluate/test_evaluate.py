@@ -16,12 +16,12 @@ import tfm
 from tfm.backends.selection import chosen_arithmetic
 from tfm.commands import evaluate as command
 from tfm.config import InferenceConfig
-from tfm.data.test_sets import NamedSet
+from tfm.dataset.test_sets import NamedSet
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.run_folder import checkpoints
-from tfm.inference import engine
 from tfm.stages import generate as stage
 from tfm.stages.partial_output import PartialOutput
+from tfm.translation import engine
 
 FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
 

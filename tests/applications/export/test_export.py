@@ -12,11 +12,11 @@ from tfm.applications.export import Quantization, check
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION
-from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
+from tfm.vocabulary.subword import Vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.applications.export.specification")

@@ -14,12 +14,12 @@ import pytest
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, run_config
-from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.stages.model_summaries import summarize_model
+from tfm.vocabulary.subword import Vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specification = pytest.importorskip("tfm.applications.export.specification")

@@ -11,9 +11,9 @@ from helpers import number_pairs
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION, Normalization, run_config
-from tfm.data.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
+from tfm.vocabulary.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

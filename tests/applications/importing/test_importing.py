@@ -18,11 +18,11 @@ from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
 from tfm.commands.translator import Translator
-from tfm.data.subword import BOS, EOS, PAD, Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.stages.train import train
+from tfm.vocabulary.subword import BOS, EOS, PAD, Vocabulary
 
 pytest.importorskip("transformers")
 

@@ -9,9 +9,9 @@ from native_models import new_native, settings_of, write_npz
 
 from tfm.commands.import_model import import_model
 from tfm.commands.translator import Translator
-from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
+from tfm.vocabulary.subword import Vocabulary
 
 pytest.importorskip("transformers")
 

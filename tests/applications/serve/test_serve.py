@@ -28,12 +28,12 @@ from hostile import KINDS
 
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.data import languages
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
 from tfm.features.documents.step import Sentences
 from tfm.folders.model_folder import ALIGNMENT, ModelFolder
 from tfm.steps import StepsConfig
+from tfm.text import languages
 
 pytest.importorskip("uvicorn")
 from servers import DEFAULT, PAIR, Address, stand_in, translation, upper

@@ -12,7 +12,7 @@ from tfm.features.align import heads
 from tfm.features.align.alignment import Side
 from tfm.features.align.heads import AlignmentModel, choose_heads, predictability
 from tfm.folders.model_folder import ALIGNMENT, WEIGHTS, ModelFolder
-from tfm.inference.engine import Engine
+from tfm.translation.engine import Engine
 
 
 def test_links_to_the_same_pieces_in_both_halves_predict_best():

@@ -7,14 +7,14 @@ import pytest
 import torch
 from small_models import recurrent
 
-from tfm.data.subword import BOS, EOS
-from tfm.data.units import units
 from tfm.features.align import alignment
 from tfm.features.align.alignment import grow_diagonal
 from tfm.features.align.heads import AlignmentModel
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder
-from tfm.model.weights import cross_attention
+from tfm.model.attention_weights import cross_attention
+from tfm.text.units import units
+from tfm.vocabulary.subword import BOS, EOS
 
 SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
 TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Mai", "sieben"]

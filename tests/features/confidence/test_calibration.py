@@ -6,7 +6,7 @@ import pytest
 from tfm.config.schema import from_table
 from tfm.features.confidence.step import Confidence, fit
 from tfm.folders.model_info import Calibration
-from tfm.inference.steps import Output
+from tfm.translation.steps import Output
 
 
 def confidence(calibration, log_prob, num_tokens):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tfm.commands.translator import Translator
 from tfm.features.documents.splitting import join, split
 from tfm.features.documents.step import Sentences
-from tfm.inference import engine
-from tfm.inference.steps import Output, Segment
+from tfm.translation import engine
+from tfm.translation.steps import Output, Segment
 
 TEXTS = st.text() | st.text(
     alphabet="aB1. !?…。「」“”»«()-\"'\n\r\t\x85\u2028\u3000 ,、", max_size=300

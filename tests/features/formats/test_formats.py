@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.commands.translator import Translator
-from tfm.data.units import units
 from tfm.errors import DataError, UsageError
 from tfm.features.documents.step import Sentences
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.step import Formats
 from tfm.features.formats.subtitles import subtitle_blocks
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference import reader
-from tfm.inference.chain import Part
-from tfm.inference.steps import Output, Segment
+from tfm.text.units import units
+from tfm.translation import reader
+from tfm.translation.chain import Part
+from tfm.translation.steps import Output, Segment
 
 # Each word is written as in a document, and has units of its script.
 WORDS = (

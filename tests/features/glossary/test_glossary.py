@@ -13,7 +13,7 @@ from tfm.errors import DataError, UsageError
 from tfm.features.glossary.finding import Finder, capitalized
 from tfm.features.glossary.step import Glossary
 from tfm.features.glossary.terms import read_terms
-from tfm.inference.steps import Output, RequiredText, Segment
+from tfm.translation.steps import Output, RequiredText, Segment
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
 

@@ -8,8 +8,8 @@ from tfm.commands.translator import Translator
 from tfm.config import SearchConfig, settings_from
 from tfm.errors import UsageError
 from tfm.features.mbr.step import MinimumBayesRisk, pairwise_utilities
-from tfm.inference.steps import Output
 from tfm.metrics.command import MetricCommand
+from tfm.translation.steps import Output
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
-from tfm.data.units import units
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.documents.step import Sentences
@@ -19,9 +18,10 @@ from tfm.features.formats.step import Formats
 from tfm.features.protect.placing import place, put_back, take_out
 from tfm.features.protect.step import Protect
 from tfm.folders.model_folder import ModelFolder, ensemble_info
-from tfm.inference.chain import Part
-from tfm.inference.steps import Output, Segment
 from tfm.steps import StepsConfig, steps_around
+from tfm.text.units import units
+from tfm.translation.chain import Part
+from tfm.translation.steps import Output, Segment
 
 SPANS = ("{name}", "%s", "http://x.org/a?b=1", "<ph id='1'/>", "#tag", "$x y$", "%(n)d")
 WORDS = (
@@ -345,7 +345,7 @@ def test_translator_takes_patterns(translator):
 def test_nothing_is_imported_for_text_without_spans():
     code = (
         "import sys; from tfm.features.protect.step import Protect\n"
-        "from tfm.inference.steps import Segment\n"
+        "from tfm.translation.steps import Segment\n"
         "before = set(sys.modules)\n"
         "Protect().before(Segment(1, 'Two dogs, 100 % sure, $ 5, 3.5.'))\n"
         "print('regex' in sys.modules, len(set(sys.modules) - before))"

@@ -9,15 +9,15 @@ import pytest
 from helpers import number_pairs, write_lines
 
 from tfm.config import BinarizeConfig, ScoreConfig
-from tfm.data.manifest import Manifest
-from tfm.data.seen_text import FILE, SeenText
+from tfm.dataset.manifest import Manifest
+from tfm.disk.files import sha256_of
+from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import UsageError
 from tfm.features.seen.report import find_seen
 from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
 from tfm.stages.binarize import binarize
 from tfm.stages.score import score
-from tfm.storage.files import sha256_of
-from tfm.storage.paths import OutputPath, check_outputs
+from tfm.text.seen import FILE, SeenText
 
 NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]
 

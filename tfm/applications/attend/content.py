@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfm.data.subword import SPACE_MARK, Vocabulary
 from tfm.errors import UsageError
 from tfm.features.attention.maps import AttentionKind, AttentionMaps, attention_maps
 from tfm.model.build import Model
 from tfm.search.active import check_finite
+from tfm.vocabulary.subword import SPACE_MARK, Vocabulary
 
 # Every picture contains this name, so that no other file is overwritten.
 GENERATOR = "tfm attend"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfm.applications.attend.content import GENERATOR, LABELS, SYMBOLS, Content
+from tfm.disk.files import atomic_write
 from tfm.plotting import Axes, Figure, cm, colors, drawing, font_manager
 from tfm.reporting import say
-from tfm.storage.files import atomic_write
 
 _CELL_INCHES = 0.2  # side of a weight, reduced if the figure would exceed _MAX_INCHES
 _MAX_INCHES = 24.0

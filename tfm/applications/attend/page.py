@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 from tfm.applications.attend.content import LABELS, SYMBOLS, Content
-from tfm.storage.files import write_text
+from tfm.disk.files import write_text
 
 
 def write_page(path: Path, content: Content) -> None:

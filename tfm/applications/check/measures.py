@@ -10,10 +10,10 @@ import regex
 
 from tfm.applications.check.rows import Case
 from tfm.config import ScoreConfig
-from tfm.data.languages import SENTENCE_MARKS
-from tfm.inference.steps import Output
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.sacre import sacrebleu_score, sentence_chrf
+from tfm.text.languages import SENTENCE_MARKS
+from tfm.translation.steps import Output
 
 _WORD = regex.compile(r"[\p{L}\p{M}]+")
 _REPETITION = re.compile(r"(.{2,60}?)\1{3}")

@@ -4,9 +4,9 @@ from pathlib import Path
 from xml.etree import ElementTree as ET  # to write only
 
 from tfm.applications.check.suite import CheckResult
+from tfm.disk.files import write_text
 from tfm.metrics.page import PageLine, write_page
 from tfm.reporting import printable
-from tfm.storage.files import write_text
 
 
 def table(result: CheckResult) -> list[list[str]]:

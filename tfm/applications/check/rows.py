@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import regex
 
-from tfm.data.copies import COPIES, Change
+from tfm.text.copies import COPIES, Change
 
 _SEED = 1  # of typos
 _WORD = regex.compile(r"[\p{L}\p{M}]{3,}")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from tfm.applications.check.measures import Thresholds, Translated, measured, summary, words
 from tfm.applications.check.rows import ROWS, cases
-from tfm.data.languages import bleu_tokenizer
-from tfm.data.manifest import Manifest
-from tfm.data.tags import split_tag
+from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
-from tfm.inference.steps import Output
+from tfm.metrics.tokenizers import bleu_tokenizer
 from tfm.reporting import Progress
 from tfm.text.lines import read_lines, read_pairs
 from tfm.text.segments import REFERENCE, SOURCE
+from tfm.text.tags import split_tag
+from tfm.translation.steps import Output
 
 _NUM_WORST = 10
 

@@ -26,12 +26,12 @@ from typing import Literal
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from tfm.data.manifest import newest_dataset
-from tfm.device import cpu
+from tfm.dataset.manifest import newest_dataset
+from tfm.disk.files import atomic_directory, existing_parent, folder_size
+from tfm.disk.lock import lock_folder
+from tfm.disk.paths import DATA_ROOT, RUNS_ROOT
 from tfm.errors import DISTRIBUTION, DataError, install_command
-from tfm.storage.files import atomic_directory, existing_parent, folder_size
-from tfm.storage.lock import lock_folder
-from tfm.storage.paths import DATA_ROOT, RUNS_ROOT
+from tfm.machine import cpu
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]

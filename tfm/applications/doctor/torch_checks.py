@@ -15,11 +15,11 @@ import torch
 from tfm.applications.doctor.checks import Finding, Level
 from tfm.backends import products_cpu
 from tfm.backends.selection import MAX_ERRORS, inference_error, training_error, verified_compute
-from tfm.device.compute import set_num_threads
-from tfm.device.cpu import num_cores, this_cpu
-from tfm.distributed.group import joined
 from tfm.errors import LostPeersError
-from tfm.world import World
+from tfm.machine.compute import set_num_threads
+from tfm.machine.cpu import num_cores, this_cpu
+from tfm.machine.group import joined
+from tfm.machine.world import World
 
 _MEETING = timedelta(seconds=20)
 _MESSAGE_CHARACTERS = 160

@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
+from tfm.disk.files import write_text
 from tfm.metrics.metric import MetricScore
-from tfm.storage.files import write_text
 
 Form = Literal["simple", "pipe", "latex_booktabs", "html"]  # names of tabulate: pipe is Markdown's
 

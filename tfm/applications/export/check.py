@@ -11,14 +11,14 @@ import torch
 from tfm.applications.export import Format
 from tfm.applications.export.programs import PROGRAMS, Program, Translation
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.data.subword import Vocabulary
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
-from tfm.inference.chain import Chain
-from tfm.inference.engine import Engine
-from tfm.inference.steps import Output, Segment
 from tfm.text.lines import read_lines
 from tfm.text.segments import SOURCE
+from tfm.translation.chain import Chain
+from tfm.translation.engine import Engine
+from tfm.translation.steps import Output, Segment
+from tfm.vocabulary.subword import Vocabulary
 
 # Far above the rounding differences of float32 sums, far below the difference of two models.
 _MAX_NATS_PER_TOKEN = 1e-2

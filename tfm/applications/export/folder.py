@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tfm.applications.export import Format, Quantization
 from tfm.config import SearchConfig
-from tfm.data.languages import base_language, name_of, script_of
-from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError, install_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
+from tfm.text.languages import base_language, name_of, script_of
+from tfm.vocabulary.subword import Vocabulary
 
 _MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 

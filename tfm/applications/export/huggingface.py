@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tfm.config import ModelConfig, SearchConfig, TransformerConfig
 from tfm.config.normalization import INVISIBLE, SPACES
-from tfm.data.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
+from tfm.disk.files import write_json
+from tfm.disk.tensor_file import write_tensors
 from tfm.errors import UsageError
 from tfm.folders.model_info import ModelInfo
-from tfm.folders.tensor_file import write_tensors
 from tfm.model.build import Model
 from tfm.model.layers import sinusoidal_encoding
-from tfm.storage.files import write_json
+from tfm.vocabulary.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
 
 _FIRST_BYTE = "<0x00>"
 _PIECES_PER_LINE = 20

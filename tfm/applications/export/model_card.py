@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tfm import __version__
 from tfm.config import run_toml
-from tfm.data.languages import base_language
-from tfm.data.manifest import Manifest
+from tfm.dataset.manifest import Manifest
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
+from tfm.text.languages import base_language
 from tfm.training.metrics_log import read_metrics
 
 # Those that models usually have, of the many that the Hub knows by name.

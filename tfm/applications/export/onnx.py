@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from tfm.config import SearchConfig
-from tfm.data.packing import Padded
-from tfm.data.subword import Vocabulary
 from tfm.errors import UsageError
 from tfm.model.build import Model
 from tfm.model.heads import MultiHeadAttention
 from tfm.model.layers import sinusoidal_encoding
+from tfm.model.packing import Padded
 from tfm.model.transformer import Transformer
+from tfm.vocabulary.subword import Vocabulary
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tfm.applications.export import Format
 from tfm.config import SearchConfig
-from tfm.data.subword import BOS, EOS, PAD, UNK, Vocabulary
+from tfm.vocabulary.subword import BOS, EOS, PAD, UNK, Vocabulary
 
 Array = npt.NDArray[np.float32]
 

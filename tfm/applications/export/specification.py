@@ -13,9 +13,9 @@ from ctranslate2.specs import (
 from torch import Tensor, nn
 
 from tfm.config import ModelConfig, TransformerConfig
-from tfm.data.subword import BOS, EOS, UNK, Vocabulary
 from tfm.errors import UsageError
 from tfm.model.layers import sinusoidal_encoding
+from tfm.vocabulary.subword import BOS, EOS, UNK, Vocabulary
 
 # The number of exported sinusoidal positions: twice tfm's default maximum source length.
 _NUM_POSITIONS = 2_048

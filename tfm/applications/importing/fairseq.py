@@ -24,9 +24,9 @@ from tfm.applications.importing.foreign import (
     unscaled,
 )
 from tfm.config.schema import shown
-from tfm.data.foreign_subword import with_vocabulary, word_model
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.text.lines import read_lines
+from tfm.vocabulary.foreign import with_vocabulary, word_model
 
 
 class Record:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tfm.config import RunConfig, TransformerConfig, run_config, tag_problem
 from tfm.config.schema import check_table, shown
-from tfm.data.manifest import LANGUAGE
-from tfm.data.subword import BOS, SubwordModel, Vocabulary
-from tfm.data.tags import tagged_language
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
+from tfm.text.corpus.texts import LANGUAGE
+from tfm.text.tags import tagged_language
+from tfm.vocabulary.subword import BOS, SubwordModel, Vocabulary
 
 # Added to the logit of a start that is a copy of another token. Beside a probability of 1, e^-100
 # is 0 in float32, but label smoothing still gives a sensible loss.

@@ -6,8 +6,8 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tfm.data.archives import extract_files
 from tfm.errors import DownloadError, TfmError, UsageError, install_command, tfm_command
+from tfm.text.archives import extract_files
 
 # Besides weights: settings, vocabularies, and the card with languages and license.
 _FILES = ("*.json", "*.spm", "*.model", "*.yml", "*.txt", "*.vocab", "*.md", "LICENSE*")

@@ -25,10 +25,10 @@ from tfm.applications.importing.foreign import (
     unscaled,
 )
 from tfm.config.schema import shown
-from tfm.data.foreign_subword import with_vocabulary
+from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.layers import sinusoidal_encoding
-from tfm.storage.files import read_json
+from tfm.vocabulary.foreign import with_vocabulary
 
 CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")

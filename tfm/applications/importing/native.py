@@ -29,11 +29,11 @@ from tfm.applications.importing.foreign import (
     sinusoids,
 )
 from tfm.applications.importing.yaml_mapping import read_mapping
-from tfm.data.foreign_subword import pieces_by_id, with_vocabulary, word_model
+from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.storage.files import read_json
 from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors
 from tfm.text.lines import read_lines
+from tfm.vocabulary.foreign import pieces_by_id, with_vocabulary, word_model
 
 _SETTINGS = "special:model.yml"  # an array of bytes beside the weights
 _STATES = (".optimizer.npz", ".orig.npz")  # of training

@@ -35,10 +35,10 @@ from tfm.applications.serve.requests import (
 )
 from tfm.applications.serve.served_models import Route
 from tfm.applications.serve.settings import ServeConfig
-from tfm.data import languages
 from tfm.errors import DataError, TfmError, UsageError
-from tfm.inference.steps import Output
 from tfm.steps import TextFormat
+from tfm.text import languages
+from tfm.translation.steps import Output
 
 # A language with its probability in percent.
 Detected = dict[str, Any]

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from tfm.config import SearchConfig
-from tfm.inference.steps import Output
+from tfm.translation.steps import Output
 
 # Source terms with their translations.
 Terms = tuple[tuple[str, str], ...]

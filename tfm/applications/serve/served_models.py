@@ -11,20 +11,20 @@ from pathlib import Path
 from tfm.applications.serve.queue import LineConfig, SentenceCache, Terms, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
-from tfm.data.subword import shown_tags
-from tfm.data.tags import tagged_language, untagged
+from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.features.glossary.terms import read_terms
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.chain import Chain, Part
-from tfm.inference.engine import Engine
-from tfm.inference.steps import Output, Segment, Step
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.steps import StepsConfig, TextFormat, around_texts, steps_around
-from tfm.storage.paths import existing_file
+from tfm.text.tags import tagged_language, untagged
+from tfm.translation.chain import Chain, Part
+from tfm.translation.engine import Engine
+from tfm.translation.steps import Output, Segment, Step
+from tfm.vocabulary.subword import shown_tags
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
 _MAX_STEPS = 32  # of searches, glossaries and formats, that are kept

@@ -16,12 +16,12 @@ from tfm.applications.serve.requests import digest_of
 from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, Table
-from tfm.data.languages import shown_languages
+from tfm.disk.paths import existing_file
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
 from tfm.search.constraints import read_phrases
 from tfm.steps import StepsConfig
-from tfm.storage.paths import existing_file
+from tfm.text.languages import shown_languages
 
 _BACKLOG = 1024  # connections that wait to be accepted
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tfm.data.subword import BOS, EOS, PAD, SubwordModel, Vocabulary
-from tfm.data.units import units
-from tfm.device.compute import Compute
+from tfm.machine.compute import Compute
+from tfm.model.attention_weights import cross_attention
 from tfm.model.build import Model
-from tfm.model.weights import cross_attention
 from tfm.search.active import check_finite
+from tfm.text.units import units
+from tfm.vocabulary.subword import BOS, EOS, PAD, SubwordModel, Vocabulary
 
 # Links of a sentence pair, sorted: (source word, target word), counted from 0.
 Alignment = tuple[tuple[int, int], ...]

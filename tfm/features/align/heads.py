@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import InferenceDevice, TransformerConfig
-from tfm.data.subword import EOS
-from tfm.device.compute import choose_compute
+from tfm.disk.files import read_record, write_record
 from tfm.errors import DataError, UsageError
 from tfm.features.align.alignment import Aligner, Side
 from tfm.folders.model_folder import ALIGNMENT, ModelFolder, NoSplitError
+from tfm.machine.compute import choose_compute
 from tfm.reporting import say
-from tfm.storage.files import read_record, write_record
 from tfm.text.lines import read_lines
+from tfm.vocabulary.subword import EOS
 
 FORMAT = 1
 

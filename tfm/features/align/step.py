@@ -11,13 +11,13 @@ from typing import Self
 from typing_extensions import override
 
 from tfm.config import InferenceDevice
-from tfm.data.languages import are_same
-from tfm.data.units import Span, blanked, units
 from tfm.errors import UsageError
 from tfm.features.align.alignment import Aligner, Alignment
 from tfm.features.align.heads import AlignmentModel
 from tfm.folders.model_folder import ModelFolder
-from tfm.inference.steps import Output, Segment, Step
+from tfm.text.languages import are_same
+from tfm.text.units import Span, blanked, units
+from tfm.translation.steps import Output, Segment, Step
 
 
 class Align(Step):

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfm.data.subword import BOS, EOS, SPACE_MARK, Vocabulary
+from tfm.model.attention_weights import record_attention
 from tfm.model.build import Model
-from tfm.model.weights import record_attention
+from tfm.vocabulary.subword import BOS, EOS, SPACE_MARK, Vocabulary
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 

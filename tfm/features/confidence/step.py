@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from tfm.folders.model_info import Calibration
-from tfm.inference.steps import Output, Step
+from tfm.translation.steps import Output, Step
 
 MIN_LINES = 100
 _NUM_KNOTS = 20

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tfm.data.languages import (
+from tfm.text.languages import (
     CHINESE_SCRIPTS,
     SENTENCE_MARKS,
     WIDE_SENTENCE_MARKS,
@@ -23,7 +23,7 @@ from tfm.data.languages import (
 )
 
 if TYPE_CHECKING:
-    from tfm.data.units import Span
+    from tfm.text.units import Span
 
 # Longer sentences are cut: models are trained on few of them.
 _MAX_CHARACTERS = 600

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from tfm.data.languages import target_language
-from tfm.data.tags import split_tag
 from tfm.features.documents.splitting import Piece, split, translated_pieces, unbroken
-from tfm.inference.steps import Output, Segment, Step
+from tfm.text.languages import target_language
+from tfm.text.tags import split_tag
+from tfm.translation.steps import Output, Segment, Step
 
 if TYPE_CHECKING:
-    from tfm.data.units import Span
+    from tfm.text.units import Span
 
 _State = tuple[list[Piece], str]  # of a paragraph, and the language of its translation
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from tfm.data.units import Span
 from tfm.features.formats.blocks import Block, BlockBuilder, Mark, Quote
 from tfm.features.formats.characters import COPIED, HTML, INLINE, RAW, VOID
 from tfm.features.formats.dialects import ALL, Dialect, dialect_of
 from tfm.reporting import say
+from tfm.text.units import Span
 
 _ATTRIBUTE = r"""[^\s/>=]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
 _TOKENS = r"""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from tfm.data.units import Span, units
 from tfm.features.formats.blocks import CLOSING, Mark
+from tfm.text.units import Span, units
 
 _UNLINKED = -0.1  # the weight of a unit without links
 _TAKEN = -1e9

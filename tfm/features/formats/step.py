@@ -8,13 +8,13 @@ from typing import NamedTuple, Self
 
 from typing_extensions import override
 
-from tfm.data.units import Span, blanked
 from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
 from tfm.features.formats.placing import Placement, tree_of
 from tfm.features.formats.subtitles import Cut, cut_lines, cuts_of, subtitle_blocks, with_repeats
-from tfm.inference.steps import Output, Segment, Step, UnitAligner
 from tfm.reporting import say
+from tfm.text.units import Span, blanked
+from tfm.translation.steps import Output, Segment, Step, UnitAligner
 
 # What reads a document: it returns its text, perhaps with places for translations, and its blocks.
 _READERS: Mapping[str, Callable[[str], tuple[str, list[Block]]]] = {

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from tfm.data.languages import SENTENCE_MARKS
-from tfm.data.units import is_unspaced, units
 from tfm.errors import DataError
 from tfm.features.formats.blocks import CLOSING, Block, BlockBuilder, Mark
 from tfm.features.formats.characters import HTML, PLAIN
 from tfm.reporting import say
+from tfm.text.languages import SENTENCE_MARKS
+from tfm.text.units import is_unspaced, units
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[.,]\d+\s*-->")

@@ -8,9 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import regex
 
-from tfm.data.languages import SENTENCE_MARKS, base_language
-from tfm.data.units import edges
 from tfm.errors import DataError
+from tfm.text.languages import SENTENCE_MARKS, base_language
+from tfm.text.units import edges
 
 ValueT = TypeVar("ValueT")
 

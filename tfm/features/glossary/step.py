@@ -11,16 +11,16 @@ from typing import Self
 from typing_extensions import override
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
-from tfm.data.languages import target_language
-from tfm.data.tags import split_tag
+from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.glossary.finding import Finder, apart, capitalized
 from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
-from tfm.inference.steps import Output, RequiredText, Segment, Step
 from tfm.reporting import say
 from tfm.search.constraints import held_phrases
-from tfm.storage.paths import existing_file
+from tfm.text.languages import target_language
+from tfm.text.tags import split_tag
+from tfm.translation.steps import Output, RequiredText, Segment, Step
 
 _State = tuple[Segment, list[Term], str]  # with the terms in it, and the language of its output
 _normalize = LATEST_NORMALIZATION.normalize

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import regex
 
 from tfm.config import LATEST_NORMALIZATION
-from tfm.data.languages import named_language
+from tfm.disk.files import sha256_of
 from tfm.errors import DataError
 from tfm.features.glossary.finding import Finder, Pattern, folded
 from tfm.reporting import say
-from tfm.storage.files import sha256_of
+from tfm.text.languages import named_language
 from tfm.text.lines import read_lines
 
 _MAX_TERMS = 100_000

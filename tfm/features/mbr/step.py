@@ -16,9 +16,9 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from tfm.config import BleuTokenizer
-from tfm.inference.steps import Output, Segment, Step
 from tfm.metrics.command import MetricCommand, ScoredText
 from tfm.metrics.tokenizers import load_tokenizer
+from tfm.translation.steps import Output, Segment, Step
 
 Utility = Literal["chrf", "bleu"] | MetricCommand
 Counts = Mapping[Hashable, int]

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import regex
 
-from tfm.data.units import Span, units
+from tfm.text.units import Span, units
 
 Link = tuple[Span, Span]
 

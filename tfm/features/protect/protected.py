@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tfm.data.masks import with_masks
-from tfm.data.units import Span
 from tfm.features.protect.placing import Cut, Link, grown, place, put_back, spaced, take_out
-from tfm.inference.steps import Output, Segment
+from tfm.text.masks import with_masks
+from tfm.text.units import Span
+from tfm.translation.steps import Output, Segment
 
 _SPACE = re.compile(r"\s+")
 _MIN_LETTERS = 4  # of a word at the end of a prefix that may be the beginning of a span

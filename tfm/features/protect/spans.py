@@ -12,9 +12,9 @@ from typing import Any
 
 import regex
 
-from tfm.data.units import Span
 from tfm.errors import DataError
 from tfm.features.protect.placeholders import placeholders
+from tfm.text.units import Span
 
 _SECONDS = 1.0  # for a pattern of the user and a text
 

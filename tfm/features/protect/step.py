@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
-from tfm.data.tags import split_tag
-from tfm.inference.steps import Output, Segment, Step, UnitAligner
 from tfm.reporting import say
+from tfm.text.tags import split_tag
+from tfm.translation.steps import Output, Segment, Step, UnitAligner
 
 if TYPE_CHECKING:
-    from tfm.data.units import Span
     from tfm.features.protect.protected import Protected
+    from tfm.text.units import Span
 
 # What any protected text has; the modules that find and place it are only imported for it.
 _HINT = re.compile(r"[{}<\\]|\[\[|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/")

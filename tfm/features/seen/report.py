@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from tfm.config.schema import from_table
-from tfm.data.seen_text import FILE, Flags, SeenText
+from tfm.disk.files import sha256_of
 from tfm.errors import explain_os_error, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import Ancestor
 from tfm.metrics.metric import MetricScore
 from tfm.reporting import say
-from tfm.storage.files import sha256_of
+from tfm.text.seen import FILE, Flags, SeenText
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing_extensions import override
 
 from tfm.config import Normalization
-from tfm.data.subword import Vocabulary
-from tfm.data.trees import bracketed, restore
-from tfm.inference.steps import Output, Segment, Step
+from tfm.text.trees import bracketed, restore
+from tfm.translation.steps import Output, Segment, Step
+from tfm.vocabulary.subword import Vocabulary
 
 _WORDS_AS_WRITTEN = Normalization(space=False, unicode=False)
 

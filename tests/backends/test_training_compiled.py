@@ -1,0 +1,183 @@
+"""Compiled training computes what plain training does, here by Inductor's C++ code on a CPU."""
+
+import functools
+import itertools
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_models import transformer
+from torch.nn.parallel import DistributedDataParallel
+
+from tfm.backends.plain import PLAIN_TRAINING
+from tfm.backends.training_compiled import (
+    CompiledTraining,
+    PackedHeads,
+    compilation_problem,
+    compile_for_sizes,
+)
+from tfm.machine.group import Group
+from tfm.model.build import evaluation_copy
+from tfm.model.heads import Heads
+from tfm.model.packing import Packing
+from tfm.training import trainer as trainer_module
+from tfm.training.gradients import ReplicatedGradients
+from tfm.training.loss import BatchLoss
+
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
+)
+# torch's compiler warns of itself.
+pytestmark = pytest.mark.filterwarnings("ignore")
+NO_DROPOUT = {"dropout": 0, "embedding_dropout": 0, "attention_dropout": 0, "relu_dropout": 0}
+SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 16}
+# A large ε: Adam makes steps of full size from rounding errors of gradients that are zero.
+OPTIMIZER = {"warmup_steps": 4, "adam_epsilon": 1e-3}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def train(new_trainer, monkeypatch):
+    """Train with a backend from a state, if any; return losses and the trainer."""
+
+    def run(backend, *, steps, state=None, weights=None, **model):
+        monkeypatch.setattr(trainer_module, "training_backend", lambda *_, **__: backend)
+        trainer = new_trainer(model={**SMALL, **model}, optimizer=OPTIMIZER)
+        if state is not None:
+            trainer.model.load_state_dict(weights)
+            trainer.load_state(state)
+        batches = itertools.islice(trainer.batches(), steps)
+        return [trainer.step(batch)[0].report().loss for batch in batches], trainer
+
+    return run
+
+
+def num_compiled():
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_losses_and_weights_equal_the_plain_ones_and_validation_compiles_nothing(
+    train, output_bias
+):
+    settings = {**NO_DROPOUT, "output_bias": output_bias}
+    found, trainer = train(CompiledTraining(), steps=4, **settings)
+    expected, plain = train(PLAIN_TRAINING, steps=4, **settings)
+    assert found == pytest.approx(expected, rel=1e-5)
+    for ours, theirs in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+    if output_bias:
+        assert trainer.model.output_bias.detach().abs().max() > 0
+
+    compiled = num_compiled()
+    assert 0 < compiled < 10
+    batch = trainer.batcher.batch(trainer.batcher.epoch(1)[0])
+    model = evaluation_copy(trainer.model)
+    with torch.no_grad():
+        model.forward_packed(batch.source, batch.sources, batch.target_input, batch.targets)
+    assert num_compiled() == compiled
+
+
+@NEEDS_COMPILER
+def test_with_dropout_a_resumed_run_equals_an_uninterrupted_one_and_learns(train):
+    losses, uninterrupted = train(CompiledTraining(), steps=8)
+    assert losses[-1] < losses[0] - 0.1
+    first, stopped = train(CompiledTraining(), steps=4)
+    weights = {name: each.clone() for name, each in stopped.model.state_dict().items()}
+    second, resumed = train(CompiledTraining(), steps=4, state=stopped.state(), weights=weights)
+    assert first + second == losses
+    for ours, theirs in zip(
+        resumed.model.parameters(), uninterrupted.model.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"window": 2}])
+def test_attention_in_parts_equals_attention_of_the_whole_batch(settings):
+    torch.manual_seed(0)
+    queries = Packing(torch.tensor([9, 7, 4, 3, 2]), 30, part_starts=[2, 4])
+    keys = queries if settings else Packing(torch.tensor([5, 8, 2, 4, 1]), 24, part_starts=[2, 4])
+    heads = Heads(2, [6, 6, 6], dropout=0.0, **settings)
+    projections = (
+        [torch.randn(30, 18, dtype=torch.float64, requires_grad=True)]
+        if settings
+        else [
+            torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
+            for rows, width in ((30, 6), (24, 12))
+        ]
+    )
+    found = PackedHeads(**heads.arguments())(projections, queries, keys, None)
+    expected = heads(projections, queries, keys, None)
+    torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad(x[: queries.num_tokens].sin().sum(), projections)
+        for x in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.fixture
+def ddp(monkeypatch):
+    """Join a group of one process; compile without a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ddp")
+def test_a_function_in_ddp_is_compiled_as_a_whole():
+    from torch._dynamo.utils import counters
+
+    def part(x, inner, outer):
+        return outer(torch.relu(inner(x)))
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = torch.nn.Linear(4, 1 << 17), torch.nn.Linear(1 << 17, 4)
+            self.part = compile_for_sizes(part)
+
+        def forward(self, x):
+            return self.part(x, self.inner, self.outer)
+
+    model = DistributedDataParallel(Layers())
+    counters.clear()
+    model(torch.ones(1, 4)).sum().backward()
+    assert counters["aot_autograd"]["total"] == 1
+
+
+@pytest.mark.usefixtures("ddp")
+def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
+    batcher = new_trainer(model=SMALL).batcher
+    model = transformer(400, **SMALL, **NO_DROPOUT).train()
+    CompiledTraining().install(model)
+    loss = BatchLoss(model, label_smoothing=0.1, compiles=True)
+    example = batcher.batch(batcher.epoch(1)[0])
+    before = num_compiled()
+    gradients = ReplicatedGradients(loss, Group(), example)
+    assert num_compiled() == before
+    with gradients.accumulate(is_last=True):
+        total, nll = gradients.loss(example)
+        total.backward()
+    assert num_compiled() > before
+    assert not total._is_view()  # FSDP warns of views
+    assert not nll._is_view()
+    expected = [each.grad.clone() for each in model.parameters()]
+    loss.zero_grad()
+    loss.eval()(example)[0].backward()
+    found = [each.grad for each in model.parameters()]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_device_without_a_compiler_has_a_problem_in_one_line(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC.")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    assert compilation_problem(CPU) == "Failed to find C compiler."

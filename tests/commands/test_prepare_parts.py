@@ -1,0 +1,356 @@
+"""Text in parts: written, appended and binarized in parts, it is the same dataset."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import pytest
+from helpers import contents, number_pairs, opened, write_pairs
+
+from tfm.config import BinarizeConfig, SubwordConfig
+from tfm.dataset import text_parts
+from tfm.dataset.manifest import Manifest
+from tfm.dataset.text_parts import Share, lock_dataset, lock_share
+from tfm.dataset.token_parts import encoding_settings
+from tfm.disk.lock import LockedFolderError, lock_folder
+from tfm.errors import DataError, UsageError
+from tfm.stages.binarize import binarize, binarize_share
+from tfm.stages.learn_bpe import learn_bpe
+from tfm.stages.prepare import append_text, prepare
+from tfm.text import cleaning
+from tfm.text.cleaning import SeenHashes
+from tfm.text.corpus.recipe import Recipe
+from tfm.text.corpus.texts import TextFiles
+from tfm.vocabulary.subword import Vocabulary
+
+PARTS = {"cleaning": {"part_pairs": 100}}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Three texts with duplicates in each and among them."""
+    folder = tmp_path_factory.mktemp("texts")
+    pairs = list(islice(number_pairs("train", num_pairs=400, seed=1), 400))
+    slices = {"a": (0, 230), "b": (200, 330), "c": (100, 400), "t": (390, 400)}
+    for name, (start, end) in slices.items():
+        again = pairs[start : start + 20] if name == "b" else []
+        write_pairs(folder, name, pairs[start:end] + again)
+    return folder
+
+
+@pytest.fixture
+def recipe(texts):
+    def make(*names, test=("t",), **settings):
+        def files(name, **options):
+            paths = {side: str(texts / f"{name}.{lang}") for side, lang in SIDES.items()}
+            return TextFiles(**paths, **options)
+
+        train = tuple(files(name, tag="<x>" if name == "b" else None) for name in names)
+        return Recipe(
+            name="x",
+            source="en",
+            target="de",
+            train=train,
+            test=tuple(map(files, test)),
+            **settings,
+        )
+
+    return make
+
+
+SIDES = {"source": "en", "target": "de"}
+SETTINGS = {"subword": {"vocab_size": 360, "threads": 1, "symbols": "<x>"}}
+
+
+def text_of(folder):
+    names = Manifest.load(folder).text_parts("train")
+    return ["".join((folder / f"{n}.{lang}").read_text() for n in names) for lang in ("en", "de")]
+
+
+def rows_of(folder):
+    dataset = opened(folder)
+    dataset.verify()
+    return list(dataset.source), list(dataset.target)
+
+
+@pytest.fixture
+def whole(recipe, tmp_path):
+    """A dataset of all texts in one part."""
+    return prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "whole").data_dir
+
+
+def test_parts_hold_the_text_of_one_pass(recipe, whole, tmp_path):
+    several = prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
+    sizes = list(Manifest.load(several).part_sizes().values())
+    assert sizes == [100] * (len(sizes) - 1) + sizes[-1:]
+    assert len(sizes) > 3
+    assert text_of(several) == text_of(whole)
+    assert (several / "bpe.model").read_bytes() == (whole / "bpe.model").read_bytes()
+    assert rows_of(several) == rows_of(whole)
+    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, several))
+    assert {**before, "parts": 0} == {**after, "parts": 0}
+
+
+def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_path):
+    shutil.copy(whole / "bpe.model", tmp_path)
+    subword = {"subwords": (str(tmp_path / "bpe.model"),), "symbols": "<x>"}
+    first = recipe("a", subword=subword)
+    folder = prepare(first, tmp_path / "a", overrides=PARTS).data_dir
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
+    assert append_text(recipe("b", test=()), folder, overrides=PARTS).is_new
+    assert append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
+    assert not append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert text_of(folder) == text_of(whole)
+    assert rows_of(folder) == rows_of(whole)
+    index, other = (Manifest.load(each).texts("train") for each in (folder, whole))
+    assert index == other
+    assert not prepare(first, folder, overrides=PARTS).is_new
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert rows_of(folder) == rows_of(whole)
+
+
+def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_parts(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
+    before = (folder / "bpe.model").stat().st_mtime_ns
+    append_text(recipe("c", test=()), folder, overrides=PARTS)
+    prepare(recipe("a", **SETTINGS), folder, overrides=PARTS)
+    assert (folder / "bpe.model").stat().st_mtime_ns == before
+    prepare(recipe("b", **SETTINGS), folder, force=True)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+    assert sorted(path.name for path in folder.glob("train*")) == ["train.de", "train.en"]
+    assert len(rows_of(folder)[0]) == 130
+
+
+@pytest.fixture
+def variants(recipe, tmp_path):
+    """A dataset that was encoded with other settings than those of its recipe, and its encoding."""
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a").data_dir
+    table = {"bpe_dropout": 0.2, "bpe_variants": 2, "upper_copies": 0.1, "max_length": 90}
+    binarize(folder, BinarizeConfig(**table, shortlist=True, shortlist_size=9))
+    return folder, encoding_settings(Vocabulary.load(folder), BinarizeConfig(**table))
+
+
+def test_appended_text_is_encoded_as_the_dataset_was_last(recipe, variants):
+    folder, encoding = variants
+    before = Manifest.load(folder)
+    files = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train.v*.npy")}
+    append_text(recipe("c", test=()), folder)
+    after = Manifest.load(folder)
+    assert len(files) == 8
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert after.result("binarize")["train"]["variants"] == 2
+    assert after.inputs("binarize").items() >= encoding.items()
+    assert after.inputs("shortlist")["size"] == before.inputs("shortlist")["size"] == 9
+    assert after.is_current("shortlist", after.inputs("shortlist"))
+    assert after.inputs("shortlist")["binarize"] == after.inputs("binarize")
+
+
+def test_text_is_not_appended_to_token_ids_of_other_settings(recipe, variants):
+    folder, _ = variants
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"]["binarize"] = {}  # as an earlier version kept them
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(
+        UsageError, match=r"run tfm binarize .* append\n.*max_length was 90, not 25"
+    ):
+        append_text(recipe("c", test=()), folder)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"] | {"vocab_size": 350}))
+    with pytest.raises(UsageError, match=r"subword was \w{8}, not \w{8}"):
+        append_text(recipe("c", test=()), folder)
+
+
+def test_tags_that_learning_reserves_can_be_appended(recipe, tmp_path):
+    folder = prepare(recipe("a", subword={"vocab_size": 360}), tmp_path / "a").data_dir
+    with pytest.raises(UsageError, match="no piece for the tag <x>"):
+        append_text(recipe("b", test=()), folder)
+    learn_bpe(folder, SubwordConfig(vocab_size=360, symbols="<x>"))
+    binarize(folder, BinarizeConfig())
+    assert append_text(recipe("b", test=()), folder).is_new
+
+
+@pytest.mark.parametrize("tag", [None, "<x>"])
+@pytest.mark.parametrize("way", ["one pass", "shares", "append"])
+def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
+    recipe, tmp_path, capsys, tag, way
+):
+    def with_test(*names):
+        made = recipe(*names, **SETTINGS)
+        return replace(made, test=(replace(made.test[0], tag=tag),))
+
+    folder = tmp_path / "x"
+    if way == "shares":
+        for number in (1, 2):
+            prepare(with_test("a", "c"), folder, share=Share(number, 2))
+    prepare(with_test("a") if way == "append" else with_test("a", "c"), folder, text_only=True)
+    if way == "append":
+        assert "training text, too" not in capsys.readouterr().err
+        append_text(recipe("c", test=()), folder, text_only=True)
+    assert "10 of the 10 pairs of the test text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "message"),
+    [
+        ("b", {"source": "fr"}, "is en-de, but the text to append is fr-de"),
+        ("b", {"test": ("t",)}, "leave out all other text"),
+        ("b", {"subword": {"vocab_size": 300}}, "leave out vocab_size"),
+        ("a", {}, "no pairs are left of the train text"),
+    ],
+)
+def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change, message):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", text_only=True).data_dir
+    test = change.pop("test", ())
+    other = recipe(*names, test=test, **{k: v for k, v in change.items() if k == "subword"})
+    if "source" in change:
+        other = Recipe(name="x", source="fr", target="de", train=other.train)
+    with pytest.raises((UsageError, DataError), match=message):
+        append_text(other, folder, text_only=True)
+    assert Manifest.load(folder).text_parts("train") == ["train"]
+
+
+def test_appended_text_may_have_other_codes_of_the_languages(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", text_only=True).data_dir
+    train = recipe("b", test=()).train
+    other = Recipe(name="x", source="eng", target="deu_Latn", train=train)
+    assert append_text(other, folder, text_only=True).is_new
+    manifest = Manifest.load(folder)
+    assert all(manifest.text_path(part, "de").is_file() for part in manifest.text_parts("train"))
+    assert len(manifest.text_parts("train")) == 2
+
+
+def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
+    folder = prepare(
+        recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS, text_only=True
+    ).data_dir
+    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"]))
+    for number in (2, 1):
+        binarize_share(folder, BinarizeConfig(), Share(number, 2))
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
+    assert len(written) == 4 * len(Manifest.load(folder).part_sizes())
+    assert binarize(folder, BinarizeConfig())
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert rows_of(folder) == rows_of(whole)
+    with pytest.raises(UsageError, match="use fewer shares"):
+        binarize_share(folder, BinarizeConfig(), Share(9, 9))
+
+
+def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
+    before = rows_of(folder)
+    binarize_share(folder, BinarizeConfig(), Share(1, 2))
+    assert rows_of(folder) == before
+    binarize_share(folder, BinarizeConfig(max_length=20), Share(1, 2))
+    with pytest.raises(DataError, match="holds no binarized dataset: run tfm binarize"):
+        rows_of(folder)
+    binarize(folder, BinarizeConfig())
+    assert rows_of(folder) == before
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_text_that_shares_have_cleaned_is_as_in_one_pass(
+    recipe, whole, tmp_path, monkeypatch, count
+):
+    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 17)
+    texts = recipe("a", "b", "c", **SETTINGS)
+    folder = tmp_path / "shares"
+    for number in range(count, 0, -1):
+        if number == 1 and count > 1:
+            with pytest.raises(DataError, match=r"share 1/3 of the training text is missing"):
+                prepare(texts, folder, overrides=PARTS)
+        prepare(texts, folder, overrides=PARTS, share=Share(number, count))
+        prepare(texts, folder, overrides=PARTS, share=Share(number, count))  # does nothing
+    prepare(texts, folder, overrides=PARTS)
+    assert text_of(folder) == text_of(whole)
+    assert rows_of(folder) == rows_of(whole)
+    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
+    assert {**before, "parts": 0} == {**after, "parts": 0}
+    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
+    assert not prepare(texts, folder, overrides=PARTS).is_new
+
+
+def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
+    prepare(recipe("a"), tmp_path / "x", share=Share(1, 1))
+    folder = prepare(recipe("b"), tmp_path / "x", text_only=True).data_dir
+    assert Manifest.load(folder).part_sizes() == {"train": 130}
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [lock_folder, lock_dataset, partial(lock_share, share=Share(2, 3))],
+    ids=["folder", "dataset", "share"],
+)
+def test_a_dataset_has_one_writer_at_a_time(recipe, tmp_path, monkeypatch, lock):
+    monkeypatch.setattr(text_parts, "_MAX_WAIT_SECONDS", 0)
+    texts = recipe("a", **SETTINGS)
+    folder = prepare(texts, tmp_path / "x").data_dir
+    with lock(folder):
+        before = contents(folder)
+        for work in (
+            lambda: prepare(texts, folder, text_only=True, force=True),
+            lambda: prepare(texts, folder, share=Share(2, 3)),
+            lambda: learn_bpe(folder, SubwordConfig(vocab_size=350), force=True),
+            lambda: binarize(folder, BinarizeConfig(), force=True),
+            lambda: binarize_share(folder, BinarizeConfig(), Share(2, 3)),
+        ):
+            with pytest.raises(LockedFolderError, match=r"(x|2-of-3) is being written to by proc"):
+                work()
+        assert contents(folder) == before
+
+
+def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
+    with ThreadPoolExecutor(8) as threads, ExitStack() as stack:
+        locks = [lock_share(tmp_path, Share(number, 8)) for number in range(1, 9)]
+        list(threads.map(stack.enter_context, locks))
+        with pytest.raises(LockedFolderError), lock_dataset(tmp_path):
+            pass
+    with lock_dataset(tmp_path):
+        pass
+
+
+def test_a_share_of_text_that_is_complete_is_not_written(recipe, tmp_path, capsys):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "x", text_only=True).data_dir
+    prepare(recipe("a", **SETTINGS), folder, share=Share(2, 3))
+    assert "unchanged" in capsys.readouterr().err
+    assert not list(folder.glob("shares/*/text.json"))
+
+
+def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
+    folder = tmp_path / "x"
+    prepare(recipe("a"), folder, share=Share(2, 3))
+    killed = folder / "shares" / "1-of-3" / ".train.en.1.partial"
+    killed.parent.mkdir()
+    killed.touch()
+    with pytest.raises(DataError, match=r"share 1/3 .* is missing"):
+        prepare(recipe("a"), folder, text_only=True)
+    prepare(recipe("a"), folder, text_only=True, force=True)
+    assert Manifest.load(folder).part_sizes() == {"train": 230}
+    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1/2/3", "a/b", ""])
+def test_a_share_is_a_number_of_a_number(text):
+    with pytest.raises(UsageError, match="such as 3/8"):
+        Share.parse(text)
+
+
+def test_hashes_in_files_are_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(cleaning, "_MAX_HASHES_IN_MEMORY", 50)
+    monkeypatch.setattr(cleaning, "_HASHES_AT_ONCE", 16)
+    random = np.random.default_rng(1)
+    seen, known = SeenHashes(tmp_path), set()
+    for size in random.integers(0, 60, size=80):
+        hashes = random.integers(0, 1500, size=size).astype(np.uint64) << np.uint64(50)
+        expected = []
+        for value in hashes.tolist():
+            expected.append(value not in known)
+            known.add(value)
+        assert seen.add(hashes).tolist() == expected
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,559 @@
+"""Several processes train the same model as one process, and report a lost process."""
+
+import json
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import wait_until
+
+from tfm.config import run_toml
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.run_folder import checkpoints
+from tfm.machine.group import Group
+from tfm.stages.train import train
+
+TIMEOUT_SECONDS = 180
+
+# The start of all scripts.
+JOIN = """
+import json, sys
+from datetime import timedelta
+import torch
+from tfm.machine.group import joined
+from tfm.machine.world import World
+world = World.from_environment()
+def output(**facts):
+    print(json.dumps(facts))
+"""
+
+
+# The program that `python -m tfm` runs.
+TFM = "from tfm.cli.main import main; main()"
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def start(fork_python):
+    """Start processes as torchrun does."""
+
+    def start_all(source, *arguments, size=2):
+        port = free_port()
+        return [
+            fork_python(
+                source,
+                *arguments,
+                RANK=str(rank),
+                WORLD_SIZE=str(size),
+                LOCAL_RANK=str(rank),
+                LOCAL_WORLD_SIZE=str(size),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                OMP_NUM_THREADS="1",
+            )
+            for rank in range(size)
+        ]
+
+    return start_all
+
+
+def finish(processes):
+    """Wait for processes; return their exit codes, stdout and stderr."""
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], *zip(*outputs, strict=True)
+
+
+@pytest.fixture(scope="module")
+def run_script(start):
+    """Run a script in several processes; return the output of each, by rank."""
+
+    def run(script, *arguments, size=2):
+        codes, outputs, errors = finish(start(JOIN + script, *arguments, size=size))
+        assert codes == [0] * size, errors
+        return [json.loads(text) for text in outputs]
+
+    return run
+
+
+@pytest.fixture
+def run_processes(data_dir, tmp_path, start):
+    """Train in several processes with the command line; return exit codes and stderr."""
+
+    def run(run_dir, settings, size=2, meanwhile=None, before=""):
+        config = tmp_path / f"{run_dir.name}.toml"
+        config.write_text(run_toml(settings))
+        processes = start(
+            before + TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size
+        )
+        if meanwhile is not None:
+            meanwhile(processes)
+        codes, _, errors = finish(processes)
+        return codes, errors
+
+    return run
+
+
+def losses(run_dir):
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {(line["kind"], line["step"]): line["loss"] for line in lines if "loss" in line}
+
+
+def bleus(run_dir):
+    return [ModelFolder(path).info.metrics["bleu"] for path in checkpoints(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def scored_run(tiny_run):
+    """Settings with dropout, several microbatches per step and BLEU."""
+
+    def make(**changes):
+        training = {"log_steps": 1, "validation_beam": 2, "best_metric": "score"}
+        training |= changes.pop("training", {})
+        # With a small ε, Adam would amplify rounding errors of gradients that are zero.
+        optimizer = {"adam_epsilon": 1e-4, **changes.pop("optimizer", {})}
+        changes = {"batching": {"num_dropout_shards": 2}, "optimizer": optimizer, **changes}
+        return tiny_run(**changes, training=training)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def single_process_run(data_dir, scored_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "single"
+    train(data_dir, run_dir, scored_run())
+    return run_dir
+
+
+def assert_same_run(one, other):
+    """Check equality up to the rounding of sums in another order."""
+    assert losses(one).keys() == losses(other).keys()
+    assert list(losses(one).values()) == pytest.approx(list(losses(other).values()), rel=1e-5)
+    assert bleus(one) == bleus(other)
+    weights, expected = (ModelFolder(checkpoints(run)[-1]).weights() for run in (one, other))
+    for name in expected:
+        torch.testing.assert_close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_two_processes_train_the_same_model_as_one(
+    single_process_run, run_processes, scored_run, tmp_path
+):
+    codes, errors = run_processes(tmp_path / "run", scored_run())
+    assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", single_process_run)
+    assert "2 processes" in errors[0]
+    assert errors[1] == ""
+
+
+def test_one_process_resumes_a_run_of_two(
+    single_process_run, run_processes, scored_run, data_dir, tmp_path
+):
+    codes, errors = run_processes(
+        tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}, training={"max_steps": 8})
+    )
+    assert codes == [0, 0], errors
+    # The checkpoint stores that batches were split for two processes; the settings do not.
+    result = train(data_dir, tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
+    assert result.step == 12
+    found, expected = losses(tmp_path / "run"), losses(single_process_run)
+    assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
+
+
+def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_process(
+    run_processes, scored_run, data_dir, tmp_path
+):
+    changes = {"model": {"output_bias": True}, "optimizer": {"ema": 0.9, "algorithm": "adamw"}}
+    train(data_dir, tmp_path / "single", scored_run(**changes))
+    for max_steps in (8, 12):
+        settings = scored_run(training={"shard": True, "max_steps": max_steps}, **changes)
+        codes, errors = run_processes(tmp_path / "run", settings)
+        assert codes == [0, 0], errors
+    assert_same_run(tmp_path / "run", tmp_path / "single")
+
+
+def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run, tmp_path):
+    run_dir = tmp_path / "run"
+    settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
+
+    def stop(processes):
+        metrics = run_dir / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, seconds=TIMEOUT_SECONDS)
+        processes[1].send_signal(signal.SIGUSR1)
+
+    codes, errors = run_processes(run_dir, settings, meanwhile=stop)
+    assert codes == [0, 0], errors
+    [saved] = checkpoints(run_dir)
+    step = ModelFolder(saved).info.step
+    assert f"stopped and saved at step {step:,}; run the same command to resume" in errors[0]
+    assert errors[1] == ""
+
+
+def test_a_process_that_dies_ends_the_others(run_processes, scored_run, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def kill(processes):
+        wait_until((run_dir / "metrics.jsonl").exists, seconds=TIMEOUT_SECONDS)
+        processes[1].kill()
+
+    settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
+    codes, errors = run_processes(run_dir, settings, meanwhile=kill)
+    assert codes == [1, -signal.SIGKILL]
+    assert errors[0].splitlines()[-1].startswith("tfm: rank 0 lost the connection to the other")
+    assert "Traceback" not in errors[0]
+
+
+def test_collectives_of_two_processes(run_script):
+    script = """
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    output(
+        sum=group.sum(torch.tensor([world.rank, 1.5])).tolist(),
+        largest=group.largest([world.rank, -world.rank]),
+        gathered=group.gather({"rank": world.rank, "text": "ä" * world.rank}),
+    )
+"""
+    expected = {
+        "sum": [1.0, 3.0],
+        "largest": [1, 0],
+        "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "ä"}],
+    }
+    assert run_script(script) == [expected, expected]
+
+
+def test_a_group_ends_though_its_threads_free_tensors_after_ddp_is_gone(run_script):
+    script = """
+import sys
+from torch.nn.parallel import DistributedDataParallel
+nodes = World(rank=world.rank, size=world.size)  # without a shared folder, whose end lets them run
+with joined(nodes, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    module = DistributedDataParallel(torch.nn.Linear(2, 2))
+    sys.setswitchinterval(100)  # seconds
+    group.gather("x" * 100_000)
+del module
+output()
+"""
+    for _ in range(3):
+        assert run_script(script) == [{}, {}]
+
+
+def test_collectives_of_a_single_process_return_its_values():
+    group = Group()
+    assert group.sum(torch.tensor([2.0])).tolist() == [2.0]
+    assert group.largest([3, 4]) == [3, 4]
+    assert group.gather("a") == ["a"]
+    group.check_equal({"settings": "any"})
+    assert group.store is None
+
+
+def test_processes_with_different_settings_are_refused(run_script):
+    script = """
+from tfm.errors import UsageError
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    try:
+        group.check_equal({"settings": world.rank, "dataset": 1})
+    except UsageError as error:
+        output(error=str(error))
+"""
+    outputs = run_script(script)
+    assert outputs[0] == outputs[1]
+    assert outputs[0]["error"].startswith("rank 1 has other settings than rank 0:")
+
+
+TRAINER = """
+from pathlib import Path
+from tfm.config import read_toml, run_config
+from tfm.dataset.parallel import ParallelDataset
+from tfm.model.build import new_model
+from tfm.model.cost import model_cost
+from tfm.machine.compute import Compute
+from tfm.training.trainer import Trainer
+
+data, config, *arguments = sys.argv[1:]
+run = run_config(None, read_toml(Path(config)))
+sizes = dict(source_vocab_size=400, target_vocab_size=400)
+dataset = ParallelDataset(Path(data) / "bin", "train", vocab_sizes=(400, 400))
+cost = model_cost(run.model, **sizes)
+compute = Compute(torch.device("cpu"), torch.float32)
+
+def new_trainer(group):
+    torch.manual_seed(1)
+    model = new_model(run.model, **sizes)
+    return Trainer(model, dataset, run, compute, cost=cost, group=group)
+"""
+
+
+_OUT_OF_MEMORY = """
+import os, torch
+from tfm.training.loss import BatchLoss
+original, num_calls, hook = BatchLoss.forward, 0, None
+def fail(*_):
+    if hook is not None:
+        hook.remove()
+    raise torch.OutOfMemoryError("tried to allocate")
+def forward(module, batch):
+    global num_calls, hook
+    is_training = module.model.training
+    num_calls += is_training
+    if not is_training or batch.num_tokens <= 130:
+        return original(module, batch)
+    if place == "first" or (place == "last" and num_calls == 2):
+        fail()
+    loss, nll = original(module, batch)
+    if place == "backward" and num_calls == 2:
+        # When the gradients of the decoder were sent already.
+        hook = module.model.source_embedding.weight.register_hook(fail)
+    return loss, nll
+if os.environ["RANK"] == "1":
+    BatchLoss.forward = forward
+"""
+_SMALL_BUCKETS = """
+from torch.nn.parallel import DistributedDataParallel
+from tfm.training import gradients
+gradients.DistributedDataParallel = lambda module, **options: DistributedDataParallel(
+    module, bucket_cap_mb=0.01, **options)
+"""
+
+
+@pytest.mark.parametrize("place", ["first", "last", "backward"])
+def test_if_one_process_runs_out_of_memory_all_compute_smaller_microbatches(
+    run_processes, scored_run, tmp_path, place
+):
+    changes = {"training": {"max_steps": 3, "checkpoint_steps": 3, "average": False}}
+    batching = {"max_tokens": 400, "num_dropout_shards": 4}  # two microbatches for each process
+    settings = scored_run(batching=batching, **changes)
+    halved, small = tmp_path / "halved", tmp_path / "small"
+    before = f"place = {place!r}" + _OUT_OF_MEMORY + _SMALL_BUCKETS
+    codes, errors = run_processes(halved, settings, before=before)
+    assert codes == [0, 0], errors
+    state = ModelFolder(checkpoints(halved)[-1]).training_state()["trainer"]["gradient"]
+    assert state["out_of_memory"] == 1
+    batching = batching | {"max_tokens": state["max_tokens"]}
+    codes, errors = run_processes(small, scored_run(batching=batching, **changes))
+    assert codes == [0, 0], errors
+    found, expected = (
+        [loss for (kind, _), loss in losses(run).items() if kind == "train"]
+        for run in (halved, small)
+    )
+    assert len(found) == 3
+    assert found == expected
+    weights, expected = (ModelFolder(checkpoints(run)[-1]).weights() for run in (halved, small))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "message"),
+    [
+        (
+            "place = 'first'" + _OUT_OF_MEMORY,
+            1,
+            r"rank 1, step 1: out of memory with a microbatch of .* smaller --max",
+        ),
+        (
+            """
+import os
+from tfm.model import cost
+cost.memory_bytes = lambda: 1000 if os.environ["RANK"] == "0" else 1 << 40
+""",
+            2,
+            r"with shard, rank 0 gathers .* takes 0 GB in all, but it has 0 GB",
+        ),
+    ],
+)
+def test_a_sharded_run_needs_enough_memory(
+    run_processes, scored_run, tmp_path, before, code, message
+):
+    settings = scored_run(training={"shard": True})
+    codes, errors = run_processes(tmp_path / "run", settings, before=before)
+    assert codes == ([1, 1] if code == 1 else [2, 2])
+    assert re.fullmatch(rf"tfm: {message}.*\n", errors[1])
+    assert "Traceback" not in errors[0]
+
+
+def test_each_microbatch_counts_once_though_ranks_have_different_numbers_of_them(
+    data_dir, tiny_run, run_script, tmp_path
+):
+    script = """
+import numpy as np
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    report = trainer.step(trainer.build(np.arange(3)))[0].report()
+    output(loss=report.loss, norm=report.gradient_norm)
+"""
+    config = tmp_path / "run.toml"
+    no_dropout = {"dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
+    config.write_text(run_toml(tiny_run(model=no_dropout, batching={"max_tokens": 1})))
+    [single] = run_script(TRAINER + script, data_dir, config, size=1)
+    assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(single)] * 2
+
+
+def test_all_processes_agree_that_a_weight_of_one_of_them_is_not_finite(
+    data_dir, tiny_run, run_script, tmp_path
+):
+    script = """
+from tfm.training.gradients import local_part
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    trainer.step(next(trainer.batches()))
+    before = trainer.has_finite_weights()
+    if world.rank == 1:
+        local_part(trainer.model.output_weight)[-1] = float("nan")
+    output(before=before, after=trainer.has_finite_weights())
+"""
+    config = tmp_path / "run.toml"
+    config.write_text(run_toml(tiny_run(training={"shard": True})))
+    found = run_script(TRAINER + script, data_dir, config)
+    assert found == [{"before": True, "after": False}] * 2
+
+
+_OTHER_WEIGHTS = """
+import os, torch
+from tfm.training.trainer import Trainer
+original = Trainer.step
+def step(trainer, *arguments, **options):
+    if trainer.position.step == 5 and os.environ["RANK"] == "1":
+        with torch.no_grad():
+            trainer.model.output_weight[7, 3] += 1e-3
+    return original(trainer, *arguments, **options)
+Trainer.step = step
+"""
+
+
+def test_a_rank_with_other_weights_ends_the_run_at_the_next_checkpoint(
+    run_processes, scored_run, tmp_path
+):
+    run_dir = tmp_path / "run"
+    codes, errors = run_processes(run_dir, scored_run(), before=_OTHER_WEIGHTS)
+    assert codes == [1, 1]
+    for error in errors:
+        assert "Traceback" not in error
+        assert re.match(
+            r"tfm: step 8: rank 1 differs from the other ranks, first in .*weight, .* last good "
+            r"checkpoint: .*step-00000004; run the same command again",
+            error.splitlines()[-1],
+        )
+    assert [path.name for path in checkpoints(run_dir)] == ["step-00000004"]
+    codes, errors = run_processes(run_dir, scored_run())
+    assert codes == [0, 0], errors
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_rank_that_has_counted_other_updates_is_named(
+    data_dir, tiny_run, run_script, tmp_path, shard
+):
+    script = """
+with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
+    trainer = new_trainer(group)
+    trainer.step(next(trainer.batches()))
+    before = trainer.difference_between_ranks()
+    trainer._optimizer.num_updates += world.rank
+    output(before=before, after=trainer.difference_between_ranks())
+"""
+    config = tmp_path / "run.toml"
+    config.write_text(run_toml(tiny_run(training={"shard": shard})))
+    expected = "rank 1 differs from the other ranks, first in its number of updates"
+    found = run_script(TRAINER + script, data_dir, config)
+    assert found == [{"before": None, "after": expected}] * 2
+
+
+_STALL = """
+import os, time
+from tfm.training.loss import BatchLoss
+original, num_calls = BatchLoss.forward, 0
+def forward(module, batch):
+    global num_calls
+    num_calls += module.model.training
+    if num_calls == 3:
+        time.sleep(600)
+    return original(module, batch)
+if os.environ["RANK"] == "1":
+    BatchLoss.forward = forward
+"""
+
+
+def test_a_stalled_process_ends_the_run_and_all_write_their_last_collectives(
+    run_processes, scored_run, tmp_path
+):
+    settings = scored_run(training={"stall_minutes": 0.1})
+    codes, errors = run_processes(tmp_path / "run", settings, before=_STALL)
+    assert codes == [1, 1]
+    folder = tmp_path / "run" / "collectives"
+    message = errors[0].splitlines()[-1]
+    assert message.startswith("tfm: rank 1 ")
+    assert f"the last collectives of each rank are in {folder};" in message
+    counts = []
+    for rank in (0, 1):
+        entries = json.loads((folder / f"rank-{rank}.json").read_text())["gloo"]["entries"]
+        assert {"gloo:all_reduce", "gloo:all_gather"} <= {
+            each["profiling_name"] for each in entries
+        }
+        counts.append(entries[-1]["collective_seq_id"])
+    assert counts[0] > counts[1]  # rank 0 waits in one that rank 1 has not started
+
+
+_HUGE_UPDATES = """
+from tfm.training import trainer
+trainer.learning_rate = lambda *_: 1e30
+"""
+
+
+def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run, tmp_path):
+    codes, errors = run_processes(tmp_path / "run", scored_run(), before=_HUGE_UPDATES)
+    assert codes == [1, 1]
+    for error in errors:
+        assert "Traceback" not in error
+        assert re.search(
+            r"^tfm: step 4: the validation loss is nan; last good checkpoint: none\. Train in",
+            error.splitlines()[-1],
+        )
+    assert not checkpoints(tmp_path / "run")
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize("killed", ["process", "process of a node", "launcher of a node"])
+def test_a_killed_run_restarts_by_itself_and_has_the_weights_of_an_uninterrupted_one(
+    run_processes, tiny_run, data_dir, tmp_path, fork_python, killed
+):
+    settings = tiny_run(training={"max_steps": 120, "checkpoint_steps": 20})
+    codes, errors = run_processes(tmp_path / "whole", settings)
+    assert codes == [0, 0], errors
+    run_dir, config = tmp_path / "killed", tmp_path / "killed.toml"
+    config.write_text(run_toml(settings))
+
+    def launch(*flags):
+        flags = ["--run", run_dir, "--config", config, "--restarts", 1, *flags]
+        return fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
+
+    if killed == "process":
+        launchers = [launch("--processes", 2)]
+    else:
+        where = ["--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank"]
+        launchers = [launch(*where, rank) for rank in (0, 1)]
+    wait_until(lambda: checkpoints(run_dir), seconds=TIMEOUT_SECONDS)
+    if "launcher" in killed:
+        launchers[1].kill()
+        launchers[1] = launch(*where, 1)
+    else:
+        os.kill(children_of(launchers[-1].pid)[-1], signal.SIGKILL)
+    codes, _, errors = finish(launchers)
+    assert set(codes) == {0}, errors
+    cause = "lost the connection" if "launcher" in killed else "was killed by SIGKILL"
+    assert re.search(f"restart 1 of 1: rank .*({cause})", errors[0])
+    weights, expected = (
+        ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("killed", "whole")
+    )
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)

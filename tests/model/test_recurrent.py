@@ -1,0 +1,187 @@
+"""The recurrent baseline: compared with torch's cells, and properties for any weights."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_properties import (
+    assert_each_parameter_learns,
+    assert_only_training_drops,
+    assert_padding_changes_nothing,
+    assert_the_future_is_hidden,
+    assert_ties,
+    logits_of,
+)
+from small_models import NO_DROPOUT, moved, random_batch, recurrent
+from torch import nn
+
+from tfm.config import RecurrentConfig
+from tfm.model.recurrent import Recurrent
+from tfm.vocabulary.subword import BOS
+
+V = 13
+SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 6, **NO_DROPOUT}
+KINDS = [
+    {"cell": cell, "attention": attention, "input_feeding": input_feeding}
+    for cell, attention, input_feeding in itertools.product(
+        ["lstm", "gru"], ["dot-product", "additive"], [True, False]
+    )
+]
+
+
+def name_of(changes):
+    return " ".join(f"{key}={value}" for key, value in changes.items())
+
+
+EVERY_KIND = pytest.mark.parametrize("changes", KINDS, ids=name_of)
+
+
+new_batch = partial(random_batch, V, [4, 6, 1], 5)
+
+
+def new_model(seed=0, dtype=torch.float64, **changes):
+    return moved(recurrent(V, seed, **{**SHAPE, **changes}).to(dtype), -0.5, 0.5)
+
+
+def by_hand(model, config, source, target_input):
+    """Compute outputs and attention weights of one sentence step by step with torch's cells."""
+    scale = config.d_model**0.5
+    encoder = (nn.LSTM if config.cell == "lstm" else nn.GRU)(
+        config.d_model, config.d_model // 2, config.num_encoder_layers, bidirectional=True
+    ).double()
+    encoder.load_state_dict(model.encoder.state_dict())
+    keys, final = encoder(F.embedding(source, model.source_embedding.weight) * scale)
+    parts = [part[-2:].flatten() for part in (final if config.cell == "lstm" else [final])]
+    initial = torch.tanh(model.bridge(torch.cat(parts)))
+    states = initial.view(config.num_decoder_layers, len(parts), config.d_model)
+
+    cells = []
+    for index in range(config.num_decoder_layers):
+        weights = [
+            getattr(model.decoder.layers, f"{name}_l{index}")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+        kind = nn.LSTMCell if config.cell == "lstm" else nn.GRUCell
+        cell = kind(weights[0].size(1), config.d_model).double()
+        cell.load_state_dict(dict(zip(cell.state_dict(), weights, strict=True)))
+        cells.append(cell)
+
+    states = [tuple(state) if config.cell == "lstm" else state[0] for state in states]
+    query_weight = model.decoder.attention.query.weight
+    output, outputs, rows = torch.zeros(config.d_model).double(), [], []
+    for token in target_input:
+        x = model.target_embedding.weight[token] * scale
+        if config.input_feeding:
+            x = torch.cat([x, output])
+        for index, cell in enumerate(cells):
+            states[index] = cell(x, states[index])
+            x = states[index][0] if config.cell == "lstm" else states[index]
+        query = query_weight @ x
+        if config.attention == "additive":
+            v, key_weight = model.decoder.attention.additive_weight, model.decoder.attention.key
+            scores = [v[0] @ torch.tanh(query + key_weight.weight @ key) for key in keys]
+        else:
+            scores = [query @ key / scale for key in keys]
+        row = torch.stack(scores).softmax(dim=0)
+        output = torch.tanh(model.decoder.output(torch.cat([row @ keys, x])))
+        outputs.append(output)
+        rows.append(row)
+    return torch.stack(outputs), torch.stack(rows)
+
+
+@EVERY_KIND
+def test_training_and_step_by_step_decoding_equal_the_formulas(changes):
+    model = new_model(**changes)
+    config = RecurrentConfig(**{**SHAPE, **changes})
+    source, lengths, target = new_batch()
+    hidden_states = model(source, lengths, target)
+    weights = model.attention_weights(source, lengths, target)
+    state = model.start(source, lengths)
+    steps = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
+    torch.testing.assert_close(steps, model.logits(hidden_states), rtol=0, atol=1e-12)
+    assert hidden_states.shape == (3, 5, SHAPE["d_model"])
+    assert weights.shape == (3, 5, source.size(1))
+    for row, length in enumerate(lengths.tolist()):
+        outputs, rows = by_hand(model, config, source[row, :length], target[row])
+        torch.testing.assert_close(hidden_states[row], outputs, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(weights[row, :, :length], rows, rtol=1e-10, atol=1e-10)
+
+
+@EVERY_KIND
+def test_padding_and_the_future_are_hidden_and_each_parameter_learns(changes):
+    model = new_model(**changes, tied_embeddings="none")
+    assert_padding_changes_nothing(model, *new_batch())
+    assert_the_future_is_hidden(model, *new_batch())
+    assert_each_parameter_learns(model, new_batch())
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_cached_decoding_equals_full_decoding(data):
+    """Any hypotheses are continued, and any sentences are dropped."""
+    model = new_model(**data.draw(st.sampled_from(KINDS))).eval()
+    source, lengths, _ = new_batch()
+    sentences = torch.arange(len(source))
+    tokens = torch.full((len(source), 1, 1), BOS)  # [B, K, t]
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        for _ in range(data.draw(st.integers(1, 5))):
+            logits = model.step(tokens[:, :, -1], state)
+            num_hypotheses = tokens.size(1)
+            rows = sentences.repeat_interleave(num_hypotheses)
+            full = logits_of(model, source[rows], lengths[rows], tokens.flatten(0, 1))
+            torch.testing.assert_close(logits.flatten(0, 1), full[:, -1], rtol=0, atol=1e-12)
+
+            kept = [i for i in range(len(sentences)) if data.draw(st.booleans())] or [0]
+            size = data.draw(st.integers(1, 4))
+            parents = torch.tensor(
+                [[data.draw(st.integers(0, num_hypotheses - 1)) for _ in range(size)] for _ in kept]
+            )
+            chosen = torch.tensor(kept)[:, None] * num_hypotheses + parents
+            newest = torch.randint(4, V, (len(kept), size, 1))
+            tokens = torch.cat([tokens.flatten(0, 1)[chosen], newest], dim=2)
+            sentences = sentences[kept]
+            state.reorder(chosen)
+            assert len(state.memory.keys) == len(state.memory.values) == len(kept)
+
+
+@pytest.mark.parametrize("name", ["dropout", "embedding_dropout", "attention_dropout"])
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_each_dropout_acts_only_in_training(name, input_feeding):
+    plain, dropping = (new_model(input_feeding=input_feeding, **{name: p}) for p in (0.0, 0.5))
+    assert_only_training_drops(plain, dropping, new_batch())
+
+
+def test_tied_embeddings_are_one_parameter():
+    assert_ties(new_model)
+    assert not list(new_model().buffers())
+
+
+def test_the_forget_gates_of_an_lstm_start_open():
+    config = RecurrentConfig(**SHAPE, cell="lstm", tied_embeddings="two-way")
+    model = Recurrent(config, source_vocab_size=5, target_vocab_size=V)
+    for layers in (model.encoder, model.decoder.layers):
+        for direction in layers.all_weights:
+            *_, bias, hidden_bias = direction
+            into, forget, *gates = (bias + hidden_bias).chunk(4)
+            assert (forget == 1).all()
+            assert not torch.cat([into, *gates]).any()
+
+
+@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
+def test_bf16_products_give_almost_the_same_logits_and_finite_gradients(changes):
+    model = new_model(dtype=torch.float32, **changes)
+    batch = new_batch()
+    expected = logits_of(model, *batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = logits_of(model, *batch)
+        state = model.start(*batch[:2])
+        first = model.step(batch[2][:, :1], state)
+    torch.testing.assert_close(logits.float(), expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(first.float(), expected[:, :1], rtol=0.1, atol=0.1)
+    logits.float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -1,1 +1,0 @@
-"""From archives and text to batches of token ids."""

@@ -1,0 +1,1 @@
+"""Datasets: cleaned text as token ids on disk, and batches of it."""

@@ -1,0 +1,272 @@
+"""Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfm.config import BatchingConfig
+from tfm.dataset.parallel import Integers, ParallelDataset
+from tfm.dataset.plan import Planner
+from tfm.machine.background import read_ahead
+from tfm.machine.group import Group
+from tfm.model.packing import Packing, copy_to_device
+from tfm.vocabulary.subword import BOS, PAD
+
+# Tokens per side of a microbatch: enough to keep a CPU busy.
+DEFAULT_MAX_TOKENS = 8_192
+PADDING = -1  # the target of spare rows, which have no loss and no gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A packed batch: B sentence pairs, concatenated without padding between sentences.
+
+    The token axes end in a few rows of PAD, at least one: with few distinct sizes, compiled kernels
+    are reused.
+
+    Attributes:
+        source: [N] token ids, each sentence followed by EOS.
+        sources: Packing of the B sources, EOS included.
+        target_input: [M] token ids, each sentence preceded by BOS.
+        target_output: [M] token ids, each sentence followed by EOS: `target_input` shifted by one.
+            Spare rows are `PADDING`.
+        targets: Packing of the B targets, EOS included.
+    """
+
+    source: Tensor
+    sources: Packing
+    target_input: Tensor
+    target_output: Tensor
+    targets: Packing
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of target tokens, EOS included."""
+        return self.targets.num_tokens
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy the batch to a device, without synchronizing; any thread may call it."""
+        if device.type == "cpu":
+            return self
+        # A new thread would pin memory on the first GPU.
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            tokens = {
+                name: copy_to_device(getattr(self, name), device)
+                for name in ("source", "target_input", "target_output")
+            }
+            return Batch(sources=self.sources.to(device), targets=self.targets.to(device), **tokens)
+
+
+class Batcher:
+    """Plans and builds the batches of each epoch.
+
+    The content and order of batches depend only on data, settings, seed and epoch: not on devices,
+    nor on the step at which a run was resumed. `coarse_rows` makes the sizes of token axes few,
+    because compiled layers are compiled for each.
+    """
+
+    def __init__(
+        self,
+        dataset: ParallelDataset,
+        config: BatchingConfig,
+        *,
+        seed: int,
+        coarse_rows: bool = False,
+        group: Group | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._coarse_rows = coarse_rows
+        self._config = config
+        self._seed = seed
+        self._text_ends = np.cumsum([text.kept for text in dataset.texts])
+        self._planner = Planner(dataset, config, seed=seed, group=group or Group())
+
+    def lengths(self, indices: Integers) -> tuple[Integers, Integers]:
+        """Return the source and target lengths [B] of pairs [B], EOS included."""
+        source, target = self._dataset.source, self._dataset.target
+        return source.lengths(indices) + 1, target.lengths(indices) + 1
+
+    def pairs(self, indices: Integers) -> Integers:
+        """Return the numbers [B] of pairs [B], whatever the variant of their segmentation."""
+        return indices % len(self._dataset)
+
+    def longest(self, indices: Integers) -> int:
+        """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
+        return int(np.maximum(*self.lengths(indices)).max(initial=0))
+
+    def num_batches(self) -> int:
+        """Return the number of batches in the first epoch; an estimate if it has several windows.
+
+        With weights or variants of the segmentation, other epochs differ slightly.
+        """
+        num_pairs, num_batches, _ = self._planner.sample_counts
+        return round(len(self._dataset) / num_pairs * num_batches)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of target tokens in the first epoch, EOS included, or an estimate of it."""
+        num_pairs, _, num_tokens = self._planner.sample_counts
+        return round(len(self._dataset) / num_pairs * num_tokens)
+
+    def sample(self) -> Integers:
+        """Return the indices to compute an epoch's means from: all, or about a million."""
+        return self._planner.sample()
+
+    def epoch(self, epoch: int) -> list[Integers]:
+        """Return the dataset indices [B] of each batch of an epoch (from 1), in training order."""
+        windows = self._planner.epoch(epoch)
+        return [self._planner.indices(epoch, pairs) for window in windows for pairs in window]
+
+    def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Integers]]:
+        """Yield epoch and indices [B] of the batches after N pairs of an epoch, without end."""
+        # Each window is planned while the one before is in use.
+        for number, window in read_ahead(self._planner.windows(epoch, examples)):
+            for pairs in window:
+                yield number, self._planner.indices(number, pairs)
+
+    def split(
+        self, indices: Integers, *, max_tokens: int | None = None, multiple_of: int = 1
+    ) -> list[Integers]:
+        """Split a batch into microbatches that fit into the memory of a device.
+
+        Args:
+            indices: [B] pairs of the batch, as indices of the dataset.
+            max_tokens: Maximum number of tokens per side of a microbatch, with padding; by default
+                the settings' `max_tokens`, or else `DEFAULT_MAX_TOKENS`.
+            multiple_of: Make the number of microbatches a multiple of this, if there are enough
+                sentences: each of N processes then computes equally many.
+
+        Returns:
+            Indices of microbatches, the longest sentences first. A sentence over `max_tokens` is a
+            separate microbatch. They are about equal in size with padding, or with
+            `multiple_of` in tokens, so that processes do not wait for each other.
+        """
+        source_lengths, target_lengths = self.lengths(indices)
+        longest = np.maximum(source_lengths, target_lengths)
+        order = np.argsort(-longest, kind="stable")
+        indices, lengths = indices[order], longest[order]
+        limit = max_tokens or self._config.max_tokens or DEFAULT_MAX_TOKENS
+        num_microbatches = -(-len(_find_starts(lengths, limit)) // multiple_of) * multiple_of
+        if multiple_of > 1:
+            ends = np.cumsum((source_lengths + target_lengths)[order])
+            starts = _equal_starts(ends, num_microbatches)
+            while not _fit(starts, lengths, limit):
+                num_microbatches += multiple_of
+                starts = _equal_starts(ends, num_microbatches)
+        else:
+            # The smallest size limit that needs no more microbatches makes their sizes most even.
+            sizes = range(1, limit + 1)
+            index = bisect_left(
+                sizes, True, key=lambda size: len(_find_starts(lengths, size)) <= num_microbatches
+            )
+            starts = _find_starts(lengths, sizes[min(index, limit - 1)])
+        microbatches = np.split(indices, starts[1:])
+        while len(microbatches) < min(num_microbatches, len(indices)):
+            largest = max(range(len(microbatches)), key=lambda index: len(microbatches[index]))
+            halves = np.array_split(microbatches[largest], 2)
+            microbatches[largest : largest + 1] = halves
+        return microbatches
+
+    def batch(self, indices: Integers) -> Batch:
+        """Build the batch or microbatch of pairs [B], on the CPU."""
+        return build_batch(self._dataset, indices, coarse_rows=self._coarse_rows)
+
+    def num_pairs_by_text(self, indices: Integers) -> tuple[int, ...]:
+        """Return how many of the pairs [B] are from each text; empty if there is one text."""
+        if len(self._text_ends) < 2:
+            return ()
+        texts = np.searchsorted(self._text_ends, self.pairs(indices), side="right")
+        return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
+
+    def text_samples(self, num_pairs: int) -> list[Integers]:
+        """Return at most N random pairs of each text; none if there is one text."""
+        if len(self._text_ends) < 2:
+            return []
+        random, samples = np.random.default_rng(self._seed), []
+        for end, text in zip(self._text_ends, self._dataset.texts, strict=True):
+            sample = random.choice(text.kept, min(num_pairs, text.kept), replace=False)
+            samples.append(end - text.kept + sample)
+        return samples
+
+
+def _find_starts(lengths: Integers, max_tokens: int) -> list[int]:
+    """Return where microbatches of at most `max_tokens` tokens, with padding, start.
+
+    The lengths [B] of the sentences are in descending order.
+    """
+    starts, start = [], 0
+    while start < len(lengths):
+        starts.append(start)
+        start += max(1, max_tokens // int(lengths[start]))
+    return starts
+
+
+def _equal_starts(ends: Integers, num_parts: int) -> list[int]:
+    """Return where at most N parts of about equally many tokens start.
+
+    `ends` [B] are the numbers of tokens up to the end of each sentence.
+    """
+    middles = ends - np.diff(ends, prepend=0) / 2
+    starts = np.searchsorted(middles, np.arange(num_parts) * (ends[-1] / num_parts))
+    return [*map(int, np.unique(starts[starts < len(ends)]))]
+
+
+def _fit(starts: list[int], lengths: Integers, max_tokens: int) -> bool:
+    """Return whether microbatches of more than one sentence fit, with padding."""
+    sizes = np.diff([*starts, len(lengths)])
+    return bool(((sizes == 1) | (sizes * lengths[starts] <= max_tokens)).all())
+
+
+def build_batch(dataset: ParallelDataset, indices: Integers, *, coarse_rows: bool = False) -> Batch:
+    """Pack sentence pairs [B] and add BOS and EOS."""
+    source_ids, source_lengths = dataset.source.concatenate(indices)
+    target_ids, target_lengths = dataset.target.concatenate(indices)
+    starts = _part_starts(np.maximum(source_lengths, target_lengths))
+    source, sources = _pack(source_ids, source_lengths, starts, coarse_rows)
+    target_output, targets = _pack(target_ids, target_lengths, starts, coarse_rows)
+    target_input = torch.full_like(target_output, PAD)
+    target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
+    target_output[targets.num_tokens :] = PADDING
+    target_input[targets.lengths.cumsum(0) - targets.lengths] = BOS
+    return Batch(
+        source=source,
+        sources=sources,
+        target_input=target_input,
+        target_output=target_output,
+        targets=targets,
+    )
+
+
+def _part_starts(lengths: Integers) -> list[int]:
+    """Return where parts of sentences of similar lengths start, except for the first part.
+
+    The lengths [B] of the sentences descend: each part starts at half the length of the one before.
+    """
+    starts, first = [], int(lengths[0]) if len(lengths) else 0
+    for index, length in enumerate(lengths.tolist()):
+        if 2 * length <= first:
+            starts.append(index)
+            first = length
+    return starts
+
+
+def _pack(
+    ids: Integers, lengths: Integers, part_starts: list[int], coarse_rows: bool
+) -> tuple[Tensor, Packing]:
+    """Return the ids [N] of sentences, each followed by EOS, and their packing."""
+    ids = np.pad(ids, (0, round_up_rows(len(ids), coarse=coarse_rows) - len(ids)))
+    packing = Packing(torch.from_numpy(lengths), len(ids), part_starts=part_starts)
+    return torch.from_numpy(ids), packing
+
+
+def round_up_rows(num_tokens: int, *, coarse: bool = False) -> int:
+    """Round a number of tokens up to a larger number with six significant bits.
+
+    If `coarse`, with four, and to a multiple of 512.
+    """
+    step = 1 << max(9 if coarse else 0, num_tokens.bit_length() - (4 if coarse else 6))
+    return (num_tokens // step + 1) * step

@@ -1,0 +1,365 @@
+"""manifest.json of a dataset folder: the inputs, outputs and results of each step."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, count, takewhile
+from pathlib import Path
+from typing import Any
+
+from tfm.config import Normalization, Settings, Table, Task
+from tfm.config.schema import from_table
+from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
+from tfm.disk.paths import DATA_ROOT, where_instead
+from tfm.errors import DataError, UsageError
+from tfm.reporting import say
+from tfm.text.corpus.texts import SPLITS, Language
+
+FORMAT = 1
+GOLD = "gold"  # suffix of the reference trees of a parser
+BINARIZE = "binarize"  # the step that turns text into token ids
+SETS = "sets"  # the folder of the test sets that have names
+SEEN = "seen"  # the step that records the training text, to find other text in it
+
+_MAKE_ONE = "make one with tfm prepare (tfm prepare --list names corpora)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText:
+    """One of the texts that the training pairs come from.
+
+    Attributes:
+        name: Its number in the recipe, and the name of its source file.
+        kept: Number of its pairs; the pairs of the first text come first.
+        read: Number of pairs in its files.
+        dropped: {rule: number of pairs that it dropped}.
+        in_held_out: Number of pairs that are also in the validation or test text.
+        weight: Its share of an epoch, relative to the other texts; None: each pair comes once.
+        tag: The tag before each of its source sentences.
+    """
+
+    name: str
+    kept: int
+    read: int
+    dropped: Mapping[str, int]
+    in_held_out: int = 0
+    weight: float | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Settings of the recipe for later steps."""
+
+    task: Task = "translation"
+    subword: Table = field(default_factory=dict)
+    binarize: Table = field(default_factory=dict)
+    search: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step that was done: all inputs that determine it, the sizes of its files, its counts."""
+
+    inputs: Table
+    outputs: Mapping[str, int]
+    result: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TextFile:
+    """The checksum of a text file when it had this size and this time of modification in ns."""
+
+    size: int
+    modified: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """The content of manifest.json."""
+
+    name: str
+    source: Language
+    target: Language
+    settings: _Settings
+    steps: dict[str, _Step]
+    text_files: dict[str, _TextFile] = field(default_factory=dict)
+
+
+class Manifest:
+    """The steps done in a dataset folder, and whether a step must run again.
+
+    The languages `source` and `target` are suffixes of files. The `task` is "translation", or
+    "parsing", whose targets are linearized trees.
+    """
+
+    def __init__(self, data_dir: Path, content: _Content) -> None:
+        self.data_dir = data_dir
+        self.name = content.name
+        self.source = content.source
+        self.target = content.target
+        self.task = content.settings.task
+        self._content = content
+
+    @classmethod
+    def draft(
+        cls,
+        data_dir: Path,
+        *,
+        name: str,
+        source: str,
+        target: str,
+        settings: Table,
+        keep_steps: bool = True,
+    ) -> "Manifest":
+        """Describe a dataset, without writing its manifest yet.
+
+        `settings` is {section: {name: value}} of the recipe for later steps, and "task". With
+        `keep_steps`, the steps of an existing manifest are kept; otherwise, it is not read.
+        """
+        content = _Content(
+            name=name,
+            source=source,
+            target=target,
+            settings=from_table(_Settings, settings),
+            steps={},
+        )
+        if keep_steps and (data_dir / "manifest.json").exists():
+            older = _read(data_dir)
+            content = replace(content, steps=older.steps, text_files=older.text_files)
+        return cls(data_dir, content)
+
+    @classmethod
+    def load(cls, data_dir: Path) -> "Manifest":
+        """Read the manifest of a dataset folder."""
+        return cls(data_dir, _read(data_dir))
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """Return the settings of the recipe in a section such as "subword"."""
+        return dict(getattr(self._content.settings, section))
+
+    def keep_settings(self, settings: Settings) -> None:
+        """Record the settings of a step, apart from `threads`, so that later calls repeat it."""
+        older = self.settings(settings.section)
+        table = {name: value for name, value in older.items() if name == "threads"}
+        for item in fields(settings):
+            value = getattr(settings, item.name)
+            if value != item.default and item.name != "threads":
+                table[item.name] = list(value) if isinstance(value, tuple) else value
+        sections: dict[str, Any] = {settings.section: table}
+        self._content = replace(self._content, settings=replace(self._content.settings, **sections))
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
+
+    @property
+    def symbols(self) -> list[str]:
+        """The tags for which the vocabulary reserves a piece."""
+        return str(self.settings("subword").get("symbols") or "").split()
+
+    def text_tags(self) -> list[str]:
+        """Return the tags of the texts of all splits."""
+        return [text.tag for split in SPLITS for text in self.texts(split) if text.tag]
+
+    @property
+    def normalization(self) -> Normalization:
+        """The rules by which the clean step normalized the text."""
+        inputs = self.inputs("clean") or {}
+        try:
+            return from_table(Normalization, inputs.get("normalization", {}))
+        except ValueError as error:
+            raise DataError(
+                f"{self.data_dir / 'manifest.json'} has a normalization that this tfm does not "
+                f"know ({error}): prepare the dataset again"
+            ) from error
+
+    def text_path(self, split: str, language: str) -> Path:
+        """Return the path of the text of a split in one language."""
+        return self.data_dir / f"{split}.{language}"
+
+    def text_paths(self, name: str) -> list[Path]:
+        """Return the paths of both sides of a split, or of a part of one."""
+        return [self.text_path(name, language) for language in self.languages]
+
+    def reference_path(self, split: str) -> Path:
+        """Return the path of the references of a split: targets, or for a parser trees."""
+        return self.text_path(split, GOLD if self.task == "parsing" else self.target)
+
+    def reference_paths(self, split: str) -> list[Path]:
+        """Return the paths of all references of a split; a test set with a name may have several.
+
+        Its split is sets/NAME, and its further references are NAME.2.LANGUAGE and so on.
+        """
+        more = (self.text_path(f"{split}.{number}", self.target) for number in count(2))
+        are_several = split.startswith(f"{SETS}/")
+        others = takewhile(Path.exists, more) if are_several else ()
+        return [self.reference_path(split), *others]
+
+    def sets(self) -> list[str]:
+        """Return the names of the test sets that have names."""
+        steps = (step.partition("/") for step in self._content.steps)
+        return [name for folder, _, name in steps if folder == SETS]
+
+    def splits(self) -> list[str]:
+        """Return the splits whose text exists, "train" first."""
+        return [split for split in SPLITS if self.text_path(split, self.source).exists()]
+
+    def text_parts(self, split: str) -> list[str]:
+        """Return the names of the parts of the text of a split, such as "train" and "train.2"."""
+        sizes = self.part_sizes()
+        names = (part_name(split, number) for number in count(1))
+        return [
+            name
+            for name in takewhile(lambda name: self.text_path(name, self.source).exists(), names)
+            if name in (split, *sizes) or not sizes
+        ]
+
+    def part_sizes(self, *, appended: bool = True) -> dict[str, int]:
+        """Return {name: number of pairs} of the parts of the training text that were prepared.
+
+        Those that were appended later are left out if not `appended`.
+        """
+        steps = ["clean", *(self.appended() if appended else ())]
+        sizes = [n for step in steps for n in self.result(step).get("train", {}).get("parts", [])]
+        return {part_name("train", number): size for number, size in enumerate(sizes, 1)}
+
+    def appended(self) -> list[str]:
+        """Return the names of the steps that appended training text, in order."""
+        names = (f"append-{number}" for number in count(1))
+        return list(takewhile(lambda name: name in self._content.steps, names))
+
+    def forget(self, steps: Iterable[str]) -> None:
+        """Remove the records of steps."""
+        for step in steps:
+            self._content.steps.pop(step, None)
+
+    def place(self, name: str) -> tuple[int, list[int]]:
+        """Return where a part is among all training pairs, and where the texts up to it end.
+
+        What is returned does not change when more text is appended.
+
+        Returns:
+            The number of pairs before the part, and the numbers of pairs up to the end of each
+            text that begins before the end of the part, where the last one is cut off. A part that
+            was not prepared is taken for the whole training text.
+        """
+        sizes, texts = self.part_sizes(), self.texts("train")
+        ends = list(accumulate(text.kept for text in texts))
+        if name not in sizes:
+            return 0, ends
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        stop = starts[name] + sizes[name]
+        begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
+        return starts[name], [min(end, stop) for end in begun]
+
+    def is_current(self, step: str, inputs: Table) -> bool:
+        """Return whether a step was done with these inputs and its outputs still exist."""
+        done = self._content.steps.get(step)
+        if done is None or done.inputs != inputs:
+            return False
+        return have_sizes(self.data_dir, done.outputs)
+
+    def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
+        """Record a step: JSON values of all inputs that determine it, its files and its counts.
+
+        The record is on disk after the next call of `save`.
+        """
+        sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
+        self._content.steps[step] = _Step(inputs=inputs, outputs=sizes, result=result)
+
+    def save(self) -> None:
+        """Write the manifest."""
+        write_record(self.data_dir / "manifest.json", self._content, format_=FORMAT)
+
+    def inputs(self, step: str) -> dict[str, Any] | None:
+        """Return the recorded inputs of a step; None if it was not done."""
+        done = self._content.steps.get(step)
+        return None if done is None else dict(done.inputs)
+
+    def result(self, step: str) -> dict[str, Any]:
+        """Return the recorded result of a step; empty if it was not done."""
+        done = self._content.steps.get(step)
+        return {} if done is None else dict(done.result)
+
+    def texts(self, split: str) -> list[TrainingText]:
+        """Return the texts that the pairs of a split come from; empty if no recipe prepared it."""
+        names = [item.name for item in fields(TrainingText)]
+        steps = ("clean", *self.appended())
+        try:
+            entries = [
+                {name: value for name, value in entry.items() if name in names}
+                for step in steps
+                for entry in self.result(step).get(split, {}).get("texts", [])
+            ]
+            return [from_table(TrainingText, entry) for entry in entries]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.data_dir / 'manifest.json'} is damaged ({error}): prepare the dataset again"
+            ) from error
+
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags of the training texts, each once; none if there is a text without."""
+        tags = dict.fromkeys(text.tag for text in self.texts("train") if text.kept)
+        return () if None in tags else tuple(tag for tag in tags if tag is not None)
+
+    def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
+        """Return {name: SHA-256} of the text files of the splits."""
+        names = [name for split in splits for name in self.text_parts(split) or [split]]
+        paths = [path for name in names for path in self.text_paths(name)]
+        for path in paths:
+            if not path.is_file():
+                raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
+        return {path.name: self.text_fingerprint(path) for path in paths}
+
+    def text_fingerprint(self, path: Path) -> str:
+        """Return the SHA-256 of a text file of the dataset.
+
+        A file is read only if its size or its time of modification has changed since the last
+        `save` after it was read.
+        """
+        status, known = path.stat(), self._content.text_files.get(path.name)
+        size, modified = status.st_size, status.st_mtime_ns
+        if known is None or (known.size, known.modified) != (size, modified):
+            known = _TextFile(size=size, modified=modified, sha256=sha256_of(path))
+            self._content.text_files[path.name] = known
+        return known.sha256
+
+
+def set_split(name: str) -> str:
+    """Return the split that holds a test set, such as sets/wmt20_tworefs for wmt20/tworefs."""
+    return f"{SETS}/{name.replace('/', '_').replace(':', '.')}"
+
+
+def part_name(split: str, number: int) -> str:
+    """Return the name of a part of a split, from number 1 on."""
+    return split if number == 1 else f"{split}.{number}"
+
+
+def _read(data_dir: Path) -> _Content:
+    path = data_dir / "manifest.json"
+    if not path.is_file():
+        problem = f"{data_dir} is no dataset (no manifest.json)"
+        advice = where_instead(data_dir, "dataset") or _MAKE_ONE
+        raise DataError(f"{problem}: {advice}", exit_code=UsageError.exit_code)
+    advice = "delete it and prepare the dataset again"
+    return read_record(path, _Content, format_=FORMAT, advice=advice)
+
+
+def newest_dataset(root: Path) -> Path:
+    """Return the most recently changed dataset folder in a folder."""
+    # A folder in which tfm prepare failed has a manifest, but no text yet.
+    paths = [path for path in root.glob("*/manifest.json") if any(path.parent.glob("train.*"))]
+    if not paths:
+        problem = f"{root}/ holds no dataset: {_MAKE_ONE}"
+        raise DataError(problem, exit_code=UsageError.exit_code)
+    return max(paths, key=lambda path: path.stat().st_mtime).parent
+
+
+def chosen_dataset(path: Path | None) -> Path:
+    """Return the given dataset folder, or find the newest one and print its path."""
+    if path is None:
+        path = newest_dataset(DATA_ROOT)
+        say(f"dataset: {path}")
+    return path

@@ -1,0 +1,458 @@
+"""Binarized parallel text: token ids in memory-mapped files.
+
+A split is in parts of a bounded number of pairs; most datasets have one. For each part and
+language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, of 16 or 32 bits without
+a sign) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits). With
+BPE-dropout, each of K variants of the training pairs is in separate parts: it has all pairs in the
+same order, segmented into other pieces. `dataset.json` is written last, with the format version,
+fingerprint of the vocabulary, and the counts, extremes and checksums of each part. Opening a split
+reads no token ids: `ParallelDataset.verify` compares a part with its record.
+"""
+
+import hashlib
+import mmap
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Annotated, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.dataset.manifest import TrainingText
+from tfm.disk.files import read_record, write_record
+from tfm.errors import DataError, tfm_command
+from tfm.text.corpus.texts import Language
+from tfm.vocabulary.subword import EOS
+
+FORMAT = 3
+MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
+
+_KINDS = ("tokens", "offsets")
+# NumPy evaluates the header of a file as a Python literal.
+_DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.TokenError)
+
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+Integers = npt.NDArray[np.int64]
+PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?(\.v[1-9][0-9]{0,3})?")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The record of one part of a split; pairs of values are of source and target.
+
+    Attributes:
+        name: The first part of a split has its name, and the next ones a number, as in "train.2".
+            Those of variants end in the number of the variant: "train.v1", "train.2.v1".
+        pairs: Number of sentence pairs.
+        tokens: Numbers of tokens.
+        longest: Numbers of tokens of the longest sentences.
+        largest_id: Largest token ids; 0 without tokens.
+        sha256: {file name: checksum} of its files.
+    """
+
+    name: PartName
+    pairs: int
+    tokens: tuple[int, int]
+    longest: tuple[int, int]
+    largest_id: tuple[int, int]
+    sha256: Mapping[str, str]
+
+    @classmethod
+    def of_files(cls, bin_dir: Path, name: str, languages: tuple[str, str]) -> "Part":
+        """Return the record of a part by reading its files."""
+        source, target = (_Side(bin_dir, name, language) for language in languages)
+        return cls.of_sides(bin_dir, name, source, target)
+
+    @classmethod
+    def of_sides(cls, bin_dir: Path, name: str, source: "_Side", target: "_Side") -> "Part":
+        """Return the record of a part whose files are open, as `of_files` does."""
+        sides = (source, target)
+        for side in sides:
+            side.check()
+        sizes = [len(side.offsets) - 1 for side in sides]
+        if sizes[0] != sizes[1]:
+            raise _needs_binarizing(
+                bin_dir,
+                f"{name} in {bin_dir} has {sizes[0]:,} source and {sizes[1]:,} target sentences",
+            )
+        tokens, longest, largest = zip(*(side.extremes() for side in sides), strict=True)
+        return cls(
+            name=name,
+            pairs=sizes[0],
+            tokens=tokens,
+            longest=longest,
+            largest_id=largest,
+            sha256=source.checksums() | target.checksums(),
+        )
+
+
+def part_files(name: str, languages: tuple[str, str]) -> list[str]:
+    """Return the names of the .npy files of a part."""
+    return [f"{name}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetIndex:
+    """The content of `dataset.json`.
+
+    Attributes:
+        source: Source language.
+        target: Target language.
+        fingerprint: Fingerprint of the vocabulary.
+        parts: {split: its parts in order}; parts of variants follow all parts without dropout.
+        texts: The texts that the training pairs come from, in order; empty if unknown.
+        num_variants: Number of segmentations of the training pairs with BPE-dropout, which follow
+            the one without.
+    """
+
+    source: Language
+    target: Language
+    fingerprint: str
+    parts: Mapping[str, tuple[Part, ...]]
+    texts: tuple[TrainingText, ...] = ()
+    num_variants: int = 0
+
+    @classmethod
+    def load(cls, bin_dir: Path) -> "DatasetIndex":
+        """Read the index of a binarized dataset."""
+        path = bin_dir / "dataset.json"
+        if not path.is_file():
+            raise DataError(
+                f"{bin_dir} holds no binarized dataset: run "
+                + tfm_command("binarize", bin_dir.parent)
+            )
+        advice = f"run {tfm_command('binarize', bin_dir.parent, '--force')}"
+        index = read_record(path, cls, format_=FORMAT, advice=advice)
+        if problem := _inconsistency(index):
+            raise _needs_binarizing(bin_dir, f"{path} is damaged ({problem})")
+        return index
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
+
+    @property
+    def num_pairs(self) -> dict[str, int]:
+        """{split: number of sentence pairs}, each pair once."""
+        return {split: sum(p.pairs for p in self.plain_parts(split)) for split in self.parts}
+
+    def plain_parts(self, split: str) -> tuple[Part, ...]:
+        """Return the parts of a split without dropout."""
+        parts = self.parts[split]
+        return parts[: len(parts) // (1 + self.num_variants)] if split == "train" else parts
+
+    def checksum(self, split: str) -> str:
+        """Return a hexadecimal digest of the pairs of a split, their order and their weights."""
+        digests = "".join(
+            part.sha256[file]
+            for part in self.parts[split]
+            for file in part_files(part.name, self.languages)
+        )
+        if split == "train" and any(text.weight for text in self.texts):
+            digests += "".join(f" {text.kept}:{text.weight}" for text in self.texts)
+        return hashlib.sha256(digests.encode()).hexdigest()
+
+    def files(self) -> list[str]:
+        """Return the names of all .npy files."""
+        parts = chain.from_iterable(self.parts.values())
+        return [file for part in parts for file in part_files(part.name, self.languages)]
+
+    def save(self, bin_dir: Path) -> None:
+        """Write the index."""
+        write_record(bin_dir / "dataset.json", self, format_=FORMAT)
+
+
+def _inconsistency(index: DatasetIndex) -> str | None:
+    """Return what is inconsistent in an index; None if nothing is."""
+    if len(set(index.files())) < len(index.files()):
+        return "two parts have the same name"
+    for split, parts in index.parts.items():
+        if not parts:
+            return f"{split} has no parts"
+        for part in parts:
+            if part.name.partition(".")[0] != split:
+                return f"{part.name} is not a part of {split}"
+            if part.sha256.keys() != set(part_files(part.name, index.languages)):
+                return f"sha256 of {part.name} is of other files"
+    plain = index.plain_parts("train") if "train" in index.parts else ()
+    suffixes = ["", *(f".v{variant}" for variant in range(1, 1 + index.num_variants))]
+    expected = [(f"{part.name}{suffix}", part.pairs) for suffix in suffixes for part in plain]
+    if [(part.name, part.pairs) for part in index.parts.get("train", ())] != expected:
+        return "its variants are of other pairs"
+    if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
+        return "texts are of other pairs"
+    return None
+
+
+class _Side:
+    """One language of a part, mapped into memory without reading it.
+
+    Its files are opened only here, so that they stay the same when others take their names.
+    """
+
+    def __init__(self, bin_dir: Path, name: str, language: str) -> None:
+        self._bin_dir, self._name = bin_dir, f"{name}.{language}"
+        (self.tokens, self.tokens_file), (self.offsets, self._offsets_file) = (
+            _map_array(bin_dir / file) for file in self._file_names
+        )
+
+    @property
+    def _file_names(self) -> list[str]:
+        return [f"{self._name}.{kind}.npy" for kind in _KINDS]
+
+    def checksums(self) -> dict[str, str]:
+        """Return {file name: SHA-256}."""
+        files = (self.tokens_file, self._offsets_file)
+        digests = (hashlib.sha256(file).hexdigest() for file in files)
+        return dict(zip(self._file_names, digests, strict=True))
+
+    def check(self) -> None:
+        """Raise DataError unless the offsets match the tokens; this reads all offsets."""
+        offsets = self.offsets
+        has_ends = len(offsets) and offsets[0] == 0 and offsets[-1] == len(self.tokens)
+        if not has_ends or (offsets[1:] < offsets[:-1]).any():
+            raise self.damage()
+
+    def damage(self) -> DataError:
+        """Return the error for offsets that do not fit the tokens."""
+        return _needs_binarizing(
+            self._bin_dir, f"the offsets of {self._bin_dir}/{self._name} do not fit its tokens"
+        )
+
+    def foreign_ids(self, vocab_size: int) -> DataError:
+        """Return the error for ids outside a vocabulary."""
+        return _needs_binarizing(
+            self._bin_dir,
+            f"{self._bin_dir}/{self._name} has ids outside the vocabulary of {vocab_size:,} pieces",
+        )
+
+    def will_need(self, starts: Integers, ends: Integers) -> None:
+        """Ask the system to read the tokens of ranges [R] of sentences into its cache."""
+        if not hasattr(mmap, "MADV_WILLNEED"):  # as on Windows
+            return
+        first = self.offsets[starts]
+        last = self.offsets[np.minimum(ends, len(self.offsets) - 1)]
+        if (first > last).any():
+            raise self.damage()
+        header, has_tokens = len(self.tokens_file) - self.tokens.nbytes, first < last
+        places = header + self.tokens.itemsize * np.stack([first, last], 1)[has_tokens].astype(int)
+        for start, end in places.tolist():
+            begin = start - start % mmap.PAGESIZE
+            self.tokens_file.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
+    def extremes(self) -> tuple[int, int, int]:
+        """Return the number of tokens, the length of the longest sentence, and the largest id."""
+        longest = np.diff(self.offsets).max(initial=0)
+        return len(self.tokens), int(longest), int(self.tokens.max(initial=0))
+
+
+class TokenSequences:
+    """The sentences of one language of a split, as token ids, part after part.
+
+    Args:
+        bin_dir: Folder of the files.
+        parts: Records of the parts.
+        language: The language.
+        side: 0 for the source, 1 for the target.
+        vocab_size: Size of its vocabulary.
+    """
+
+    def __init__(
+        self, bin_dir: Path, parts: Sequence[Part], language: str, side: int, *, vocab_size: int
+    ) -> None:
+        self._sides = [_Side(bin_dir, part.name, language) for part in parts]
+        self._starts = np.cumsum([0, *(part.pairs for part in parts)])
+        self._vocab_size = vocab_size
+        self.longest = max((part.longest[side] for part in parts), default=0)
+        for part, files in zip(parts, self._sides, strict=True):
+            if (len(files.tokens), len(files.offsets)) != (part.tokens[side], part.pairs + 1):
+                raise files.damage()
+            if part.largest_id[side] >= vocab_size:
+                raise files.foreign_ids(vocab_size)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def side(self, number: int) -> _Side:
+        """Return the files of a part by its number from 0."""
+        return self._sides[number]
+
+    def lengths(self, indices: Integers) -> Integers:
+        """Return the numbers of tokens of sentences [B]."""
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for side, places, local in self._by_part(indices):
+            sizes = side.offsets.take(local + 1) - side.offsets.take(local)  # < 0 is a large number
+            if sizes.max(initial=0) > self.longest:
+                raise side.damage()
+            lengths[places] = sizes
+        return lengths
+
+    def concatenate(self, indices: Integers) -> tuple[Integers, Integers]:
+        """Concatenate the sentences [B], each followed by EOS.
+
+        Returns:
+            [N] token ids, and [B] lengths of the sentences with EOS.
+        """
+        lengths = self.lengths(indices) + 1
+        ends = lengths.cumsum()
+        ids = np.full(lengths.sum(), EOS, dtype=np.int64)
+        for side, places, local in self._by_part(indices):
+            sizes = lengths[places] - 1
+            starts = sizes.cumsum() - sizes
+            numbers = np.arange(sizes.sum())
+            try:
+                shifts = side.offsets.take(local) - starts
+                tokens = side.tokens.take(numbers + shifts.repeat(sizes))
+            except IndexError:
+                raise side.damage() from None
+            if tokens.max(initial=0) >= self._vocab_size:
+                raise side.foreign_ids(self._vocab_size)
+            shifts = ends[places] - lengths[places] - starts
+            ids[numbers + shifts.repeat(sizes)] = tokens.astype(np.int64)
+        return ids, lengths
+
+    def will_need(self, indices: Integers, sizes: Integers) -> None:
+        """Ask the system to read runs [R] of sentences, which are used soon, into its cache.
+
+        Args:
+            indices: [R] the first index of each; only the part that has it is read.
+            sizes: [R] numbers of sentences.
+        """
+        for side, places, local in self._by_part(indices):
+            side.will_need(local, local + sizes[places])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for side in self._sides:
+            for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True):
+                yield side.tokens[start:end].tolist()
+
+    def _by_part(self, indices: Integers) -> Iterator[tuple[_Side, Integers | slice, Integers]]:
+        """Yield each part that has some of the indices [B], their places in B, and in the part."""
+        if len(self._sides) == 1:
+            yield self._sides[0], slice(None), indices
+            return
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        small = numbers.astype(np.min_scalar_type(len(self._sides)))  # for a radix sort
+        order = np.argsort(small, kind="stable")
+        counts = np.bincount(numbers, minlength=len(self._sides))
+        ends = np.cumsum(counts)
+        for number in np.flatnonzero(counts):
+            places = order[ends[number] - counts[number] : ends[number]]
+            yield self._sides[number], places, indices[places] - self._starts[number]
+
+
+class ParallelDataset:
+    """One split of a binarized dataset; `vocab_sizes` are the sizes for source and target.
+
+    Its index is read unless it is given.
+
+    Opening it reads no token ids: call `verify` before the first use of a part.
+
+    Attributes:
+        source: The source sentences.
+        target: The target sentences.
+        parts: Records of the parts, in the order of their indices.
+        texts: The texts that training pairs come from, in order; empty for other splits.
+        num_variants: Number of segmentations with BPE-dropout. Index i + v · N is pair i of N
+            in variant v from 1 on; indices below N have no dropout.
+    """
+
+    def __init__(
+        self,
+        bin_dir: Path,
+        split: str,
+        *,
+        vocab_sizes: tuple[int, int],
+        index: DatasetIndex | None = None,
+    ) -> None:
+        index = index or DatasetIndex.load(bin_dir)
+        if split not in index.parts:
+            raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
+        self._bin_dir = bin_dir
+        self.parts = index.parts[split]
+        self.texts = index.texts if split == "train" else ()
+        self.source, self.target = (
+            TokenSequences(bin_dir, self.parts, language, side, vocab_size=vocab_sizes[side])
+            for side, language in enumerate(index.languages)
+        )
+        self.num_variants = index.num_variants if split == "train" else 0
+        self._num_pairs = index.num_pairs[split]
+
+    def __len__(self) -> int:
+        return self._num_pairs
+
+    def verify(self, numbers: Iterable[int] | None = None) -> None:
+        """Compare parts, by their numbers from 0, or all parts with their records.
+
+        This reads all of their files.
+        """
+        for number in range(len(self.parts)) if numbers is None else numbers:
+            part, sides = self.parts[number], (self.source.side(number), self.target.side(number))
+            found = Part.of_sides(self._bin_dir, part.name, *sides)
+            damaged = [file for file, each in part.sha256.items() if found.sha256[file] != each]
+            if damaged:
+                reason = "its checksum differs from that in dataset.json"
+                problem = f"{self._bin_dir / damaged[0]} is damaged ({reason})"
+                raise _needs_binarizing(self._bin_dir, problem)
+            if found != part:
+                reason = f"it has other counts of {part.name}"
+                problem = f"{self._bin_dir}/dataset.json is damaged ({reason})"
+                raise _needs_binarizing(self._bin_dir, problem)
+
+
+class ArrayWriter:
+    """A one-dimensional .npy file that is appended to; `finish` writes its length."""
+
+    def __init__(self, file: IO[bytes], dtype: npt.DTypeLike) -> None:
+        self._file = file
+        self._dtype = np.dtype(dtype)
+        self.length = 0
+        self._write_header()
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Append [N] values."""
+        self._file.write(values.astype(self._dtype, copy=False).tobytes())
+        self.length += len(values)
+
+    def finish(self) -> None:
+        """Write the final length into the header."""
+        end = self._file.tell()
+        self._file.seek(0)
+        self._write_header()
+        self._file.seek(end)
+
+    def _write_header(self) -> None:
+        # NumPy pads the header, so that it has the same size for any length.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def id_dtype(vocab_size: int) -> npt.DTypeLike:
+    """Return the smallest integer type for the ids of a vocabulary."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def _map_array(path: Path) -> tuple[Ids, mmap.mmap]:
+    """Map a one-dimensional array of unsigned integers into memory; return it and its file."""
+    if not path.is_file():
+        raise _needs_binarizing(path.parent, f"{path} does not exist")
+    damage = _needs_binarizing(
+        path.parent, f"{path} is not a .npy file of unsigned integers, or is cut off"
+    )
+    try:
+        mapped = np.lib.format.open_memmap(path, mode="r")
+    except _DAMAGED_HEADER as error:
+        raise damage from error
+    if mapped.ndim != 1 or mapped.dtype.kind != "u":
+        raise damage
+    # Indexing is faster without the type of memory-mapped arrays.
+    return np.asarray(mapped), cast("mmap.mmap", mapped.base)
+
+
+def _needs_binarizing(bin_dir: Path, problem: str) -> DataError:
+    return DataError(f"{problem}: run {tfm_command('binarize', bin_dir.parent, '--force')}")

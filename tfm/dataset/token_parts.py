@@ -1,0 +1,341 @@
+"""Encode the text of a dataset in parts, for `tfm binarize`."""
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tfm.config import BinarizeConfig, Table
+from tfm.config.schema import differences, from_table
+from tfm.dataset.manifest import BINARIZE, Manifest
+from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
+from tfm.disk.files import atomic_write, have_sizes, read_json, write_json
+from tfm.errors import DataError, tfm_command
+from tfm.machine.cpu import chosen_threads
+from tfm.reporting import Progress
+from tfm.text.copies import Copier
+from tfm.text.lines import Block, read_blocks
+from tfm.vocabulary.bpe_dropout import TokenIds
+from tfm.vocabulary.subword import UNK, SubwordModel, Vocabulary
+
+_NUM_SPELLED = 5  # characters that the warning about bytes names
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinarizedPart:
+    """The token ids of a part of the text, as written.
+
+    Attributes:
+        inputs: JSON values of all that determines it.
+        files: {file name: size in bytes} of its files.
+        read: Number of pairs in the text.
+        copied: For each training text, the number of pairs with an added copy.
+        too_long: The same for pairs, or copies, that were dropped.
+        unknown: Numbers of unknown tokens of source and target.
+        parts: The segmentation without dropout, then its variants.
+        byte_pieces: Numbers of tokens of source and target that are bytes.
+        spelled: {character: number} of the most frequent ones that bytes spell, for both sides.
+    """
+
+    inputs: Table
+    files: Mapping[str, int]
+    read: int
+    copied: tuple[int, ...]
+    too_long: tuple[int, ...]
+    unknown: tuple[int, int]
+    parts: tuple[Part, ...]
+    byte_pieces: tuple[int, int]
+    spelled: tuple[Mapping[str, int], Mapping[str, int]]
+
+
+def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
+    """Return JSON values of all that determines the token ids of a text."""
+    settings: dict[str, Any] = {
+        "subword": vocabulary.fingerprint,
+        "max_length": config.max_length,
+        "format": FORMAT,
+        "normalization_version": vocabulary.normalization.version,  # which decides what is escaped
+    }
+    if config.num_variants:
+        settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
+    if any(config.copies.values()):
+        settings |= {"copies": config.copies, "seed": config.seed}
+    return settings
+
+
+def encoding_changes(
+    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig
+) -> list[str]:
+    """Describe how an encoding differs from the encoding of a dataset's token ids, if any."""
+    before = dict(manifest.inputs(BINARIZE) or {})
+    after = encoding_settings(vocabulary, config)
+    for name in ("text", "texts"):
+        before.pop(name, None)
+    return differences(*map(_in_words, (before, after))) if before else []
+
+
+def _in_words(encoding: Table) -> Table:
+    """Return the result of `encoding_settings` for messages."""
+    words = {**encoding, "subword": str(encoding.get("subword"))[:8]}
+    variants = words.pop("variants", [0])
+    return words | dict(zip(("bpe_dropout", "bpe_variants", "seed"), variants, strict=False))
+
+
+def binarize_split(
+    manifest: Manifest,
+    split: str,
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    config: BinarizeConfig,
+    *,
+    force: bool = False,
+) -> list[BinarizedPart]:
+    """Encode the parts of a split's text that are not up to date."""
+    previous = [] if force else _previous_parts(manifest, split, names)
+    # SentencePiece's own threads would idle while Python makes arrays of the ids.
+    threads = ThreadPoolExecutor(chosen_threads(config.threads), "binarize")
+    try:
+        with Progress(f"binarize {split}", total=None, unit="pairs") as bar:
+            return [
+                _binarize_part(manifest, split, name, vocabulary, config, previous, threads, bar)
+                for name in names
+            ]
+    finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
+        threads.shutdown(cancel_futures=True)
+
+
+def _previous_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
+    """Return the records of finished parts, from the manifest or from one file a part."""
+    files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
+    try:
+        tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
+        tables += [read_json(path) for path in files if path.is_file()]
+        return [from_table(BinarizedPart, table) for table in tables]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the record of a part of {split} in {manifest.data_dir} is damaged ({error}): run "
+            + tfm_command("binarize", manifest.data_dir, "--force")
+        ) from error
+
+
+def _binarize_part(
+    manifest: Manifest,
+    split: str,
+    name: str,
+    vocabulary: Vocabulary,
+    config: BinarizeConfig,
+    previous: Iterable[BinarizedPart],
+    threads: ThreadPoolExecutor,
+    bar: Progress,
+) -> BinarizedPart:
+    """Write the token ids and the record of a part, unless a previous record is up to date."""
+    # Other splits keep every sentence as it is, so that scores stay comparable.
+    bin_dir, is_train = manifest.data_dir / "bin", split == "train"
+    paths = manifest.text_paths(name)
+    start, text_ends = manifest.place(name) if is_train else (0, [])
+    inputs = {
+        "text": {path.name: manifest.text_fingerprint(path) for path in paths},
+        "start": start,
+        "text_ends": text_ends,
+        **encoding_settings(vocabulary, config),
+    }
+    for record in previous:
+        if record.inputs == inputs and have_sizes(bin_dir, record.files):
+            return record
+    (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
+    encoder = _Encoder(
+        models=(vocabulary.source, vocabulary.target),
+        copier=Copier(
+            config.copies if is_train else {},
+            languages=manifest.languages,
+            tags=manifest.symbols,
+            seed=config.seed,
+        ),
+        max_length=config.max_length if is_train else None,
+        text_ends=np.array(text_ends, dtype=np.int64),
+        dropout=config.bpe_dropout,
+        seed=config.seed,
+    )
+    counts: dict[str, Any] = {}
+    parts = []
+    for variant in range(1 + config.num_variants if is_train else 1):
+        work = partial(encoder.encode, variant=variant)
+        blocks = _numbered(read_blocks(*paths, strict=True), start)
+        encoded = map_in_order(threads, work, blocks, num_ahead=2 * chosen_threads(config.threads))
+        stem = f"{name}.v{variant}" if variant else name
+        found = _write(bin_dir, stem, manifest.languages, encoder, encoded, bar)
+        counts = counts or found  # of the segmentation without dropout
+        parts.append(Part.of_files(bin_dir, stem, manifest.languages))
+    sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
+    done = BinarizedPart(inputs=inputs, files=sizes, parts=tuple(parts), **counts)
+    write_json(bin_dir / f"{name}.json", asdict(done))
+    return done
+
+
+def _write(
+    bin_dir: Path,
+    stem: str,
+    languages: Sequence[str],
+    encoder: "_Encoder",
+    blocks: Iterable["_EncodedBlock"],
+    bar: Progress,
+) -> dict[str, Any]:
+    """Write the files of one segmentation; return the counts of `BinarizedPart`."""
+    read = 0
+    copied, too_long = np.zeros((2, max(1, len(encoder.text_ends))), dtype=np.int64)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            _TokenWriter(stack, bin_dir / f"{stem}.{language}", model)
+            for language, model in zip(languages, encoder.models, strict=True)
+        ]
+        for block in blocks:
+            for writer, side in zip(writers, block.sides, strict=True):
+                writer.append(side)
+            read += block.read
+            copied += block.copied
+            too_long += block.too_long
+            bar.update(block.read)
+        for writer in writers:
+            writer.finish()
+    return {
+        "read": read,
+        "copied": tuple(copied.tolist()),
+        "too_long": tuple(too_long.tolist()),
+        "unknown": tuple(writer.num_unknown for writer in writers),
+        "byte_pieces": tuple(writer.num_bytes for writer in writers),
+        "spelled": tuple(dict(writer.spelled.most_common(_NUM_SPELLED)) for writer in writers),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncodedBlock:
+    """A block of a split as token ids; `copied` and `too_long` are as in `BinarizedPart`."""
+
+    read: int
+    copied: Integers
+    too_long: Integers
+    sides: list[TokenIds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoder:
+    """Encodes the blocks of a split, in any thread."""
+
+    models: tuple[SubwordModel, SubwordModel]
+    copier: Copier
+    max_length: int | None
+    text_ends: Integers  # [number of training texts] where their pairs end
+    dropout: float  # of the merges of variants
+    seed: int
+
+    def encode(self, start_and_block: tuple[int, Block], *, variant: int) -> _EncodedBlock:
+        """Encode a block and its copies, after a number of pairs, without pairs that are too long.
+
+        Variants, from 1, have the same pairs as the segmentation without dropout, which is 0. What
+        a variant draws depends on seed and place, not on other blocks.
+        """
+        start, block = start_and_block
+        size = len(block[0])
+        block, numbers = self.copier.copy(block, start=start)
+        copied = numbers[1:][np.diff(numbers) == 0]
+        pairs = [*zip(self.models, block, strict=True)]
+        sides = [model.encode_block(side) for model, side in pairs]
+        limit = np.inf if self.max_length is None else self.max_length
+        is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
+        if variant:
+            random = np.random.default_rng([self.seed, variant, start])
+            drawn = [
+                model.encode_block_with_dropout(side, self.dropout, random) for model, side in pairs
+            ]
+            sides = [_shorter(*both, limit) for both in zip(drawn, sides, strict=True)]
+        if not is_kept.all():
+            sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
+        return _EncodedBlock(
+            read=size,
+            copied=self._count_by_text(copied),
+            too_long=self._count_by_text(numbers[~is_kept]),
+            sides=sides,
+        )
+
+    def _count_by_text(self, pairs: Integers) -> Integers:
+        num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
+        texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
+        return np.bincount(texts, minlength=num_texts)
+
+
+def _shorter(side: TokenIds, plain: TokenIds, limit: float) -> TokenIds:
+    """Return a side with the plain segmentation of the sentences that would be too long."""
+    (ids, lengths), (plain_ids, plain_lengths) = side, plain
+    is_long = lengths > limit
+    if not is_long.any():
+        return side
+    drawn, others = np.split(ids, np.cumsum(lengths)), np.split(plain_ids, np.cumsum(plain_lengths))
+    chosen = [others[i] if long else drawn[i] for i, long in enumerate(is_long.tolist())]
+    return np.concatenate(chosen), np.where(is_long, plain_lengths, lengths)
+
+
+def _numbered(blocks: Iterable[Block], start: int) -> Iterator[tuple[int, Block]]:
+    """Yield each block after the number of pairs in the text before it."""
+    for block in blocks:
+        yield start, block
+        start += len(block[0])
+
+
+def map_in_order(
+    threads: ThreadPoolExecutor,
+    function: Callable[[T], Result],
+    items: Iterable[T],
+    *,
+    num_ahead: int,
+) -> Iterator[Result]:
+    """Map items in threads and in order, reading at most `num_ahead` items in advance."""
+    pending: deque[Future[Result]] = deque()
+    for item in items:
+        pending.append(threads.submit(function, item))
+        if len(pending) > num_ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+class _TokenWriter:
+    """Writes the tokens and offsets of one side of a part of a split."""
+
+    def __init__(self, stack: contextlib.ExitStack, stem: Path, model: SubwordModel) -> None:
+        self._stem = stem
+        self._byte_values = model.byte_values
+        tokens = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.tokens.npy")))
+        offsets = stack.enter_context(atomic_write(stem.with_name(f"{stem.name}.offsets.npy")))
+        self._tokens = ArrayWriter(tokens, id_dtype(len(model)))
+        self._offsets = ArrayWriter(offsets, np.uint32)
+        self._offsets.append(np.zeros(1, dtype=np.uint32))
+        self.num_unknown = self.num_bytes = 0
+        self.spelled: Counter[str] = Counter()  # characters
+
+    def append(self, side: TokenIds) -> None:
+        ids, lengths = side
+        if self._tokens.length + len(ids) > MAX_PART_TOKENS:
+            raise DataError(
+                f"{self._stem} has more than {MAX_PART_TOKENS:,} tokens: prepare the text in "
+                "smaller parts"
+            )
+        self._offsets.append(self._tokens.length + np.cumsum(lengths))
+        self._tokens.append(ids)
+        self.num_unknown += int(np.count_nonzero(ids == UNK))
+        values = self._byte_values[ids]
+        if len(spelled := values[values >= 0].astype(np.uint8)):
+            self.num_bytes += len(spelled)
+            self.spelled.update(spelled.tobytes().decode(errors="ignore"))
+
+    def finish(self) -> None:
+        self._tokens.finish()
+        self._offsets.finish()

@@ -1,1 +1,0 @@
-"""Properties of the machine: CPU, GPU, memory and threads."""

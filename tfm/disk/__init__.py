@@ -1,0 +1,1 @@
+"""Files on disk: atomic writes, locks, checks of paths, tensors."""

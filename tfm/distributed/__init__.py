@@ -1,1 +1,0 @@
-"""The processes of a run: started, joined, watched and stopped together."""

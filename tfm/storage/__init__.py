@@ -1,1 +1,0 @@
-"""Metrics, locks and other files on disk."""

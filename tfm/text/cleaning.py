@@ -1,0 +1,397 @@
+"""Clean training text by rules, count the pairs that each rule drops, and find swapped sides."""
+
+import hashlib
+import math
+import random
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.config import CleaningConfig, Normalization
+from tfm.text.lines import BytesPair, UnusableLine, in_chunks
+from tfm.text.pair_checks import Check, is_mojibake
+from tfm.text.seen import SeenText
+
+# The rules, and the flag that changes each.
+RULES = {
+    "columns": "--columns",
+    "huge_line": None,
+    "not_utf8": None,
+    "mojibake": "--no-drop-mojibake",
+    "empty": "--no-drop-empty",
+    "too_long": "--max-characters",
+    "length_ratio": "--max-length-ratio",
+    "copy": "--no-drop-copies",
+    "other_script": "--no-drop-other-script",
+    "unequal_numbers": "--no-drop-unequal-numbers",
+    "other_language": "--no-drop-other-language",
+    "odd_length": "--max-length-deviations",
+    "odd_punctuation": "--max-punctuation-deviations",
+    "duplicate": "--no-drop-duplicates",
+    "low_score": "--min-score",
+}
+# Returns a score for each pair, higher for better ones.
+Score = Callable[[Sequence[BytesPair]], Sequence[float]]
+
+_NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
+_EXAMPLE_CHARACTERS = 300
+_MAX_HASHES_IN_MEMORY = 1 << 22
+_HASHES_AT_ONCE = 1 << 20  # while runs in files are merged
+_SAMPLE_PAIRS, _MIN_SAMPLE_PAIRS = 1_000, 50  # to compare the sides of two texts
+_SWAP_MARGIN = 1.5  # that of English and German is 4
+
+_Trigrams = Counter[tuple[int, ...]]
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(kw_only=True)
+class PairCounts:
+    """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
+
+    `normalized` counts the pairs whose text was changed, and `windows_1252` the pairs among them in
+    which characters were decoded. `in_held_out` counts the training pairs that are also in the
+    validation or test text. `examples` are some of the pairs that each rule dropped, cut if they
+    are long. `length_ratio` is that of the text, if it was measured.
+    """
+
+    read: int = 0
+    normalized: int = 0
+    windows_1252: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    kept: int = 0
+    in_held_out: int = 0
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    length_ratio: float | None = None
+    _random: random.Random = field(default_factory=lambda: random.Random(1), repr=False)  # noqa: S311 - not for secrets
+
+    def drop(self, rule: str, pair: BytesPair) -> None:
+        """Count a pair that a rule drops, and keep a random sample of such pairs as examples."""
+        self.dropped[rule] = 1 + self.dropped.get(rule, 0)
+        examples = self.examples.setdefault(rule, [])
+        place = len(examples)
+        if place == _NUM_EXAMPLES:  # reservoir sampling: all pairs are equally probable
+            place = self._random.randrange(self.dropped[rule])
+        if place < _NUM_EXAMPLES:
+            examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        names = ("read", "normalized", "windows_1252", "dropped", "kept", "in_held_out")
+        record = {name: getattr(self, name) for name in names}
+        return record if self.length_ratio is None else record | {"length_ratio": self.length_ratio}
+
+    def add(self, other: "PairCounts") -> None:
+        """Add the counts of another text, and its examples up to their maximum number."""
+        self.read += other.read
+        self.normalized += other.normalized
+        self.windows_1252 += other.windows_1252
+        self.kept += other.kept
+        self.in_held_out += other.in_held_out
+        for rule, count in other.dropped.items():
+            self.dropped[rule] = count + self.dropped.get(rule, 0)
+        for rule, examples in other.examples.items():
+            known = self.examples.setdefault(rule, [])
+            known += examples[: _NUM_EXAMPLES - len(known)]
+
+
+class Cleaner:
+    """Drops pairs that would harm training.
+
+    The rules that are enabled apply in this order. A pair is counted for the first that drops it.
+
+    0. columns, huge_line: A side is an `UnusableLine`.
+    1. mojibake: A side was decoded from the wrong encoding; see `is_mojibake`.
+    2. not_utf8: A side is not UTF-8.
+    3. The normalization drops no pair, but changes the text that the next rules see.
+    4. empty: A side has no text.
+    5. too_long: A side has more than `max_characters`.
+    6. copy: Both sides are the same.
+    7. The checks of the text, from `ratio_checks`, `pair_checks` and `deviation_checks`.
+    8. protected: A side is a copy, or nearly, of a line of `protected`.
+    9. duplicate: The pair occurred before, in any text with the same tag that this object has
+       cleaned.
+    10. low_score: A model gives the pair less than `min_score`.
+
+    The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. By default,
+    `normalization` is the config's.
+    """
+
+    def __init__(
+        self,
+        config: CleaningConfig,
+        normalization: Normalization | None = None,
+        *,
+        scratch_dir: Path | None = None,
+        protected: SeenText | None = None,
+    ) -> None:
+        self._config = config
+        self._protected = protected
+        self._normalization = normalization or config.normalization
+        self._seen: defaultdict[str | None, SeenHashes]  # by tag
+        self._seen = defaultdict(partial(SeenHashes, scratch_dir))
+        self.held_out = HeldOutPairs(self._normalization)
+
+    def clean(
+        self,
+        pairs: Iterable[BytesPair],
+        counts: PairCounts,
+        *,
+        config: CleaningConfig | None = None,
+        tag: str | None = None,
+        checks: Sequence[Check] = (),
+        score: Score | None = None,
+    ) -> Iterator[BytesPair]:
+        """Yield the pairs that remain of a text, cleaned and in order.
+
+        Args:
+            pairs: Source and target of each pair, without tags.
+            counts: Increased, and complete when the iterator has ended.
+            config: Settings of this text; by default the settings of all texts.
+            tag: The tag that all sources of this text will have.
+            checks: Further checks of single pairs.
+            score: Returns the scores of pairs, to compare them with `min_score`.
+        """
+        config = config or self._config
+        passed = passing(pairs, counts, config, self._normalization, checks)
+        yield from self.distinct(passed, counts, config=config, tag=tag, score=score)
+
+    def distinct(
+        self,
+        pairs: Iterable[BytesPair],
+        counts: PairCounts,
+        *,
+        config: CleaningConfig,
+        tag: str | None,
+        score: Score | None = None,
+    ) -> Iterator[BytesPair]:
+        """Yield the pairs that are neither protected, nor duplicates, nor below `min_score`."""
+        for chunk in in_chunks(pairs):
+            if self._protected is not None:
+                seen = [self._protected.look_up(side)[1] for side in zip(*chunk, strict=True)]
+                chunk = _keep(chunk, ~(seen[0] | seen[1]), "protected", counts)
+            hashes = _pair_hashes(chunk)
+            counts.in_held_out += self.held_out.find(hashes)
+            if config.drop_duplicates:
+                chunk = _keep(chunk, self._seen[tag].add(hashes), "duplicate", counts)
+            if score is not None and config.min_score is not None:
+                is_likely = np.array(score(chunk)) >= config.min_score
+                chunk = _keep(chunk, is_likely, "low_score", counts)
+            counts.kept += len(chunk)
+            yield from chunk
+
+    def see(self, pairs: list[BytesPair], *, tag: str | None) -> None:
+        """Record the pairs of clean text, with a tag added; later copies count as duplicates."""
+        self._seen[tag].add(_pair_hashes(pairs))
+
+
+def clean_lines(
+    lines: Iterable[bytes],
+    counts: PairCounts,
+    config: CleaningConfig,
+    normalization: Normalization,
+    checks: Sequence[Check],
+    protected: SeenText | None = None,
+) -> Iterator[bytes]:
+    """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
+    # A line and itself are a pair that breaks no rule about two sides, except that of copies.
+    cleaner = Cleaner(replace(config, drop_copies=False), normalization, protected=protected)
+    for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
+        yield line
+
+
+def passing(
+    pairs: Iterable[BytesPair],
+    counts: PairCounts,
+    config: CleaningConfig,
+    normalization: Normalization,
+    checks: Sequence[Check] = (),
+) -> Iterator[BytesPair]:
+    """Yield the pairs that pass the rules that look at a single pair; count the others."""
+    for pair in pairs:
+        counts.read += 1
+        if unusable := [side for side in pair if isinstance(side, UnusableLine)]:
+            counts.drop(unusable[0].rule, pair)
+            continue
+        # Before text is normalized, which drops or decodes the control characters of such text.
+        if config.drop_mojibake and any(is_mojibake(s.decode(errors="ignore")) for s in pair):
+            counts.drop("mojibake", pair)
+            continue
+        try:
+            before = pair[0].decode(), pair[1].decode()
+        except UnicodeDecodeError:
+            counts.drop("not_utf8", pair)
+            continue
+        source, target = map(normalization.normalize, before)
+        if (source, target) != before:
+            counts.normalized += 1
+            counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
+            pair = source.encode(), target.encode()
+        rule = _first_broken_rule(source, target, config)
+        if rule is None and checks:
+            rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
+        if rule is None:
+            yield pair
+        else:
+            counts.drop(rule, pair)
+
+
+def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
+    if config.drop_empty and not (source.strip() and target.strip()):
+        return "empty"
+    if config.max_characters and max(len(source), len(target)) > config.max_characters:
+        return "too_long"
+    if config.drop_copies and source == target:
+        return "copy"
+    return None
+
+
+def _keep(
+    pairs: list[BytesPair], is_kept: npt.NDArray[np.bool_], rule: str, counts: PairCounts
+) -> list[BytesPair]:
+    """Return the pairs to keep; count the others as dropped by a rule."""
+    for pair in compress(pairs, (~is_kept).tolist()):
+        counts.drop(rule, pair)
+    return list(compress(pairs, is_kept.tolist()))
+
+
+def _excerpt(side: bytes) -> str:
+    """Return the beginning of a line as text without white space other than spaces."""
+    text = side[: 4 * _EXAMPLE_CHARACTERS].decode(errors="replace")  # up to 4 bytes a character
+    return Normalization(unicode=False).normalize(text)[:_EXAMPLE_CHARACTERS]
+
+
+class HeldOutPairs:
+    """Finds the pairs of validation and test text that are also in the training text.
+
+    Args:
+        normalization: How the training text is normalized; held-out pairs are compared so.
+
+    Attributes:
+        sample: The first pairs of all splits.
+    """
+
+    def __init__(self, normalization: Normalization) -> None:
+        self._normalize = normalization.normalize
+        self.sample: list[BytesPair] = []
+        # The sorted hashes of each split, and whether each is in the training text.
+        self._hashes: dict[str, Hashes] = {}
+        self._found: dict[str, npt.NDArray[np.bool_]] = {}
+
+    def add(self, split: str, pairs: list[BytesPair]) -> None:
+        """Add pairs of UTF-8 text to a split, before any training text is looked at."""
+        normalize = self._normalize
+        pairs = [(normalize(s.decode()).encode(), normalize(t.decode()).encode()) for s, t in pairs]
+        self.sample += pairs[: _SAMPLE_PAIRS - len(self.sample)]
+        known = self._hashes.get(split, _pair_hashes([]))
+        self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
+        self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
+
+    def find(self, hashes: Hashes) -> int:
+        """Look for [N] hashes of training pairs; return how many of them are in any split."""
+        is_found = np.zeros(len(hashes), dtype=np.bool_)
+        for split, held_out in self._hashes.items():
+            first = np.searchsorted(held_out, hashes, side="left")
+            end = np.searchsorted(held_out, hashes, side="right")
+            is_found |= first < end
+            for start, stop in zip(first[first < end], end[first < end], strict=True):
+                self._found[split][start:stop] = True
+        return int(is_found.sum())
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return {split: (number of its pairs in the training text, number of its pairs)}."""
+        return {split: (int(found.sum()), len(found)) for split, found in self._found.items()}
+
+
+def look_swapped(pairs: Sequence[BytesPair], others: Sequence[BytesPair]) -> bool:
+    """Return whether the sides of pairs are swapped: sources resemble the targets of others.
+
+    Trigrams of bytes tell any two languages apart; few pairs tell nothing.
+    """
+    if min(len(pairs), len(others)) < _MIN_SAMPLE_PAIRS:
+        return False
+    source, target, other_source, other_target = (
+        _trigrams(pair[side] for pair in some[:_SAMPLE_PAIRS])
+        for some in (pairs, others)
+        for side in (0, 1)
+    )
+    straight = _similarity(source, other_source) + _similarity(target, other_target)
+    crossed = _similarity(source, other_target) + _similarity(target, other_source)
+    return crossed > _SWAP_MARGIN * straight
+
+
+def _trigrams(lines: Iterable[bytes]) -> _Trigrams:
+    return Counter(chain.from_iterable(zip(line, line[1:], line[2:]) for line in lines))  # noqa: B905
+
+
+def _similarity(one: _Trigrams, other: _Trigrams) -> float:
+    """Return the cosine of the angle between two counts."""
+    norms = (math.hypot(*counts.values()) for counts in (one, other))
+    return sum(count * other[each] for each, count in one.items()) / (math.prod(norms) or 1.0)
+
+
+class SeenHashes:
+    """A set of 64-bit hashes in bounded memory.
+
+    Hashes are kept in sorted arrays ("runs"), each more than twice as long as the next: there are
+    few to search, and each hash is merged a logarithmic number of times. Long runs are in unnamed
+    files in a folder, which are mapped into memory: the system keeps as much of them as fits. Among
+    100 million distinct pairs, the probability that any two have equal hashes is about 1 in 3,700.
+    """
+
+    def __init__(self, scratch_dir: Path | None = None) -> None:
+        self._scratch_dir = scratch_dir
+        self._runs: list[Hashes] = []
+
+    def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Add hashes [N] to the set; return [N], True for the first occurrence of new hashes."""
+        values, first_indices = np.unique(hashes, return_index=True)
+        unseen = np.ones(len(values), dtype=np.bool_)
+        for run in self._runs:
+            indices = np.searchsorted(run, values)
+            indices[indices == len(run)] = 0
+            unseen &= run[indices] != values
+        self._insert(values[unseen])
+        is_new = np.zeros(len(hashes), dtype=np.bool_)
+        is_new[first_indices[unseen]] = True
+        return is_new
+
+    def _insert(self, run: Hashes) -> None:
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            longer = self._runs.pop()
+            if len(longer) + len(run) > _MAX_HASHES_IN_MEMORY:
+                run = self._merged_in_file(longer, run)
+            else:
+                run = np.concatenate((longer, run))
+                run.sort(kind="stable")  # merges sorted runs in linear time
+        if len(run):
+            self._runs.append(run)
+
+    def _merged_in_file(self, one: Hashes, other: Hashes) -> Hashes:
+        """Merge two runs in a file that has no name, so that nothing has to remove it."""
+        with tempfile.TemporaryFile(dir=self._scratch_dir) as file:
+            start = 0
+            for index in range(0, len(one), _HASHES_AT_ONCE):
+                chunk = one[index : index + _HASHES_AT_ONCE]
+                is_last = index + len(chunk) == len(one)
+                end = len(other) if is_last else int(np.searchsorted(other, chunk[-1]))
+                merged = np.concatenate((chunk, other[start:end]))
+                merged.sort(kind="stable")
+                file.write(merged.tobytes())
+                start = end
+            file.flush()
+            return np.asarray(np.memmap(file, dtype=np.uint64, mode="r"))
+
+
+def _pair_hashes(pairs: list[BytesPair]) -> Hashes:
+    blake2b = hashlib.blake2b
+    digests = (blake2b(s + b"\n" + t, digest_size=8).digest() for s, t in pairs)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)

@@ -1,0 +1,1 @@
+"""Subword vocabularies: learned, imported, and how they segment text."""

@@ -1,0 +1,143 @@
+"""Learning subword vocabularies with SentencePiece, and the words of a text as vocabulary."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from tfm.config import SubwordConfig
+from tfm.errors import DataError, TfmError, UsageError
+from tfm.machine.background import run_in_thread
+from tfm.machine.cpu import chosen_threads
+from tfm.reporting import say
+from tfm.text.lines import read_lines
+from tfm.vocabulary.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, escape
+
+# (number of pairs, vocabulary size). The last size is the paper's for WMT 2014 (§5.1); 16,000 is
+# the paper's for the 40,000 sentences of the Wall Street Journal (§6.3).
+_VOCABULARIES = ((500, 1_000), (30_000, 8_000), (300_000, 16_000), (2_000_000, 37_000))
+_TREE_VOCABULARIES = ((500, 1_000), (40_000, 16_000), (2_000_000, 32_000))
+
+_SEED = 1
+_MAX_WORDS = 1_000_000
+_MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be encoded
+
+
+def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
+    """Return the vocabulary size of the paper (§5.1; §6.3 for trees), or less for small corpora.
+
+    Between the sizes that are known to work, the size grows as a power of the number of pairs,
+    rounded to two digits.
+    """
+    pairs, sizes = zip(*(_TREE_VOCABULARIES if for_trees else _VOCABULARIES), strict=True)
+    size = np.exp(np.interp(np.log(max(1, num_pairs)), np.log(pairs), np.log(sizes)))
+    return sizes[-1] if num_pairs >= pairs[-1] else int(float(f"{size:.1e}"))
+
+
+def learn_subword_model(
+    texts: Sequence[Path], config: SubwordConfig, *, vocab_size: int
+) -> SubwordModel:
+    """Learn a SentencePiece model from UTF-8 files with one sentence per line.
+
+    Unicode is not normalized, so that decoding restores every line. `vocab_size` replaces the
+    config's.
+    """
+    return _learn(
+        texts,
+        model_type=config.model_type,
+        vocab_size=vocab_size,
+        character_coverage=config.character_coverage,
+        byte_fallback=config.byte_fallback,
+        # With the space that SentencePiece puts before each line, a tag is a single piece.
+        user_defined_symbols=[SPACE_MARK + tag for tag in (config.symbols or "").split()],
+        input_sentence_size=config.sample_sentences,
+        shuffle_input_sentence=True,
+        num_threads=chosen_threads(config.threads),
+    )
+
+
+def learn_word_model(texts: Sequence[Path]) -> SubwordModel:
+    """Build a model whose pieces are the words of UTF-8 text, such as linearized trees."""
+    return _learn(
+        texts,
+        model_type="word",
+        vocab_size=_MAX_WORDS,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+    )
+
+
+def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> SubwordModel:
+    model = io.BytesIO()
+    num_long = 0
+
+    def sentences() -> Iterator[str]:
+        nonlocal num_long
+        for path in texts:
+            for line in read_lines(path, strict=False):
+                sentence = escape(line.decode(errors="replace"))
+                num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
+                yield sentence
+
+    def learn() -> None:
+        sentencepiece.set_random_generator_seed(_SEED)
+        sentencepiece.SentencePieceTrainer.Train(
+            # If SentencePiece read the files itself, it would save their paths in the model.
+            sentence_iterator=sentences(),
+            model_writer=model,
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            minloglevel=2,
+            vocab_size=vocab_size,
+            **options,
+        )
+
+    try:
+        run_in_thread(learn).result()  # in the main thread, Ctrl-C would wait for the end
+    except RuntimeError as error:
+        raise _learning_error(str(error), vocab_size, texts) from error
+    if num_long:
+        say(
+            f"warning: nothing is learned from {num_long:,} lines of more than "
+            f"{_MAX_SENTENCE_BYTES:,} bytes, which SentencePiece skips: put one sentence on each "
+            "line"
+        )
+    return SubwordModel(model.getvalue(), origin=Path("the learned model"))
+
+
+class VocabularySizeError(UsageError):
+    """The vocabulary size does not fit the text; `nearest` is the nearest size that does."""
+
+    def __init__(self, message: str, *, nearest: int) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
+    """Translate an error of SentencePiece into one that says what to do."""
+    names = ", ".join(str(path) for path in texts)
+    size = f"a vocabulary of {vocab_size:,}"
+    if match := re.search(r"set it to a value <= (\d+)", message):
+        advice = f"the largest that works is --vocab-size {match[1]}"
+        problem = f"{size} is too large for {names}: {advice}"
+        return VocabularySizeError(problem, nearest=int(match[1]))
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        advice = f"use at least --vocab-size {match[1]}, or a lower --character-coverage"
+        problem = f"{size} is too small for the characters of {names}: {advice}"
+        return VocabularySizeError(problem, nearest=int(match[1]))
+    if "sentences_.empty()" in message:
+        return DataError(
+            f"there is nothing to learn from in {names}: all lines are empty, or longer than "
+            f"{_MAX_SENTENCE_BYTES:,} bytes"
+        )
+    reason = message.partition("\n")[0]
+    return DataError(f"SentencePiece cannot learn from {names}: {reason}")
