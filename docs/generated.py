@@ -39,7 +39,6 @@ from tfm.features.seen.report import SeenReport
 from tfm.folders import model_folder, run_folder
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import model_summaries, partial_output, score
-from tfm.stages.average import AverageResult
 from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
@@ -58,6 +57,7 @@ from tfm.text.corpus.texts import (
     TextOptions,
     TreeFile,
 )
+from tfm.training.averaging import AverageResult
 from tfm.translation.steps import Output
 
 # The line of a page before its generated part.

@@ -370,11 +370,12 @@ class ForkedPython:
             "stdin": stdin and str(stdin),
         }
         context = multiprocessing.get_context("forkserver")
-        stages = ("train", "average", "generate", "prepare", "score")
+        stages = ("train", "generate", "prepare", "score")
         context.set_forkserver_preload(
             [
                 "tfm.cli.main",
                 *(f"tfm.stages.{name}" for name in stages),
+                "tfm.training.averaging",
                 "tfm.training.report",
                 "torch._dynamo",
                 "torch.distributed.fsdp",

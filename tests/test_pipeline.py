@@ -7,13 +7,13 @@ from random import Random
 import pytest
 import torch
 
+from tfm.commands.average import average
 from tfm.commands.translator import Translator
-from tfm.config import AverageConfig, InferenceConfig, ScoreConfig, SearchConfig, run_config
+from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, run_config
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
-from tfm.stages.average import average
 from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
@@ -143,7 +143,7 @@ def check_variation(data_dir, folder, run_of):
     weights, others = (ModelFolder(checkpoints(run)[-1]).weights() for run in (straight, stopped))
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    average(straight, AverageConfig(last=2))
+    average(straight, last=2)
     folder = ModelFolder.open(straight).path
     assert folder.name == "averaged"
     model = ModelFolder(folder).model().eval()

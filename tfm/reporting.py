@@ -1,18 +1,22 @@
-"""Messages and progress bars of a stage, on stderr."""
+"""Messages and progress bars of a command, on stderr, and what its result prints."""
 
 import io
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import accumulate
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from typing_extensions import Buffer, override
 
 from tfm.errors import DETAIL
 from tfm.machine.world import current_world
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
@@ -65,6 +69,22 @@ def say(message: str) -> None:
         from tqdm import tqdm  # would delay tfm --help
 
         tqdm.write(printable(message), file=sys.stderr)
+
+
+class Result:
+    """What a command returns, and how the command line prints it."""
+
+    def summary(self) -> Iterable[str]:
+        """Return the lines to print on stderr."""
+        return ()
+
+    def lines(self, columns: int | None) -> "Iterable[str | Text]":
+        """Return the lines to print on stdout, for a terminal of some columns, or a file."""
+        return ()
+
+    def record(self) -> Any:
+        """Return what --json prints."""
+        return asdict(self)  # type: ignore[call-overload]
 
 
 def format_number(value: float, *, decimals: int) -> str:

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tfm.commands.average import average
 from tfm.commands.translator import Translator
-from tfm.config import AverageConfig
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoint_path, checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.stages import average as average_module
-from tfm.stages.average import average
+from tfm.training import averaging
 from tfm.vocabulary.subword import Vocabulary
 
 
@@ -48,7 +47,7 @@ def save_again(path, step, **changes):
 
 
 def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
-    result = average(run_dir, AverageConfig(last=3))
+    result = average(run_dir, last=3)
     assert (result.model_dir, result.steps) == (run_dir / "averaged", [4, 8, 12])
     weights = [ModelFolder(path).weights() for path in checkpoints(run_dir)]
     for name, tensor in ModelFolder(result.model_dir).weights().items():
@@ -57,14 +56,14 @@ def test_the_average_is_the_mean_of_the_newest_checkpoints(run_dir):
 
 
 def test_the_default_number_is_that_of_the_run(long_run):
-    assert average(long_run, AverageConfig()).steps == [108, 112]
+    assert average(long_run).steps == [108, 112]
 
 
 @pytest.mark.parametrize(("step", "averaged"), [(10, [10, 12]), (9, [12])])
 def test_by_default_only_the_last_fifth_of_the_steps_is_averaged(run_dir, step, averaged):
     save_again(checkpoint_path(run_dir, 8), step)
-    assert average(run_dir, AverageConfig()).steps == averaged
-    assert average(run_dir, AverageConfig(last=2)).steps == [step, 12]
+    assert average(run_dir).steps == averaged
+    assert average(run_dir, last=2).steps == [step, 12]
 
 
 def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_run(long_run):
@@ -76,17 +75,17 @@ def test_a_run_that_was_stopped_and_resumed_has_the_average_of_an_uninterrupted_
         subword_files={},
     )
     assert len(checkpoints(long_run)) == 4
-    assert average(long_run, AverageConfig()).steps == [108, 112]
+    assert average(long_run).steps == [108, 112]
     shutil.rmtree(newest)
-    result = average(long_run, AverageConfig())
+    result = average(long_run)
     assert (result.steps, ModelFolder(result.model_dir).info.step) == ([104, 108], 110)
-    assert "steps 104, 108; step 110 is left out" in result.summary
+    assert "steps 104, 108; step 110 is left out" in str(result)
 
 
 def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):
     best = best_first(open_checkpoints(run_dir), "loss")[:2]
     expected = sorted(each.info.step for each in best)
-    result = average(run_dir, AverageConfig(best=2))
+    result = average(run_dir, best=2)
     assert result.steps == expected
     assert (
         ModelFolder(result.model_dir).info.step == ModelFolder(checkpoints(run_dir)[-1]).info.step
@@ -94,7 +93,7 @@ def test_the_best_checkpoints_are_chosen_by_the_metric_of_the_run(run_dir):
 
 
 def test_an_average_is_a_complete_model_without_training_state(run_dir):
-    model_dir = average(run_dir, AverageConfig()).model_dir
+    model_dir = average(run_dir).model_dir
     assert sorted(path.name for path in model_dir.iterdir()) == [
         "bpe.model", "config.json", "model.safetensors",
     ]  # fmt: skip
@@ -105,7 +104,7 @@ def test_an_average_is_a_complete_model_without_training_state(run_dir):
 
 def test_more_checkpoints_than_exist_are_refused(run_dir):
     with pytest.raises(UsageError, match=r"--(last|best) 4 is more than the checkpoints in .*: 3"):
-        average(run_dir, AverageConfig(last=4))
+        average(run_dir, last=4)
 
 
 @pytest.fixture
@@ -123,14 +122,14 @@ def with_validation_text(run_dir, data_dir, tmp_path):
 def test_a_calibrated_average_has_a_confidence_that_grows_with_the_probability(
     with_validation_text,
 ):
-    plain = average(with_validation_text, AverageConfig())
+    plain = average(with_validation_text)
     weights = {name: each.clone() for name, each in ModelFolder(plain.model_dir).weights().items()}
     translator = Translator.load(plain.model_dir, device="cpu")
     assert [best.confidence for [best] in translator.search(["seven"])] == [None]
 
-    result = average(with_validation_text, AverageConfig(calibrate=True))
+    result = average(with_validation_text, calibrate=True)
     assert result.calibrated_on == ModelFolder(result.model_dir).info.calibration.num_lines == 100
-    assert result.summary.endswith(", calibrated on 100 lines")
+    assert str(result).endswith(", calibrated on 100 lines")
     calibrated = ModelFolder(result.model_dir).weights()
     assert all(torch.equal(calibrated[name], each) for name, each in weights.items())
     translator = Translator.load(result.model_dir, device="cpu")
@@ -157,13 +156,13 @@ def test_calibrating_is_refused_before_anything_is_written(run_dir, with_validat
     for path in checkpoints(run_dir):
         save_again(path, ModelFolder(path).info.step, task="parsing")
     with pytest.raises(UsageError, match="trains a parser"):
-        average(run_dir, AverageConfig(calibrate=True))
+        average(run_dir, calibrate=True)
     assert not (run_dir / "averaged").exists()
 
 
 def test_calibrating_on_a_few_lines_is_refused(run_dir):
     with pytest.raises(DataError, match="has 12 lines, but calibrating takes at least 100"):
-        average(run_dir, AverageConfig(calibrate=True))
+        average(run_dir, calibrate=True)
     assert not (run_dir / "averaged").exists()
 
 
@@ -171,22 +170,22 @@ def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_pat
     checkpoint = checkpoints(run_dir)[0]
     before = ModelFolder(checkpoint).info
     with pytest.raises(UsageError, match="is no average: choose another folder with --out"):
-        average(run_dir, AverageConfig(), out_dir=checkpoint)
+        average(run_dir, out=checkpoint)
     assert ModelFolder(checkpoint).info == before
     for last in (1, 2):
-        average(run_dir, AverageConfig(last=last), out_dir=tmp_path / "mean")
+        average(run_dir, last=last, out=tmp_path / "mean")
     assert len(ModelFolder(tmp_path / "mean").info.averaged) == 2
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_an_average_keeps_the_files_that_others_put_there(run_dir, is_damaged):
-    averaged = average(run_dir, AverageConfig(last=1)).model_dir
+    averaged = average(run_dir, last=1).model_dir
     (averaged / "shortlist.safetensors").write_bytes(b"mine")
     (averaged / "notes").mkdir()
     (averaged / "notes" / "x").write_text("mine")
     if is_damaged:
         (averaged / "config.json").write_text("{")
-    average(run_dir, AverageConfig(last=2))
+    average(run_dir, last=2)
     assert len(ModelFolder(averaged).info.averaged) == 2
     assert (averaged / "shortlist.safetensors").read_bytes() == b"mine"
     assert (averaged / "notes" / "x").read_text() == "mine"
@@ -198,7 +197,7 @@ def test_what_is_no_average_stays_in_its_place(run_dir):
     for content in ((averaged / "config.json").read_text(), '{"model_type": "marian"}'):
         (averaged / "config.json").write_text(content)
         with pytest.raises(UsageError, match="exists and is no average"):
-            average(run_dir, AverageConfig())
+            average(run_dir)
         assert (averaged / "config.json").read_text() == content
 
 
@@ -206,17 +205,17 @@ def test_a_damaged_checkpoint_is_named(run_dir):
     newest = checkpoints(run_dir)[-1] / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"step-00000012/model\.safetensors: it is damaged"):
-        average(run_dir, AverageConfig())
+        average(run_dir)
     assert not (run_dir / "averaged").exists()
 
 
 def test_checkpoints_removed_by_the_run_meanwhile_are_reported(run_dir, monkeypatch):
     listed = open_checkpoints(run_dir)
-    monkeypatch.setattr(average_module, "open_checkpoints", lambda _: listed)
+    monkeypatch.setattr(averaging, "open_checkpoints", lambda _: listed)
     shutil.rmtree(listed[0].path)
     with pytest.raises(CheckpointError, match="step-00000004 was removed while it was read"):
-        average(run_dir, AverageConfig(last=3))
-    assert average(run_dir, AverageConfig(last=2)).steps == [8, 12]
+        average(run_dir, last=3)
+    assert average(run_dir, last=2).steps == [8, 12]
 
 
 def test_checkpoints_of_a_training_that_diverged_are_not_averaged(run_dir):
@@ -227,5 +226,5 @@ def test_checkpoints_of_a_training_that_diverged_are_not_averaged(run_dir):
     files = Vocabulary.load(newest).files()
     save_checkpoint(newest, ModelFolder(newest).info, weights, subword_files=files)
     with pytest.raises(CheckpointError, match=r"step-00000012 is not finite: training diverged"):
-        average(run_dir, AverageConfig(last=2))
+        average(run_dir, last=2)
     assert not (run_dir / "averaged").exists()

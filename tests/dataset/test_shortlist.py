@@ -14,8 +14,9 @@ from small_models import batch_of, recurrent, transformer
 
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import PREPACK
+from tfm.commands.average import average
 from tfm.commands.translator import Translator
-from tfm.config import AverageConfig, BinarizeConfig, SearchConfig, settings_from
+from tfm.config import BinarizeConfig, SearchConfig, settings_from
 from tfm.dataset import shortlist as learning
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset, Part
 from tfm.dataset.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
@@ -25,7 +26,6 @@ from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
 from tfm.search.shortlist import search_shortlist
-from tfm.stages.average import average
 from tfm.stages.binarize import binarize
 from tfm.stages.train import train
 from tfm.vocabulary.learning import learn_word_model
@@ -262,7 +262,7 @@ def test_a_shortlist_of_older_data_is_removed(dataset, capsys):
 
 def test_checkpoints_and_averages_contain_it(dataset, tiny_run, tmp_path):
     train(dataset, tmp_path / "run", tiny_run(training={"max_steps": 4}))
-    folder = average(tmp_path / "run", AverageConfig()).model_dir
+    folder = average(tmp_path / "run").model_dir
     assert (folder / FILE).read_bytes() == (dataset / FILE).read_bytes()
     translator = Translator.load(folder, device="cpu", precision="fp32")
     calibration = fit([-1.0, -2.0] * 10, [0.9, 0.1] * 10)

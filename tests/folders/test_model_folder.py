@@ -19,7 +19,7 @@ from tfm.errors import CheckpointError
 from tfm.folders import model_folder
 from tfm.folders.model_folder import STATE, WEIGHTS, DamagedCheckpointError, ModelFolder, _checksum
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.average import average_weights
+from tfm.training.averaging import average_weights
 
 FILES = ["model.safetensors", "training.safetensors", "config.json", "bpe.model"]
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from helpers import metrics_of, number_pairs, same_weights
 
+from tfm.commands.average import average
 from tfm.commands.train import TrainingPlan
 from tfm.config import adapting_table, read_toml, run_config
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoints
 from tfm.model.build import part_of_model
-from tfm.stages.average import AverageConfig, average
 from tfm.stages.train import train
 from tfm.vocabulary.subword import Vocabulary
 
@@ -43,7 +43,7 @@ def settings(start, **changes):
 def start(trained_run, tmp_path_factory):
     """A model folder to start from."""
     out_dir = tmp_path_factory.mktemp("models") / "average"
-    return average(trained_run, AverageConfig(last=2), out_dir=out_dir).model_dir
+    return average(trained_run, last=2, out=out_dir).model_dir
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_a_model_names_its_ancestors_through_several_generations(
     assert (first.path, first.data_dir) == (str(start), str(data_dir))
     assert (first.step, len(first.sha256)) == (12, 64)
     train(data_dir, tmp_path / "again", settings(adapted))
-    grandchild = average(tmp_path / "again", AverageConfig()).model_dir
+    grandchild = average(tmp_path / "again").model_dir
     ancestors = ModelFolder(grandchild).info.ancestors
     assert [each.data_dir for each in ancestors] == [str(data_dir), str(other_data)]
     assert ancestors[0] == first

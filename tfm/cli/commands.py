@@ -13,6 +13,7 @@ import typer
 
 from tfm.cli.app import Command
 from tfm.cli.flags import Call, add_command
+from tfm.cli.output import print_result
 from tfm.cli.train import run_training
 from tfm.commands.attend import attend
 from tfm.commands.average import average
@@ -99,8 +100,8 @@ def _prepare(
     print_recipes([load_recipe(name) for name in builtin_recipes()])
 
 
-def _average(call: Call, /) -> None:
-    say(f"average: {call().summary}")
+def _print(call: Call, /) -> None:
+    print_result(call())
 
 
 def _export(call: Call, /) -> None:
@@ -284,7 +285,7 @@ add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand)
 add_command(learn_bpe, panel="Text")
 add_command(binarize, panel="Text")
 add_command(train, run_training, panel="Models")
-add_command(average, _average, panel="Models")
+add_command(average, _print, panel="Models")
 add_command(export, _export, panel="Models")
 add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from tfm.reporting import format_duration, format_table, printable, say
+from tfm.reporting import Result, format_duration, format_table, printable, say
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from tfm.stages.run_summaries import RunSummary
     from tfm.stages.score import ScoreResult
     from tfm.text.corpus.recipe import Recipe
+
+
+def print_result(result: Result, *, as_json: bool = False) -> None:
+    """Print the result of a command: as one JSON object, or its lines."""
+    if as_json:
+        text = json.dumps(result.record(), ensure_ascii=False)
+        print(text.encode(errors="backslashreplace").decode())  # noqa: T201 - names of any bytes
+        return
+    for message in result.summary():
+        say(message)
+    for line in result.lines(_columns()):
+        if isinstance(line, str):
+            print(line)  # noqa: T201
+        else:
+            Console(highlight=False).print(line, soft_wrap=True)
 
 
 def print_rows(rows: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """tfm average: checkpoints of a run → one model with their mean weights."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFolder, Flag, NewFolder, command
@@ -7,7 +8,7 @@ from tfm.config import AverageConfig, settings_from
 from tfm.disk.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
-    from tfm.stages.average import AverageResult
+    from tfm.training.averaging import AverageResult
 
 
 @command(AverageConfig)
@@ -30,7 +31,16 @@ def average(
         DataError: The validation text is gone, or too short to calibrate on.
     """
     config = settings_from(AverageConfig, settings["average"])
+    from tfm.features.confidence.calibration import calibrate, validation_text
+    from tfm.folders.model_folder import ModelFolder, open_checkpoints
     from tfm.folders.run_folder import newest_run
-    from tfm.stages.average import average as run_stage
+    from tfm.training.averaging import average_checkpoints
 
-    return run_stage(run or newest_run(RUNS_ROOT), config, out_dir=out)
+    run = run or newest_run(RUNS_ROOT)
+    newest = open_checkpoints(run)[-1:] if config.calibrate else []
+    texts = [validation_text(model, run) for model in newest]
+    result = average_checkpoints(run, config, out_dir=out)
+    for text in texts:
+        calibration = calibrate(ModelFolder(result.model_dir), text)
+        result = replace(result, calibrated_on=calibration.num_lines)
+    return result

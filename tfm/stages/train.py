@@ -25,9 +25,9 @@ from tfm.machine.interruption import StopRequests
 from tfm.machine.watchdog import Watchdog
 from tfm.machine.world import World
 from tfm.reporting import say
-from tfm.stages.average import average
 from tfm.stages.forecast import estimate_run
 from tfm.steps import StepsConfig, steps_around
+from tfm.training.averaging import average_checkpoints
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.training.validation import validation_search
@@ -143,7 +143,7 @@ def train(
             training.loop()
     averages = run.training.average and run.optimizer.ema is None and position.step > 0
     if world.is_first and averages and current_average(run_dir) is None:
-        say(f"train: {average(run_dir, AverageConfig()).summary}")
+        say(f"train: {average_checkpoints(run_dir, AverageConfig())}")
     failure = training.failure_to_learn()
     if failure is not None:
         say(

@@ -1,4 +1,4 @@
-"""tfm average: checkpoints of a run → one model with their mean weights (§6.1)."""
+"""Averaging: checkpoints of a run → one model with their mean weights (§6.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,29 +7,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tfm.config import AverageConfig, InferenceConfig, SearchConfig
+from tfm.config import AverageConfig
 from tfm.dataset.shortlist import shortlist_files
 from tfm.disk.paths import where_instead
-from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.features.confidence.step import MIN_LINES, fit
+from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
-from tfm.folders.model_info import Calibration
 from tfm.folders.saving import save_checkpoint
-from tfm.metrics.sacre import sentence_chrf
-from tfm.reporting import Progress
-from tfm.text.lines import read_pairs
-from tfm.translation.chain import Chain, by_length
-from tfm.translation.engine import Engine
-from tfm.translation.steps import Output
+from tfm.reporting import Result
 
 # By default, only checkpoints after this fraction of the newest one's steps are averaged: while a
 # model improves fast, older ones make the average worse than the newest checkpoint alone.
 _RECENT = 0.8
-_CHUNK_LINES = 128  # that are translated together to calibrate
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageResult:
+class AverageResult(Result):
     """The averaged model and the steps of its checkpoints.
 
     Attributes:
@@ -44,26 +36,28 @@ class AverageResult:
     left_out: int | None = None
     calibrated_on: int | None = None
 
-    @property
-    def summary(self) -> str:
-        """A line that names the model and its checkpoints."""
+    def summary(self) -> list[str]:
+        """Return a line that names the model and its checkpoints."""
+        return [f"average: {self}"]
+
+    def __str__(self) -> str:
         plural = "s" if len(self.steps) > 1 else ""
         steps = ", ".join(f"{step:,}" for step in self.steps)
-        summary = f"{self.model_dir} is the mean of step{plural} {steps}"
+        line = f"{self.model_dir} is the mean of step{plural} {steps}"
         if self.calibrated_on is not None:
-            summary += f", calibrated on {self.calibrated_on:,} lines"
-        if self.left_out is None:
-            return summary
-        return f"{summary}; step {self.left_out:,} is left out: saved at a stop, not validated"
+            line += f", calibrated on {self.calibrated_on:,} lines"
+        if self.left_out is not None:
+            line += f"; step {self.left_out:,} is left out: saved at a stop, not validated"
+        return line
 
 
-def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None) -> AverageResult:
+def average_checkpoints(
+    run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
+) -> AverageResult:
     """Average the newest or the best checkpoints of a run, which may still be training.
 
     The model is written to `out_dir`, by default "averaged" in the run folder. In place of an older
-    average, it keeps the files that others put there, such as a shortlist. Calibrating it takes
-    as long as translating the validation text; until then, the folder has the model without.
-    Raises the errors of the command.
+    average, it keeps the files that others put there, such as a shortlist.
     """
     is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
     # In its usual place, a damaged average is replaced as well.
@@ -77,7 +71,6 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
         )
     newest = present[-1]
     training = newest.info.run.training
-    validation_text = _validation_text(newest, run_dir) if config.calibrate else None
     if config.best is not None:
         number, ranked = config.best, best_first(present, training.best_metric)
     else:
@@ -92,7 +85,6 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
             f"{flag} {number} is more than the checkpoints in {run_dir}: {len(ranked)}"
         )
     chosen = sorted(ranked[:number], key=lambda each: each.info.step)
-    steps = [each.info.step for each in chosen]
     weights = average_weights(chosen)
     if not all(weight.isfinite().all() for weight in weights.values()):
         names = ", ".join(map(str, chosen))
@@ -100,20 +92,14 @@ def average(run_dir: Path, config: AverageConfig, *, out_dir: Path | None = None
             f"the mean of {names} is not finite: training diverged; remove the bad checkpoints, or "
             "train in another --run"
         )
-    last = chosen[-1]
+    last, steps = chosen[-1], [each.info.step for each in chosen]
     # The step says how far the run was, so that an outdated average can be recognized.
     info = replace(last.info, step=newest.info.step, metrics={}, averaged=tuple(steps))
     files = last.vocabulary.files() | shortlist_files(last.path, last.vocabulary)
     save_checkpoint(out_dir, info, weights, subword_files=files)
-    if validation_text is not None:
-        info = replace(info, calibration=_calibration(ModelFolder(out_dir), *validation_text))
-        save_checkpoint(out_dir, info, weights, subword_files=files)
     is_left_out = config.best is None and newest not in ranked
     return AverageResult(
-        model_dir=out_dir,
-        steps=steps,
-        left_out=newest.info.step if is_left_out else None,
-        calibrated_on=None if info.calibration is None else info.calibration.num_lines,
+        model_dir=out_dir, steps=steps, left_out=newest.info.step if is_left_out else None
     )
 
 
@@ -141,44 +127,3 @@ def average_weights(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
         name: torch.as_tensor(sum(w[name].double() for w in weights) / len(weights)).float()
         for name in first
     }
-
-
-def _validation_text(model: ModelFolder, run_dir: Path) -> tuple[list[str], list[str]]:
-    """Return the source and target lines of the validation split, without empty ones."""
-    if model.info.task == "parsing":
-        raise UsageError(
-            f"{run_dir} trains a parser, but confidence is the expected chrF of translations: "
-            "leave --calibrate out"
-        )
-    source, target = model.split("valid", advice="leave --calibrate out")
-    pairs = [
-        (line.decode(), reference.decode())
-        for line, reference in read_pairs(source, target, strict=True)
-        if line.strip() and reference.strip()
-    ]
-    if len(pairs) < MIN_LINES:
-        raise DataError(
-            f"{source} has {len(pairs)} lines, but calibrating takes at least {MIN_LINES}: leave "
-            "--calibrate out, or prepare more validation text"
-        )
-    return [line for line, _ in pairs], [reference for _, reference in pairs]
-
-
-def _calibration(
-    model: ModelFolder, lines: Sequence[str], references: Sequence[str]
-) -> Calibration:
-    """Translate lines with the model's own search settings, and fit their chrF."""
-    engine = Engine.start([model], InferenceConfig())
-    chain = Chain(engine=engine, vocabulary=model.vocabulary)
-    config = SearchConfig.for_model(model.info.search, {})
-    chunks = by_length(lines, range(len(lines)), size=_CHUNK_LINES)
-    best: dict[int, Output] = {}
-    with Progress("calibrate", total=len(lines), unit="lines") as bar:
-        for chunk, found in chain.run(chunks, config):
-            pairs = zip(chunk, found, strict=True)
-            best |= {line.number: each for line, [each, *_] in pairs if each.pieces}
-            bar.update(len(chunk))
-    texts = [each.text for each in best.values()]
-    scores = sentence_chrf(texts, [references[number - 1] for number in best])
-    log_probs = [each.log_prob / len(each.pieces) for each in best.values()]
-    return fit(log_probs, [score / 100 for score in scores])
