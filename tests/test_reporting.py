@@ -11,7 +11,7 @@ import pytest
 
 from tfm import reporting
 from tfm.errors import DETAIL
-from tfm.reporting import Progress, format_duration, format_number, format_table, printable, say
+from tfm.reporting import Progress, format_duration, format_number, printable, say
 
 
 class Terminal(io.StringIO):
@@ -163,41 +163,3 @@ def test_a_terminal_that_cannot_go_back_shows_lines(monkeypatch, clock):
         clock.now += 20
         bar.update(1)
     assert terminal.getvalue() == "work 1/2 pairs\n"
-
-
-TABLE = [
-    ["run", "state", "step", "license"],
-    ["runs/short", "running", "1 of 40", ""],
-    ["runs/数据集-英语", "finished", "40 of 40", ""],
-]
-
-
-def test_a_table_aligns_its_columns_also_of_wide_characters():
-    assert format_table(TABLE) == [
-        "run               state     step      license",
-        "runs/short        running   1 of 40",
-        "runs/数据集-英语  finished  40 of 40",
-    ]
-    assert format_table([["a", "b c d"]], folds=True) == ["a  b c d"]
-
-
-def test_a_table_that_is_too_wide_leaves_out_empty_columns_and_never_cuts_names():
-    assert format_table(TABLE, 40)[0] == "run               state     step"
-    assert format_table(TABLE, 34) == [
-        "run", "  state     step",
-        "runs/short", "  running   1 of 40",
-        "runs/数据集-英语", "  finished  40 of 40",
-    ]  # fmt: skip
-
-
-def test_last_cells_are_folded_between_words_only_beside_others_or_below_them():
-    rows = [["dataset", "/a/folder/with-a/very/long/name, 400 pairs"], ["device", "cpu"]]
-    assert format_table(rows, 36, folds=True) == [
-        "dataset  /a/folder/with-a/very/long/name,",
-        "         400 pairs",
-        "device   cpu",
-    ]
-    assert format_table(rows, 20, folds=True) == [
-        "dataset", "  /a/folder/with-a/very/long/name,", "  400 pairs",
-        "device", "  cpu",
-    ]  # fmt: skip

@@ -18,11 +18,12 @@ from tfm.machine.world import current_world
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from tfm.table import Table
+
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
 _MIN_BAR_COLUMNS, _NUM_BEFORE_BAR = 8, 4  # more than 4 fields are only shown beside a bar
 _SEPARATOR = " · "
-_MIN_TEXT_COLUMNS = 24  # of a text beside other cells
 # Figures from here on are shown with an exponent.
 _LARGE = 1e6
 
@@ -78,8 +79,8 @@ class Result:
         """Return the lines to print on stderr."""
         return ()
 
-    def lines(self, columns: int | None) -> "Iterable[str | Text]":
-        """Return the lines to print on stdout, for a terminal of some columns, or a file."""
+    def lines(self, columns: int | None) -> "Iterable[str | Text | Table]":
+        """Return what to print on stdout, for a terminal of some columns, or a file."""
         return ()
 
     def record(self) -> Any:
@@ -98,65 +99,6 @@ def format_duration(seconds: float) -> str:
     unit, size = next((each for each in units if seconds >= 2 * each[1]), units[-1])
     number = seconds / size
     return f"{number:,.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
-
-
-def format_table(
-    rows: Sequence[Sequence[str]], columns: int | None = None, *, folds: bool = False
-) -> list[str]:
-    """Return the lines of a table; no word is cut or broken: names and paths have to be copied.
-
-    Args:
-        rows: The cells of each row; the first cell is the name of the row.
-        columns: The width of the terminal; None if each row takes one line, whatever its length.
-        folds: Whether the last cells may take several lines. If not, and the table is too wide,
-            empty columns are left out, and then names are on separate lines.
-    """
-    lines = [*map(str.rstrip, _padded(rows))]
-    if columns is None or max(map(_width, lines), default=0) <= columns:
-        return lines
-    if not folds:
-        kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-        if len(kept) < len(rows[0]):
-            return format_table([*zip(*kept, strict=True)], columns)
-        details = _padded([row[1:] for row in rows])
-        rows = [(row[0], detail) for row, detail in zip(rows, details, strict=True)]
-    heads = _padded([row[:-1] for row in rows])
-    indent = _width(heads[0]) + 2
-    is_below = not folds or columns - indent < _MIN_TEXT_COLUMNS
-    indent = 2 if is_below else indent
-    lines = []
-    for head, row in zip(heads, rows, strict=True):
-        texts = _fold(row[-1], columns - indent) if folds else [row[-1].rstrip()]
-        first = "" if is_below else texts.pop(0)
-        lines += [f"{head}  {first}".rstrip(), *(" " * indent + text for text in texts)]
-    return lines
-
-
-def _fold(text: str, columns: int) -> list[str]:
-    """Return a text as lines; a longer word is alone on its line."""
-    lines = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and _width(longer) > columns:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
-
-
-def _padded(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, in columns of equal width."""
-    from rich.cells import set_cell_size  # would delay tfm --help
-
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(set_cell_size, row, widths)) for row in rows]
-
-
-def _width(text: str) -> int:
-    """Return the number of columns of a text on a terminal."""
-    from rich.cells import cell_len  # would delay tfm --help
-
-    return cell_len(text)
 
 
 def _escaped(text: str) -> str:
@@ -256,6 +198,8 @@ class Progress:
 
     def _bar_format(self) -> str:
         """Return whole fields, the most important first, and a bar in what is left of the line."""
+        from rich.cells import cell_len  # would delay tfm --help
+
         total, seconds = self._bar.total, time.monotonic() - self._started
         rate = (self.done - self._initial) / seconds
         time_left = total and rate and f"{format_duration((total - self.done) / rate)} left"
@@ -268,7 +212,7 @@ class Progress:
             self._speed(rate),
         ]
         columns = self._bar.format_dict["ncols"] or shutil.get_terminal_size().columns
-        ends = [*accumulate(len(_SEPARATOR) + _width(field) for field in fields)]
+        ends = [*accumulate(len(_SEPARATOR) + cell_len(field) for field in fields)]
         bar = f"{_SEPARATOR}{self.done / total:.0%} |{{bar}}|" if total else ""
         room = columns + len(_SEPARATOR) - len(bar.format(bar=" " * _MIN_BAR_COLUMNS))
         if bar and ends[:_NUM_BEFORE_BAR][-1] > room:

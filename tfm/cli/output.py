@@ -2,15 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.text import Text
 
-from tfm.reporting import Result, format_duration, format_table, printable, say
+from tfm.reporting import Result, format_duration, printable, say
+from tfm.table import Table
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
@@ -23,23 +23,20 @@ if TYPE_CHECKING:
 
 
 def print_result(result: Result, *, as_json: bool = False) -> None:
-    """Print the result of a command: as one JSON object, or its lines."""
+    """Print the result of a command: as one JSON object, or its lines and tables."""
     if as_json:
         text = json.dumps(result.record(), ensure_ascii=False)
         print(text.encode(errors="backslashreplace").decode())  # noqa: T201 - names of any bytes
         return
     for message in result.summary():
         say(message)
-    for line in result.lines(_columns()):
+    for line in result.lines(Console().width if sys.stdout.isatty() else None):
         if isinstance(line, str):
             print(line)  # noqa: T201
+        elif isinstance(line, Table):
+            line.print()
         else:
             Console(highlight=False).print(line, soft_wrap=True)
-
-
-def print_rows(rows: Mapping[str, str]) -> None:
-    """Print a table of names and values; on a terminal, long values take several lines."""
-    print(*format_table([*rows.items()], _columns(), folds=True), sep="\n")  # noqa: T201
 
 
 def print_recipes(recipes: "Iterable[Recipe]") -> None:
@@ -48,30 +45,21 @@ def print_recipes(recipes: "Iterable[Recipe]") -> None:
         (each.name, f"{each.source}-{each.target}", _training_size(each), each.description)
         for each in recipes
     ]
-    print(*format_table(rows, _columns(), folds=True), sep="\n")  # noqa: T201
-
-
-def _columns() -> int | None:
-    """Return the width of the terminal; None if the output goes elsewhere."""
-    return Console().width if sys.stdout.isatty() else None
+    Table(rows).print()
 
 
 def print_summaries(summaries: "Iterable[RunSummary | ModelSummary]") -> None:
     """Print runs or models as a table, and on stderr what is damaged; in a pipe, one a line."""
-    rows: list[Sequence[str]] = []
+    rows: list[dict[str, str]] = []
     for each in summaries:
         cells = each.cells()
         if (age := getattr(each, "age_seconds", None)) is not None:
             cells["age"] = format_duration(age)
-        rows = rows or [[*cells]]
-        rows.append([*map(printable, cells.values())])
+        rows.append(cells)
         if each.problem is not None:
             say(f"warning: {each.problem}")
-    lines = format_table(rows, _columns())
-    num_titles = len(lines) // len(rows) if rows else 0
-    for line in lines[:num_titles]:
-        Console(highlight=False, soft_wrap=True).print(Text(line, "dim"))
-    print(*lines[num_titles:], sep="\n", end="\n" * bool(rows))  # noqa: T201
+    if rows:
+        Table([[*map(printable, cells.values())] for cells in rows], [*rows[0]]).print()
 
 
 def _training_size(recipe: "Recipe") -> str:
@@ -89,8 +77,7 @@ def print_findings(findings: "Iterable[Finding]", *, as_json: bool) -> "list[Fin
     for each in findings:
         found.append(each)
         if not as_json:
-            row = (f"{each.level:<8} {each.check:<9}", each.message)
-            print(*format_table([row], _columns(), folds=True), sep="\n", flush=True)  # noqa: T201
+            Table([(f"{each.level:<8} {each.check:<9}", each.message)]).print()
             if each.remedy:
                 print(f"{'':<19} → {each.remedy}", flush=True)  # noqa: T201
     if as_json:
@@ -105,7 +92,7 @@ def print_check(result: "CheckResult", *, as_json: bool) -> None:
         return
     from tfm.applications.check.reports import table
 
-    print(*format_table(table(result), _columns()), sep="\n")  # noqa: T201
+    table(result).print()
     for row in result.rows:
         if row.failures or row.skipped:
             say(f"check: {row.name} ({row.about}): {', '.join(row.failures) or row.skipped}")
@@ -121,7 +108,8 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         return
     references = ", ".join(result.references)
     say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
-    console, columns = Console(highlight=False), _columns()
+    console = Console(highlight=False)
+    columns = console.width if sys.stdout.isatty() else None
     for score in result.scores:
         value = f"{score.label} = {score.value:.{score.decimals}f}"
         fits = columns is None or len(value) + 2 + len(score.signature) <= columns
@@ -135,14 +123,14 @@ def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
         if score.comparison is not None:
             texts.insert(1, _format_comparison(score.value, score.comparison, score.decimals))
         for text in filter(None, texts):
-            print(*format_table([["  ", text]], columns, folds=True), sep="\n")  # noqa: T201
+            Table([["  ", text]]).print()
     if result.seen is not None:
-        print(*format_table([[result.seen.summary]], columns, folds=True), sep="\n")  # noqa: T201
+        Table([[result.seen.summary]]).print()
     for line in result.worst:
         numbers = f"chrF {line.chrf:.1f}, BLEU {line.bleu:.1f}, TER {line.ter:.1f}"
         lines = {f"line {line.line:,}": numbers, "  source": line.source}
         lines |= {"  reference": line.reference, "  output": line.text}
-        print_rows({label: printable(text) for label, text in lines.items() if text is not None})
+        Table([(n, printable(text)) for n, text in lines.items() if text is not None]).print()
 
 
 def _format_comparison(value: float, comparison: "Comparison", decimals: int) -> str:

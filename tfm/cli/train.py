@@ -14,6 +14,7 @@ from tfm.errors import tfm_command
 from tfm.machine.interruption import StopRequests, cause_of_restart
 from tfm.machine.world import World, current_world
 from tfm.reporting import say
+from tfm.table import Table
 
 if TYPE_CHECKING:
     from tfm.machine.processes import Placement
@@ -85,7 +86,6 @@ def run_training(
 
 def _print_forecast(plan: TrainingPlan, placement: "Placement") -> None:
     data_dir = plan.data_dir()
-    from tfm.cli.output import print_rows
     from tfm.stages.forecast import forecast
 
     num_local = placement.local_size or placement.num_local_processes()
@@ -93,7 +93,7 @@ def _print_forecast(plan: TrainingPlan, placement: "Placement") -> None:
     found = forecast(
         data_dir, plan.merged(data_dir), num_processes=num_processes, num_local=num_local
     )
-    print_rows(found.rows())
+    Table([*found.rows().items()]).print()
     for warning in found.warnings:
         say(warning)
 

@@ -14,7 +14,8 @@ from tfm.commands.declaration import command
 from tfm.disk.files import read_json
 from tfm.disk.paths import LAST_GENERATION, OutputPath
 from tfm.errors import InterruptedRunError, TfmError, tfm_command
-from tfm.reporting import format_duration, format_table
+from tfm.reporting import format_duration
+from tfm.table import Table
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
 _GENERATE = "generate --beam 4"
@@ -64,13 +65,12 @@ def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quick
         InterruptedRunError: Ctrl-C stopped a stage.
     """
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     console.print(f"Seven stages, in the folder {out}:", markup=False, soft_wrap=True)
     outputs: dict[str, bytes] = {}
-    times = [("time", "stage")]
+    times = []
     for purpose, commands in _COMMAND_LINES:
         line = " | ".join(f"tfm {each}" for each in commands)
         console.print(f"\n# {purpose}", style="dim", markup=False)
@@ -80,18 +80,18 @@ def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quick
         duration = format_duration(time.monotonic() - started)
         times.append((duration, line))
         console.print(duration, style="dim")
-    scores = [("metric", "score", "signature")] + [
+    scores = [
         (score["label"], f"{score['value']:.1f}", score["signature"])
         for score in json.loads(outputs[_SCORE])["scores"]
     ]
     samples = _samples(out, outputs[_GENERATE].decode().removesuffix("\n").split("\n"))
-    columns = console.width if console.is_terminal else None
-    for lines in (
-        format_table(times, columns, folds=True),
-        format_table(samples, columns, folds=True),
-        format_table(scores, columns),
+    for table in (
+        Table(times, ("time", "stage")),
+        Table(samples),
+        Table(scores, ("metric", "score", "signature")),
     ):
-        console.print(Text("\n".join(["", *lines])), soft_wrap=True)
+        console.print()
+        table.print(stderr=True)
     console.print()
     console.print("What to try next:", style="bold")
     reports = sorted(map(str, out.glob("runs/*/report.html")))

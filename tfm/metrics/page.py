@@ -10,6 +10,7 @@ from string import Template
 from typing import NamedTuple
 
 from tfm.disk.files import write_text
+from tfm.table import Table
 from tfm.text.languages import name_of
 from tfm.text.units import units
 
@@ -34,7 +35,7 @@ def write_page(
     note: str,
     lines: Sequence[PageLine],
     *,
-    table: Sequence[Sequence[str]] = (),
+    table: Table | None = None,
     language: str = "",
 ) -> None:
     """Write one HTML file that needs no other: a table, and lines that readers can sort.
@@ -52,7 +53,8 @@ def write_page(
         items.append(
             f'<li data-keys="{data}"><h2>{escape(line.label)}</h2><div>{"".join(cells)}</div>'
         )
-    head, *rows = [[escape(cell) for cell in row] for row in table] or [[]]
+    given = [table.columns, *table.rows] if table else [[]]
+    head, *rows = [[escape(cell) for cell in row] for row in given]
     shown = "".join(f'<th scope="col">{cell}' for cell in head)
     shown += "".join(f'<tr><th scope="row">{"<td>".join(row)}' for row in rows)
     page = (resources.files("tfm.metrics") / "page.html").read_text(encoding="utf-8")

@@ -7,18 +7,19 @@ from tfm.applications.check.suite import CheckResult
 from tfm.disk.files import write_text
 from tfm.metrics.page import PageLine, write_page
 from tfm.reporting import printable
+from tfm.table import Table
 
 
-def table(result: CheckResult) -> list[list[str]]:
-    """Return a row of cells for each row of a check, below the names of the columns."""
+def table(result: CheckResult) -> Table:
+    """Return the cases, measures and result of each row of a check."""
     by_number = sorted(result.rows, key=lambda row: -len(row.measures))
     names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
-    cells = [["row", "cases", *names, "result"]]
+    cells = []
     for row in result.rows:
         values = (_shown(n, row.measures.get(n)) for n in names)
         verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
         cells.append([row.name, f"{row.num_cases:,}", *values, verdict])
-    return cells
+    return Table(cells, ["row", "cases", *names, "result"])
 
 
 def _shown(name: str, value: float | None) -> str:
