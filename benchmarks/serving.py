@@ -149,7 +149,7 @@ def mixed(draw: random.Random, number: int, *, costly: bool) -> list[tuple[str, 
 
 def abuse(arguments: argparse.Namespace) -> None:
     """Send hostile requests while an honest client translates."""
-    with serving(tfm(arguments.model, "--no-cache", "--threads", arguments.threads)) as server:
+    with serving(tfm(arguments.model, "--threads", arguments.threads)) as server:
         honest = server.connect()
         expected = {text: translate(honest, text) for text in _TEXTS}
         alone = [_seconds(lambda: translate(honest, _TEXTS[0])) for _ in range(30)]
@@ -191,7 +191,7 @@ def abuse(arguments: argparse.Namespace) -> None:
 def memory(arguments: argparse.Namespace) -> None:
     """Print the memory after each tenth of mixed requests, half of them hostile."""
     draw = random.Random(arguments.seed)
-    with serving(tfm(arguments.model, "--no-cache", "--threads", arguments.threads)) as server:
+    with serving(tfm(arguments.model, "--threads", arguments.threads)) as server:
         print(f"| requests | memory in MB |\n|---|---|\n| 0 | {server.memory():.0f} |")
         step = arguments.number // 10
         for done in range(step, arguments.number + 1, step):
@@ -212,7 +212,7 @@ def stop(arguments: argparse.Namespace) -> None:
     """Send SIGTERM while clients translate, each request on a new connection."""
     print("| answered | refused | lost | exit code |\n|---|---|---|---|")
     for _ in range(arguments.rounds):
-        with serving(tfm(arguments.model, "--threads", arguments.threads, "--no-cache")) as server:
+        with serving(tfm(arguments.model, "--threads", arguments.threads)) as server:
 
             def ask(server: Server = server) -> Counter[str]:
                 """Translate until a connection is refused; count the results."""
@@ -244,7 +244,7 @@ def stop(arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Time both servers in turn, with the same model, search and number of threads."""
     lines = Path(arguments.lines).read_text(encoding="utf-8").splitlines()[: arguments.number]
-    search = ("--beam", "4", "--length-penalty", "0.2", "--precision", "fp32", "--no-cache")
+    search = ("--beam", "4", "--length-penalty", "0.2", "--precision", "fp32")
     rival = [arguments.rival, str(ROOT / "benchmarks" / "libretranslate_server.py")]
     commands = {
         "tfm serve": tfm(arguments.model, "--threads", arguments.threads, *search),

@@ -86,7 +86,7 @@ def serving():
             listener.close()
 
 
-def stand_in(translate, config=DEFAULT, cache=None):
+def stand_in(translate, config=DEFAULT):
     """A route whose translations a function computes, in a thread as those of models."""
     queue = TranslationQueue(
         translate,
@@ -113,7 +113,7 @@ def stand_in(translate, config=DEFAULT, cache=None):
         thread=ThreadPoolExecutor(1),
         steps=steps,
     )
-    route = Route(model, "en", "de", SearchConfig(), cache)
+    route = Route(model, "en", "de", SearchConfig())
     return {("en", "de"): route}
 
 

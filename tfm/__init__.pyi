@@ -1070,7 +1070,6 @@ def serve(
     port: int | None = ...,
     api_key_file: StrPath | None = ...,
     min_confidence: float | None = ...,
-    cache: bool | None = ...,
     cors: Iterable[StrPath] | None = ...,
     max_characters: int | None = ...,
     max_body_bytes: int | None = ...,
@@ -1118,7 +1117,6 @@ def serve(
         port: Port to listen on; 0 takes any free port.
         api_key_file: File of the key that requests must have as api_key.
         min_confidence: Return a text as it is if the confidence in one of its sentences is below X.
-        cache: Keep the last sentences in memory, and do not translate them again.
         cors: Origin of web pages that may read answers, such as https://example.org; * for all.
         max_characters: Maximum number of characters in all texts of a request, and in its glossary.
         max_body_bytes: Largest body of a request.

@@ -38,7 +38,7 @@ from tfm.text import languages
 pytest.importorskip("uvicorn")
 from servers import DEFAULT, PAIR, Address, stand_in, translation, upper
 
-from tfm.applications.serve.queue import LineConfig, SentenceCache, TranslationQueue
+from tfm.applications.serve.queue import LineConfig, TranslationQueue
 from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.commands.translator import Translator
 
@@ -283,19 +283,6 @@ def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):
         assert translated_file(address, "a.txt", q) == (200, expected)
 
 
-def test_a_sentence_that_is_known_is_not_translated_again(start):
-    batches, translate = recorder()
-    address = start(stand_in(translate, cache=SentenceCache(max_characters=60)))
-    for q in ("a\nb\na", "b", "c" * 10, "b"):
-        assert address.post("/translate", {"q": q, **PAIR})[1] == {"translatedText": q.upper()}
-    assert lines_of(batches) == ["a", "b", "c" * 10]
-    address.post("/translate", {"q": "b", **PAIR, "alternatives": 1})
-    assert lines_of(batches)[3:] == ["b"]  # other settings
-    address.post("/translate", {"q": "d" * 20, **PAIR})  # now only this and "b" have room
-    address.post("/translate", {"q": "a\nb", **PAIR})
-    assert lines_of(batches)[4:] == ["d" * 20, "a", "b"]
-
-
 def test_a_glossary_holds_for_all_requests(start, trained_run, tmp_path):
     glossary = tmp_path / "terms.tsv"
     glossary.write_text("seven\tfünf\n", encoding="utf-8")
@@ -333,15 +320,6 @@ def test_a_glossary_of_a_request_holds_for_it_alone(address, capfd):
     assert wrong[0] == 400
     assert 'glossary, term 1 has an empty translation of "seven"' in wrong[1]["error"]
     assert capfd.readouterr().err == ""  # texts of users are not logged
-
-
-def test_known_sentences_are_those_of_the_same_glossary_and_prefix(start):
-    batches, translate = recorder()
-    address = start(stand_in(translate, cache=SentenceCache()))
-    for changes in ({}, {"glossary": {"a": "b"}}, {"glossary": {"a": "c"}}, {"prefix": "A"}) * 2:
-        address.post("/translate", {"q": "a", **PAIR, **changes})
-    found = [(config.terms, config.prefix) for _, config in batches]
-    assert found == [((), None), ((("a", "b"),), None), ((("a", "c"),), None), ((), "A")]
 
 
 def test_translations_continue_a_prefix(address):
@@ -666,7 +644,7 @@ def test_random_requests_never_break_the_server(start):
 
 def test_hostile_requests_are_refused_and_never_break_the_server(start, capfd):
     config = ServeConfig(receive_seconds=1, max_body_bytes=300_000)
-    address = start(stand_in(upper, config, SentenceCache()), config)
+    address = start(stand_in(upper, config), config)
     statuses = set()
     for kind in (kind for kind in KINDS if kind.__name__ not in ("slow", "costly")):
         draw = random.Random(kind.__name__)

@@ -1,13 +1,10 @@
-"""The requests that wait for a model, and the sentences that it has translated."""
+"""The requests that wait for a model."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import sha256
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
@@ -33,11 +30,6 @@ class LineConfig:
     search: SearchConfig
     terms: Terms = ()
     prefix: str | None = None
-
-    @cached_property
-    def digest(self) -> bytes:
-        """What stands for these settings in a cache, however long the glossary is."""
-        return sha256(repr(self).encode()).digest()
 
 
 Answer = TypeVar("Answer")
@@ -199,35 +191,3 @@ async def answered(request: Request, work: Awaitable[Answer], seconds: float) ->
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-_CACHED_CHARACTERS = 10_000_000  # of sentences and translations
-
-
-class SentenceCache:
-    """The last sentences with their translations, in memory only."""
-
-    def __init__(self, max_characters: int = _CACHED_CHARACTERS) -> None:
-        self._max_characters, self._num_characters = max_characters, 0
-        self._outputs: OrderedDict[tuple[str, bytes], list[Output]] = OrderedDict()
-
-    def find(self, lines: Iterable[str], config: LineConfig) -> dict[str, list[Output]]:
-        """Return the translations of the lines that are known with these settings."""
-        keys = {line: (line, config.digest) for line in lines}
-        known = {line: self._outputs[key] for line, key in keys.items() if key in self._outputs}
-        for line in known:
-            self._outputs.move_to_end(keys[line])
-        return known
-
-    def add(self, found: Mapping[str, list[Output]], config: LineConfig) -> None:
-        """Keep translations of lines; the sentences that were asked for longest ago go."""
-        for line, outputs in found.items():
-            self._num_characters += _num_characters(line, outputs)
-            self._outputs[line, config.digest] = outputs
-        while self._num_characters > self._max_characters:
-            (line, _), outputs = self._outputs.popitem(last=False)
-            self._num_characters -= _num_characters(line, outputs)
-
-
-def _num_characters(line: str, outputs: Sequence[Output]) -> int:
-    return len(line) + sum(len(each.text) + sum(map(len, each.pieces)) for each in outputs)

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
-from tfm.applications.serve.queue import LineConfig, SentenceCache, Terms, TranslationQueue
+from tfm.applications.serve.queue import LineConfig, Terms, TranslationQueue
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.disk.paths import existing_file
@@ -165,7 +165,6 @@ class Route:
     source: str
     target: str
     search: SearchConfig
-    cache: SentenceCache | None = None
 
     def description(self) -> dict[str, str | None]:
         """Return what the page shows of the model."""
@@ -187,7 +186,7 @@ class Route:
         lines = [segment.source for part in parts for segment in part.segments]
         if config.prefix and len(lines) != 1:
             raise UsageError(f"prefix is for a single sentence, but q has {len(lines):,}")
-        outputs = iter(await self.search_lines(lines, config))
+        outputs = iter(await self.model.queue.translate(lines, config))
         found = [(part, list(islice(outputs, len(part.segments)))) for part in parts]
 
         def finished() -> list[list[Output]]:
@@ -214,7 +213,7 @@ class Route:
         """
         n_best = min(number, self.search.beam_size)
         config = self.line_config(terms, prefix=prefix, n_best=n_best)
-        [found] = await self.search_lines([line], config)
+        [found] = await self.model.queue.translate([line], config)
         if prefix is not None and not terms and not self.model.has_glossary:
             search = replace(
                 self.search,
@@ -224,20 +223,9 @@ class Route:
                 diversity_strength=1000.0,
                 diversity_steps=1,
             )
-            [others] = await self.search_lines([line], replace(config, search=search))
+            [others] = await self.model.queue.translate([line], replace(config, search=search))
             found = [found[0], *(each for each in others if each.text != found[0].text)]
         return found
-
-    async def search_lines(self, lines: Sequence[str], config: LineConfig) -> list[list[Output]]:
-        """Return the `n_best` translations of each sentence, the best first."""
-        known = {} if self.cache is None else self.cache.find(lines, config)
-        missing = [line for line in dict.fromkeys(lines) if line not in known]
-        translated = await self.model.queue.translate(missing, config)
-        found = dict(zip(missing, translated, strict=True))
-        if self.cache is not None:
-            self.cache.add(found, config)
-        known |= found
-        return [known[line] for line in lines]
 
     def sentences(self, text: str) -> list[str]:
         """Return the sentences of a text."""
@@ -254,14 +242,12 @@ class Route:
         return await loop.run_in_executor(self.model.thread, self.model.attention, *pieces)
 
 
-def routes_of(
-    models: Sequence[ServedModel], *, caches: bool = True
-) -> Mapping[tuple[str, str], Route]:
-    """Return the route of each pair of languages, each perhaps with a cache of its sentences."""
+def routes_of(models: Sequence[ServedModel]) -> Mapping[tuple[str, str], Route]:
+    """Return the route of each pair of languages."""
     routes: dict[tuple[str, str], Route] = {}
     for model in models:
         for source, target, search in model.pairs():
-            route = Route(model, source, target, search, SentenceCache() if caches else None)
+            route = Route(model, source, target, search)
             other = routes.setdefault((source, target), route)
             if other.model is not model:
                 raise UsageError(

@@ -51,7 +51,7 @@ def serve(
             ServedModel(path, search, config=config, inference=inference, steps=steps)
             for path in models
         ]
-        routes = routes_of(loaded, caches=config.cache)
+        routes = routes_of(loaded)
         for model in loaded:
             if config.min_confidence is not None and model.info.calibration is None:
                 raise UsageError(

@@ -26,9 +26,6 @@ class ServeConfig(Settings, section="serve"):
         "Return a text as it is if the confidence in one of its sentences is below X.",
         limits=(0, 1),
     )
-    cache: bool = setting(
-        True, "Keep the last sentences in memory, and do not translate them again."
-    )
     cors: tuple[str, ...] = setting(
         (),
         "Origin of web pages that may read answers, such as https://example.org; * for all.",
