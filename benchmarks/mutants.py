@@ -1,13 +1,16 @@
 """Measure what the tests notice: change the package in one place at a time, and run its tests.
 
     python benchmarks/mutants.py HEAD --out build/mutants    # draw 200 mutants, and run them
+    python benchmarks/mutants.py HEAD --by-folder --count 60 --seed 0x9834b79a --out build/mutants
     python benchmarks/mutants.py HEAD --again build/mutants/mutants.json --out build/after
 
-A mutant flips a comparison, changes an operator, a constant by one or a default, removes a `not`,
-negates a condition, returns None, or leaves out a statement. They are drawn by a seed, spread by
-lines over the modules of the commit. Each runs in a copy of the commit, until the first failure,
-with the tests that are named after its module, or else the smallest of those that import it. A
-test that kills a mutant must pass without it.
+A mutant flips a comparison, changes an operator, a sign, a constant by one or a default, swaps two
+arguments, removes a `not`, negates a condition, drops a branch, returns None, or leaves out a
+statement. They are drawn by a seed, spread by lines over the modules of the commit, or in turn over
+its folders. Each runs in a copy of the commit, until the first failure, with the tests that are
+named after its module, and then with the smallest of those that import it. A test that kills a
+mutant must pass without it; a mutant whose tests reach the limit of time is neither killed nor
+survived.
 
 --again runs the mutants of an earlier run whose module has the same text in this commit. The file
 that killed a mutant before runs first; all that import the module, and those of --also, run before
@@ -28,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import cycle, groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +55,9 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult,
 }
+EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 SEQUENCES = (ast.JoinedStr, ast.List, ast.Tuple)  # their operators have another meaning
+TOO_LONG = "too long"
 PARTS = {"applications", "features"}  # rooms whose tests may have other names than their modules
 TESTED_ELSEWHERE = {
     "tfm/cli/commands.py": ["tests/cli/test_cli.py"],
@@ -96,6 +102,10 @@ def flipped(node: ast.AST) -> ast.AST | None:
             return ast.BoolOp(ast.Or(), node.values)
         case ast.BoolOp():
             return ast.BoolOp(ast.And(), node.values)
+        case ast.UnaryOp(op=ast.USub()):
+            return node.operand
+        case ast.AugAssign(op=ast.Add() | ast.Sub() as op) if not isinstance(node.value, SEQUENCES):
+            return ast.AugAssign(node.target, COMPUTED[type(op)](), node.value)
         case ast.BinOp(op=op) if type(op) in COMPUTED:
             sides = (node.left, node.right)
             if not any(isinstance(side, SEQUENCES) or is_text(side) for side in sides):
@@ -120,17 +130,54 @@ def changed_default(node: ast.expr) -> ast.expr | None:
     return None
 
 
+def call_changes(call: ast.Call) -> Iterator[tuple[str, ast.AST, str]]:
+    """Generate the changes of a call: the first two arguments swapped, the other extreme."""
+    match call.args:
+        case [first, second, *rest] if ast.dump(first) != ast.dump(second):
+            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                swapped = ast.Call(call.func, [second, first, *rest], call.keywords)
+                yield "arguments swapped", call, ast.unparse(swapped)
+    match call.func:
+        case ast.Name(id=name) if name in EXTREMES:
+            yield "operator", call.func, EXTREMES[name]
+        case ast.Attribute(value=value, attr=name) if name in EXTREMES:
+            yield "operator", call.func, f"{ast.unparse(value)}.{EXTREMES[name]}"
+
+
+def branch_changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    """Generate the changes that negate a condition, or make a branch unreachable."""
+    if isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield "condition negated", node.test, f"(not ({ast.unparse(node.test)}))"
+    kind = "branch dropped"
+    match node:
+        case ast.If(test=test, orelse=orelse):
+            yield kind, test, "False"
+            if orelse:
+                yield kind, test, "True"
+        case ast.IfExp(test=test):
+            yield kind, test, "False"
+            yield kind, test, "True"
+        case ast.match_case(pattern=pattern, guard=None):
+            yield kind, pattern, f"{ast.unparse(pattern)} if False"
+        case ast.match_case(guard=ast.expr() as guard):
+            yield kind, guard, "False"
+        case ast.ExceptHandler(type=ast.expr() as caught):
+            yield kind, caught, "()"
+
+
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     """Generate the changes of a node: kind, what is replaced, new code."""
     if new := flipped(node):
-        yield "operator", node, f"({ast.unparse(new)})"
+        text = ast.unparse(new)
+        yield "operator", node, text if isinstance(new, ast.stmt) else f"({text})"
+    if isinstance(node, ast.Call):
+        yield from call_changes(node)
+    yield from branch_changes(node)
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             yield "constant", node, str(value + 1)
         case ast.UnaryOp(op=ast.Not()):
             yield "not removed", node, f"({ast.unparse(node.operand)})"
-        case ast.If() | ast.While() | ast.IfExp():
-            yield "condition negated", node.test, f"(not ({ast.unparse(node.test)}))"
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield "returns None", value, "None"
         case ast.arguments():
@@ -171,7 +218,7 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
     found = []
     for node in walk(ast.parse(source)):
         for kind, target, after in changes(node):
-            assert isinstance(target, ast.expr | ast.stmt)
+            assert isinstance(target, ast.expr | ast.stmt | ast.pattern)
             assert target.end_lineno is not None
             assert target.end_col_offset is not None
             start = starts[target.lineno - 1] + target.col_offset
@@ -202,19 +249,38 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
     return sorted(chosen, key=lambda mutant: (mutant.path, mutant.start, mutant.kind))
 
 
+def draw_by_folder(root: Path, count: int, seed: int) -> list[Mutant]:
+    """Draw mutants from the folders of the package in turn, of lines that are equally likely."""
+    generator = random.Random(seed)
+    by_folder: dict[Path, list[list[Mutant]]] = {}
+    for path in sorted(root.glob("tfm/**/*.py")):
+        module = path.relative_to(root)
+        found = mutants_of(module.as_posix(), path.read_text(encoding="utf-8"))
+        lines = by_folder.setdefault(module.parent, [])
+        lines += [list(group) for _, group in groupby(found, key=lambda mutant: mutant.line)]
+    folders = [lines for lines in by_folder.values() if lines]
+    generator.shuffle(folders)
+    chosen: dict[Mutant, None] = {}
+    for lines in cycle(folders):
+        if len(chosen) == count:
+            return list(chosen)
+        chosen[generator.choice(generator.choice(lines))] = None
+    return []
+
+
 def named_tests(root: Path, path: str) -> list[str]:
-    """Return the test files named after a module, or all of a feature or an application without."""
+    """Return the test files named after a module, or all of its folder if there are none."""
     module = Path(path)
     depth = 3 if module.parts[1] in PARTS else 2
     folder = root / "tests" / Path(*module.parts[1:depth]).with_suffix("")
-    folder = folder if folder.is_dir() else root / "tests"
-    files = sorted(folder.rglob("test_*.py"))
+    files = sorted((folder if folder.is_dir() else root / "tests").rglob("test_*.py"))
     mirrored = re.compile(rf"test_{module.stem}(_.*)?")
     found = [file for file in files if mirrored.fullmatch(file.stem)]
     exact = [file for file in found if file.stem == f"test_{module.stem}"]
     chosen = exact + [file for file in found if file not in exact]
-    if not chosen and module.parts[1] in PARTS:
-        chosen = files
+    is_alone = module.parts[1] in PARTS or not importing_tests(root, path)
+    if not chosen and folder.is_dir() and path not in TESTED_ELSEWHERE and is_alone:
+        chosen = sorted(files, key=lambda file: file.stat().st_size)
     return [file.relative_to(root).as_posix() for file in chosen] or TESTED_ELSEWHERE.get(path, [])
 
 
@@ -262,7 +328,7 @@ class Bench:
         try:
             output, _ = process.communicate(timeout=self.limit)
         except subprocess.TimeoutExpired:
-            return f"longer than {self.limit} s"
+            return TOO_LONG
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -288,6 +354,8 @@ class Bench:
                 killer = self.run(tests)
             finally:
                 path.write_text(mutant.source, encoding="utf-8")
+            if killer == TOO_LONG:
+                return replace(mutant, fate=TOO_LONG, killer="")
             if killer:
                 fate = "killed" if self.passes(killer) else "killed by a test that fails anyway"
                 return replace(mutant, fate=fate, killer=killer)
@@ -295,10 +363,10 @@ class Bench:
 
 
 def test_groups(root: Path, mutant: Mutant, *, is_again: bool) -> list[list[str]]:
-    """Return the tests of a mutant; of one that was killed before, first its killer's."""
+    """Return the tests of a mutant; if it was killed before, its killer's first."""
     named, importing = named_tests(root, mutant.path), importing_tests(root, mutant.path)
     if not is_again:
-        return [named or importing[:6]]
+        return [named, [file for file in importing if file not in named][:6]]
     killer = [mutant.killer.partition("::")[0]] if mutant.killer.startswith("tests/") else []
     first = [file for file in killer if (root / file).exists()]
     rest = [file for file in dict.fromkeys([*named, *importing]) if file not in first]
@@ -355,7 +423,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--again", type=Path, help="mutants.json of an earlier run")
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=lambda text: int(text, 0), default=1)
+    parser.add_argument("--by-folder", action="store_true", help="draw from each folder in turn")
     parser.add_argument("--limit", type=int, default=600, help="seconds for the tests of a mutant")
     parser.add_argument(
         "--also", nargs="*", default=[], help="more tests, for mutants that survive"
@@ -367,6 +436,8 @@ def main() -> None:
         copy_commit(arguments.commit, bench.root)
         if arguments.again:
             mutants = known_mutants(arguments.again, bench.root)
+        elif arguments.by_folder:
+            mutants = draw_by_folder(bench.root, arguments.count, arguments.seed)
         else:
             mutants = draw(bench.root, arguments.count, arguments.seed)
             random.Random(arguments.seed).shuffle(mutants)  # the first ones are a sample, too

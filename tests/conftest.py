@@ -95,7 +95,7 @@ def this_cpu_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def have(*flags: str) -> None:
         cpu = Cpu(model="a CPU", flags=frozenset(flags))
-        for module in ("device.compute", "backends.selection", "backends.products_cpu"):
+        for module in ("machine.compute", "backends.selection", "backends.products_cpu"):
             monkeypatch.setattr(f"tfm.{module}.this_cpu", lambda: cpu)
 
     return have

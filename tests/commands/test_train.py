@@ -508,7 +508,7 @@ def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
 
 def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, monkeypatch):
     monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e9)
-    for module in ("stages.forecast", "device.compute"):
+    for module in ("stages.forecast", "machine.compute"):
         monkeypatch.setattr(f"tfm.{module}.num_cores", lambda: 2)
 
     def plan(number, num_local):
