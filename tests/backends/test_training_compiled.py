@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import torch.distributed as dist
+from claimed_gpu.kernels import attend as emulated_attention
 from small_models import transformer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,7 @@ from tfm.backends.training_compiled import (
     PackedHeads,
     compilation_problem,
     compile_for_sizes,
+    flash_problem,
 )
 from tfm.machine.group import Group
 from tfm.model.build import evaluation_copy
@@ -119,6 +121,35 @@ def test_attention_in_parts_equals_attention_of_the_whole_batch(settings):
         for x in (found, expected)
     ]
     torch.testing.assert_close(*gradients)
+
+
+def wrong_gradient(x):
+    return x + 0.2 * (x - x.detach())
+
+
+FAULTS = {
+    "output": {"out": lambda x: 1.1 * x},
+    "not a number": {"out": lambda x: x * torch.nan},
+    **{f"gradient of {name}": {name: wrong_gradient} for name in ("query", "key", "value")},
+}
+
+
+@pytest.mark.parametrize("of_causal", [False, True])
+@pytest.mark.parametrize("fault", [{}, *FAULTS.values()], ids=["none", *FAULTS])
+def test_flash_attention_with_a_fault_is_not_used(monkeypatch, fault, of_causal):
+    def attend(query, key, value, queries, keys, *, dropout, causal, window):
+        def changed(name, x):
+            return fault[name](x) if name in fault and causal == of_causal else x
+
+        inputs = [changed(*each) for each in (("query", query), ("key", key), ("value", value))]
+        out = emulated_attention(
+            *inputs, queries.offsets, keys.offsets, [0], dropout, causal, window, None
+        )
+        return changed("out", out)
+
+    monkeypatch.setattr("tfm.backends.training_compiled.flash_attention", attend)
+    problem = flash_problem(CPU, torch.bfloat16)
+    assert (problem is not None and problem.startswith("relative error")) is bool(fault)
 
 
 @pytest.fixture

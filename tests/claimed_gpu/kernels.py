@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 
-def _attend(q, k, v, cu_q, cu_k, seed, dropout, causal, window_size_left, window_size_right):
+def attend(q, k, v, cu_q, cu_k, seed, dropout, causal, window_size_left, window_size_right):
     out = torch.full_like(q, torch.nan)  # rows outside of all sentences are not written
     random = torch.Generator().manual_seed(int(seed[0]))
     after = 0 if causal else window_size_right
@@ -39,7 +39,7 @@ def _forward(
     assert not return_debug_mask
     seed, empty = torch.randint(1 << 31, (2,)), torch.zeros(0)
     mask = causal, window_size_left, window_size_right
-    out = _attend(q, k, v, cu_q, cu_k, seed, dropout, *mask)
+    out = attend(q, k, v, cu_q, cu_k, seed, dropout, *mask)
     return out, torch.zeros(q.size(1), len(q)), seed, empty, empty
 
 
@@ -50,7 +50,7 @@ def _backward(
     def gradients():
         inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
         mask = causal, window_size_left, window_size_right
-        found = _attend(*inputs, cu_q, cu_k, seed, dropout, *mask)
+        found = attend(*inputs, cu_q, cu_k, seed, dropout, *mask)
         return torch.autograd.grad(found, inputs, grad)
 
     with ThreadPoolExecutor(1) as pool:  # a thread that records gradients, and sees no mode

@@ -272,7 +272,7 @@ print(moment)
 
 
 def test_a_process_killed_while_saving_leaves_intact_checkpoints(tmp_path, fork_python):
-    process = fork_python(KILLED_WHILE_SAVING, tmp_path / "run", Path(__file__).parents[1])
+    process = fork_python(KILLED_WHILE_SAVING, tmp_path / "run", Path(__file__).parent)
     num_moments, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert 20 < int(num_moments) < 200

@@ -73,6 +73,17 @@ def test_lists_that_are_empty_or_of_different_lengths_are_refused():
         corpus_scores(["a"], [["a"], ["a", "b"]], ["bleu"], CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("num_lines", "hint"), [(6, " (tfm generate --n-best 3 prints 3)"), (5, "")]
+)
+def test_n_best_lists_are_guessed_only_from_a_multiple_of_the_references(num_lines, hint):
+    with pytest.raises(DataError, match="both need one for each segment") as refused:
+        corpus_scores(["a"] * num_lines, [["b"] * 2], ["bleu"], CONFIG)
+    assert str(refused.value).endswith(f"each segment{hint}")
+    with pytest.raises(DataError, match=r"have \d and 0 lines: both need one for each segment$"):
+        corpus_scores(["a"] * num_lines, [[]], ["bleu"], CONFIG)
+
+
 def test_an_unknown_metric_is_named_with_the_known_ones():
     with pytest.raises(UsageError, match='no metric "blue": choose among bleu, paper-bleu, '):
         check_metrics(["bleu", "blue"])

@@ -8,8 +8,8 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
+from search.test_active import EVERY_SEARCH, SEARCHES
 from small_models import batch_of, transformer
-from test_active import EVERY_SEARCH, SEARCHES
 
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION, Normalization, SearchConfig

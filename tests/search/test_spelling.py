@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from search.test_active import EVERY_SEARCH, SEARCHES, force
 from small_models import batch_of, transformer
-from test_active import EVERY_SEARCH, SEARCHES, force
 
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig

@@ -1,6 +1,7 @@
 """tfm train: limits of a run, and the checkpoints that are kept."""
 
 import itertools
+import time
 
 import pytest
 from helpers import metrics_of, steps_of
@@ -77,13 +78,25 @@ def test_another_metric_counts_from_where_the_run_is_resumed(train_with):
     assert train_with(measured, "loss", max_steps=8) == 8
 
 
-@pytest.mark.parametrize(("limit", "epochs"), [({"max_epochs": 2}, 2), ({"max_minutes": 0.01}, 0)])
-def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, monkeypatch, limit, epochs):
-    monkeypatch.setattr(TrainingRun, "_minutes", lambda _: 0.01)
-    run = tiny_run(training={**limit, "max_steps": 1000, "checkpoint_steps": 500})
-    result = train(data_dir, tmp_path / "run", run)
-    assert result.step == epochs * forecast(data_dir, run).steps_per_epoch
-    assert train(data_dir, tmp_path / "run", run).step == result.step
+@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_minutes": 0.01}])
+def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit):
+    run = tiny_run(training={**limit, "max_steps": 1_000_000, "checkpoint_steps": 1_000_000})
+    step = train(data_dir, tmp_path / "run", run).step
+    if "max_epochs" in limit:
+        assert step == 2 * forecast(data_dir, run).steps_per_epoch
+    else:
+        [validation] = metrics_of(tmp_path / "run", "validation")
+        assert 0.01 <= validation["minutes"] < 0.2
+    assert train(data_dir, tmp_path / "run", run).step == step
+
+
+def test_minutes_count_the_time_of_all_parts_of_a_run(data_dir, tiny_run, tmp_path):
+    start = time.monotonic()
+    for max_steps in (4, 8, 12):
+        train(data_dir, tmp_path / "run", tiny_run(training={"max_steps": max_steps}))
+    minutes = [each["minutes"] for each in metrics_of(tmp_path / "run", "validation")]
+    assert len(minutes) == 3
+    assert 0 < minutes[0] < minutes[1] < minutes[2] < (time.monotonic() - start) / 60
 
 
 def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_subword_learning import LINES, learn
+from vocabulary.test_learning import LINES, learn
 
 from tfm.errors import DataError
 from tfm.vocabulary.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary

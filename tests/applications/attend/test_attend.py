@@ -191,6 +191,13 @@ def test_long_sentences_are_refused(picture, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("positions", "most"), [(12, 12), (200, 80)])
+def test_a_model_with_fewer_positions_takes_shorter_sentences(picture, make_model, positions, most):
+    model = make_model(learned_positions=positions)
+    with pytest.raises(UsageError, match=rf"^the sentence has \d+ pieces, more than the {most} "):
+        picture("seven " * most, model=model)
+
+
 @pytest.mark.parametrize("name", ["x", "x.html.gz"])
 def test_other_picture_formats_are_refused(picture, name):
     with pytest.raises(

@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers import edit_model
 
 from tfm.config import InferenceConfig
+from tfm.errors import UsageError
 from tfm.features.align import heads
 from tfm.features.align.alignment import Side
 from tfm.features.align.heads import AlignmentModel, choose_heads, predictability
+from tfm.features.align.step import Align
 from tfm.folders.model_folder import ALIGNMENT, WEIGHTS, ModelFolder
 from tfm.translation.engine import Engine
 
@@ -47,6 +50,30 @@ def test_the_head_that_aligns_is_chosen():
     ]
     assert 2 in choose_heads(PlantedHeads(), pairs)
     assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "task", "is_reverse"),
+    [
+        ("de", "en", "translation", True),
+        ("deu", "en-GB", "translation", True),
+        ("de", "fr", "translation", False),
+        ("fr", "en", "translation", False),
+        ("en", "de", "translation", False),
+        ("de", "en", "parsing", False),
+    ],
+)
+def test_the_reverse_model_is_one_from_the_target_to_the_source(
+    make_model, tmp_path, source, target, task, is_reverse
+):
+    model = ModelFolder(make_model())
+    reverse = shutil.copytree(model.path, tmp_path / "reverse")
+    edit_model(reverse, source=source, target=target, task=task)
+    if is_reverse:
+        Align.of(model, str(reverse), "cpu")
+    else:
+        with pytest.raises(UsageError, match="--align-reverse needs a model from de to en"):
+            Align.of(model, str(reverse), "cpu")
 
 
 @pytest.mark.parametrize(
