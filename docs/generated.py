@@ -32,6 +32,7 @@ from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
+from tfm.config.schema import Rules
 from tfm.dataset import manifest, parallel
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
@@ -302,7 +303,7 @@ def _values(item: Field[Any], hint: Any) -> str:
         return pairs[hint]
     if typing.get_origin(hint) is not None:
         return "list of tables" if typing.get_origin(hint) is tuple else "table"
-    low, high = item.metadata.get("at_least"), item.metadata.get("at_most")
+    low, high = item.metadata.get("rules", Rules()).limits
     limits = [
         f"{sign}\N{NO-BREAK SPACE}{limit:,}"
         for sign, limit in (("≥", low), ("≤", high))

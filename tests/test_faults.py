@@ -381,11 +381,11 @@ def flag_types(words):
 def limits(flag):
     """Return the smallest and the largest value of a flag of training."""
     return [
-        str(item.metadata[key])
+        str(limit)
         for kind in RUN_SETTINGS
         for item in fields(kind)
-        for key in ("at_least", "at_most")
-        if item.name == flag[2:].replace("-", "_") and item.metadata[key] is not None
+        for limit in item.metadata["rules"].limits
+        if item.name == flag[2:].replace("-", "_") and limit is not None
     ]
 
 

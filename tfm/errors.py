@@ -2,7 +2,7 @@
 
 import errno
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 DISTRIBUTION = "tfm-mt"  # its metadata has this name, which no package index knows
 # Separates details of a message, such as a list of settings: each is printed on its own line.
@@ -65,13 +65,6 @@ def install_command(extra: str) -> str:
     return shlex.join(["pip", "install", *words]) if words else f'pip install ".[{extra}]"'
 
 
-def list_problems(problems: Sequence[str]) -> str:
-    """Return one message for one or more problems; several take a line each."""
-    if len(problems) == 1:
-        return problems[0]
-    return DETAIL.join([f"{len(problems)} mistakes:", *problems])
-
-
 class TfmError(Exception):
     """A failure with a message for the user: what went wrong, where, and what to do."""
 
@@ -88,6 +81,15 @@ class UsageError(TfmError):
     """Flags or settings that are unknown or contradict each other."""
 
     exit_code = 2
+
+
+def refuse(problems: Iterable[object]) -> None:
+    """Raise UsageError with one message for one or more problems; several take a line each."""
+    texts = list(map(str, problems))
+    if len(texts) > 1:
+        texts = [DETAIL.join([f"{len(texts)} mistakes:", *texts])]
+    for text in texts:
+        raise UsageError(text)
 
 
 class DataError(TfmError):

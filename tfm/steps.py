@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
-from tfm.config.schema import setting
+from tfm.config.schema import Problem, setting
 from tfm.errors import UsageError
 from tfm.metrics.tokenizers import bleu_tokenizer
 from tfm.reporting import say
@@ -36,7 +36,9 @@ class StepsConfig(Settings, section="steps"):
         "Sentences (lines), paragraphs (text) or markup, which is kept.",
         common=True,
     )
-    document: bool = setting(False, "The same as --format text.")
+    document: bool = setting(
+        False, "The same as --format text.", only={"format": ("lines", "text")}
+    )
     align: bool = setting(
         False,
         "Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
@@ -56,26 +58,23 @@ class StepsConfig(Settings, section="steps"):
         "Copy what the regular expression matches, besides placeholders, addresses and the like; "
         "may be repeated.",
         metavar="REGEX",
+        excludes=("no_protect",),
     )
     protect_for: tuple[str, ...] = setting(
         (),
         "Also copy what could be ordinary text, but is a placeholder of this program, such as "
         "laravel or qt; may be repeated.",
         metavar="NAME",
+        excludes=("no_protect",),
     )
     no_protect: bool = setting(
         False, "Translate placeholders, addresses, file names, hashtags and mentions as any text."
     )
 
-    def _conflicts(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[Problem]:
         yield from _protect_problems(self.protect, self.protect_for)
-        for name in ("protect", "protect_for"):
-            if getattr(self, name) and self.no_protect:
-                yield f"{name} and no_protect exclude each other: give one"
-        if self.document and self.format not in ("lines", "text"):
-            yield f"document is for plain text, but format is {self.format}: give one"
         if self.align_reverse is not None and not (self.align or self.has_markup):
-            yield "align_reverse has no effect without align"
+            yield Problem("align_reverse", "align_reverse has no effect without align or markup")
 
     @property
     def has_markup(self) -> bool:
@@ -88,7 +87,7 @@ class StepsConfig(Settings, section="steps"):
         return self.document or self.format != "lines"
 
 
-def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with regular expressions, and with names of programs."""
     if not patterns and not names:
         return
@@ -100,13 +99,15 @@ def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator
         try:
             regex.compile(pattern)
         except regex.error as error:
-            yield f"protect: {pattern} is no regular expression, {error}: correct it"
+            text = f"protect: {pattern} is no regular expression, {error}: correct it"
+            yield Problem("protect", text)
     for name in names:
         if name.lower() not in programs():
             parts = [part for part in re.split(r"[\s,;]+", name) if part]
             several = f"repeat the flag, as in --protect-for {' --protect-for '.join(parts)}"
             advice = several if len(parts) > 1 else f"give one of {', '.join(programs())}"
-            yield f"protect_for: {name} is no program with known placeholders: {advice}"
+            text = f"protect_for: {name} is no program with known placeholders: {advice}"
+            yield Problem("protect_for", text)
 
 
 def steps_around(

@@ -540,10 +540,10 @@ def test_a_run_on_gpus_is_planned_on_a_machine_without(data_dir, tiny_run):
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     run = tiny_run(training={"shard": True})
-    with pytest.raises(UsageError, match="shard has no effect on a single process"):
+    with pytest.raises(UsageError, match="shard has no effect without several processes"):
         train(data_dir, tmp_path / "run", run)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="shard has no effect on a single process"):
+    with pytest.raises(UsageError, match="shard has no effect without several processes"):
         forecast(data_dir, run)
 
 

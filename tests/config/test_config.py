@@ -11,7 +11,6 @@ import pytest
 
 from tfm import config
 from tfm.config import (
-    AverageConfig,
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
@@ -32,7 +31,8 @@ from tfm.config import (
     settings_from,
     suitable_arch,
 )
-from tfm.config.schema import Measured, from_table
+from tfm.config.schema import merged
+from tfm.config.values import Measured, from_table
 from tfm.errors import DETAIL, UsageError
 
 GROUPS = [
@@ -229,8 +229,9 @@ def test_every_number_has_both_limits_and_is_refused_beyond_them(group):
     hints = typing.get_type_hints(group)
     for item in dataclasses.fields(group):
         if {int, float} & {hints[item.name], *typing.get_args(hints[item.name])}:
-            for limit, beyond, word in (("at_least", -1, "least"), ("at_most", 1, "most")):
-                bound = item.metadata[limit]
+            for bound, beyond, word in zip(
+                item.metadata["rules"].limits, (-1, 1), ("least", "most"), strict=True
+            ):
                 with pytest.raises(UsageError, match=f"{item.name}.* is .* be at {word} {bound}"):
                     settings_from(group, {item.name: bound + beyond})
 
@@ -262,18 +263,78 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
         (
             TrainingConfig,
             {"validation_beam": 0, "best_metric": "loss", "validation_tokenize": "zh"},
-            "validation_tokenize has no effect",
+            "validation_tokenize has no effect without validation_beam",
         ),
-        (SearchConfig, {"mbr_tokenize": "zh"}, "mbr_tokenize zh has no effect without mbr bleu"),
-        (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay has no effect on adam"),
+        (SearchConfig, {"mbr_tokenize": "zh"}, "mbr_tokenize has no effect without mbr bleu"),
+        (
+            OptimizerConfig,
+            {"weight_decay": 0.1},
+            r"weight_decay has no effect on algorithm \(--optimizer\) adam, only on adamw",
+        ),
+        (SearchConfig, {"num_groups": 3}, "num_groups is 3, but must divide the beam size 4"),
         (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
         (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),
-        (AverageConfig, {"last": 3, "best": 3}, "exclude each other"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(group, table, message):
     with pytest.raises(UsageError, match=message):
         settings_from(group, table)
+
+
+FACTS = {"--from", "several processes", "baseline", "metrics"}  # about a call, that rules name
+
+
+def choices_of(group, item):
+    """Return the words of which a setting is one."""
+    hint = typing.get_type_hints(group)[item.name]
+    kinds = [hint, *typing.get_args(hint)]
+    return [each for kind in kinds for each in typing.get_args(kind) if isinstance(each, str)]
+
+
+def another_value(group, item):
+    """Return a value of a setting that is valid by itself, but not its default."""
+    hint = typing.get_type_hints(group)[item.name]
+    kinds = [hint, *typing.get_args(hint)]
+    if choices := choices_of(group, item):
+        return next(each for each in choices if each != item.default)
+    if bool in kinds:
+        return not item.default
+    if {int, float} & {*kinds}:
+        low, high = item.metadata["rules"].limits
+        return next(each for each in (high, low) if each != item.default)
+    return ("x",) if typing.get_origin(hint) is tuple else "x"
+
+
+def value_that_is_off(item):
+    least, _ = item.metadata["rules"].limits
+    return item.default if least is None else least
+
+
+@EVERY_GROUP
+def test_a_setting_is_refused_beside_what_its_rules_forbid(group):
+    items = {item.name: item for item in dataclasses.fields(group)}
+    for name, item in items.items():
+        rules, chosen = item.metadata["rules"], {name: another_value(group, item)}
+        assert {*rules.needs, *rules.excludes, *rules.only} <= items.keys() | FACTS
+        tables = [chosen | {other: another_value(group, items[other])} for other in rules.excludes]
+        if needed := [items[other] for other in rules.needs if other in items]:
+            tables.append(chosen | {other.name: value_that_is_off(other) for other in needed})
+        for other, choices in rules.only.items():
+            if other not in items:
+                continue
+            wrong = {*choices_of(group, items[other]), items[other].default} - {*choices}
+            tables += [chosen | {other: value} for value in wrong]
+        for table in tables:
+            assert name in {problem.name for problem in group(**table).problems()}
+
+
+def test_defaults_that_do_not_fit_given_settings_are_left_out():
+    defaults = {"vocab_size": 500, "threads": 2}
+    given = {"subwords": ("x",)}
+    assert merged(SubwordConfig, defaults, given) == SubwordConfig(subwords=("x",), threads=2)
+    assert merged(SubwordConfig, given, {"vocab_size": 600}) == SubwordConfig(vocab_size=600)
+    defaults = {"bpe_dropout": 0.1, "bpe_variants": 4}
+    assert merged(BinarizeConfig, defaults, {"bpe_dropout": 0.0}) == BinarizeConfig()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -304,8 +365,8 @@ def test_settings_of_one_command_have_distinct_names_and_flags(groups):
     items = {}
     for group in groups:
         for item in dataclasses.fields(group):
-            limits = [item.metadata[key] for key in ("flag", "at_least", "at_most")]
-            facts = [item.default, typing.get_type_hints(group)[item.name], *limits]
+            facts = [item.default, typing.get_type_hints(group)[item.name]]
+            facts += [item.metadata["flag"], item.metadata["rules"].limits]
             assert items.setdefault(item.name, facts) == facts
     flags = [facts[2] or name for name, facts in items.items()]
     assert len(set(flags)) == len(flags)

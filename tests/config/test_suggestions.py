@@ -3,7 +3,7 @@
 import typer
 
 from tfm.cli import main as cli
-from tfm.config.schema import words_of_toolkits
+from tfm.config.suggestions import words_of_toolkits
 
 COMMANDS = typer.main.get_command(cli.app).commands
 

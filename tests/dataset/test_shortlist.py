@@ -16,11 +16,11 @@ from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import PREPACK
 from tfm.commands.average import average
 from tfm.commands.translator import Translator
-from tfm.config import BinarizeConfig, SearchConfig, settings_from
+from tfm.config import BinarizeConfig, SearchConfig
 from tfm.dataset import shortlist as learning
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset, Part
 from tfm.dataset.shortlist import FILE, Shortlist, learn_shortlist, shortlist_files
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError
 from tfm.features.confidence.step import fit
 from tfm.search import search
 from tfm.search.constraints import Constraints
@@ -315,10 +315,3 @@ def test_a_shortlist_of_anything_but_ids_of_pieces_is_refused(tmp_path, name, id
     Shortlist(**(good | {name: np.array(ids)}), fingerprint="a").save(tmp_path)
     with pytest.raises(DataError, match="ids of pieces"):
         Shortlist.load(tmp_path, "a", (3, 4))
-
-
-def test_settings_without_a_shortlist_are_refused():
-    with pytest.raises(UsageError, match="shortlist_size"):
-        settings_from(BinarizeConfig, {"shortlist_size": 3})
-    with pytest.raises(UsageError, match="shortlist"):
-        SearchConfig.for_targets({}, {"shortlist": True})

@@ -86,7 +86,7 @@ def test_the_error_for_an_unknown_name_lists_the_recipes():
 
 def test_the_cleaning_of_a_text_completes_that_of_the_recipe(load):
     text = f"{MINIMAL}cleaning = {{ min_identified_characters = 0 }}\n"
-    with pytest.raises(UsageError, match=r"min_identified_characters has no effect on its own"):
+    with pytest.raises(UsageError, match=r"min_identified_characters has no effect without drop"):
         load(text)
     recipe = load(f"{text}\n[cleaning]\ndrop_other_language = true\n")
     assert recipe.train[0].cleaning == {"min_identified_characters": 0}

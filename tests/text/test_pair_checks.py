@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfm.config import CleaningConfig, settings_from
+from tfm.config import CleaningConfig
 from tfm.errors import UsageError
 from tfm.text import languages
 from tfm.text import pair_checks as module
@@ -257,16 +257,3 @@ def test_py3langid_identifies_sentences():
     assert broken(german, english, drop_other_language=True)
     digits = "२०१० में ९१७ लोगों ने शहर में २४,८५,७१७ किताबें खरीदीं।"
     assert not broken(english, digits, ("eng", "hin_Deva"), drop_other_language=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"min_score": -5.0}, "score_model and min_score need each other"),
-        ({"min_identified_characters": 3}, "set drop_other_language, too"),
-        ({"score_model": "runs/a", "min_score": 1.0}, "min_score is 1.0, but must be at most 0"),
-    ],
-)
-def test_settings_without_effect_and_out_of_range_are_refused(settings, message):
-    with pytest.raises(UsageError, match=message):
-        settings_from(CleaningConfig, settings)

@@ -214,7 +214,7 @@ def test_another_shape_and_everything_frozen_are_refused(start, changes, message
 
 def test_freezing_needs_a_start(data_dir, tiny_run, tmp_path):
     message = refusal(data_dir, tiny_run(optimizer={"freeze": ["encoder"]}), tmp_path / "run")
-    assert "name it with --from" in message
+    assert "freeze has no effect without --from" in message
 
 
 @pytest.mark.parametrize(

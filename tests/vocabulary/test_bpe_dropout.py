@@ -200,11 +200,6 @@ def test_models_without_merges_are_refused(tmp_path, make_dataset):
         binarize(folder, DROPOUT)
 
 
-def test_variants_without_dropout_are_refused():
-    [problem] = BinarizeConfig(bpe_variants=4).problems()
-    assert problem.startswith("bpe_variants has no effect without BPE-dropout")
-
-
 def test_a_wrong_number_of_variants_in_the_index_is_damage(folder):
     path = folder / "bin" / "dataset.json"
     content = path.read_text()

@@ -202,11 +202,6 @@ def test_two_files_are_the_models_of_source_and_target(text_dir, tmp_path):
     assert decoded(text_dir)[0] == PAIRS[0]
 
 
-def test_settings_of_learning_have_no_effect_on_given_subwords():
-    [problem] = SubwordConfig(subwords=("x.model",), vocab_size=4000).problems()
-    assert problem.startswith("vocab_size has no effect on subwords, which are not learned")
-
-
 def test_prepare_refuses_a_wrong_subword_model_before_it_writes(run, elsewhere):
     write_pairs(elsewhere, "t", [("a", "a")])
     (elsewhere / "x.model").write_text("no model")

@@ -13,7 +13,8 @@ import typer
 import typer.core
 
 from tfm import __version__
-from tfm.config.schema import expected_value, shown, suggest, words_of_toolkits
+from tfm.config.suggestions import suggest, words_of_toolkits
+from tfm.config.values import expected_value, shown
 from tfm.errors import UsageError, explain_os_error
 
 _Row = tuple[str, str]  # name, help

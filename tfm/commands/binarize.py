@@ -3,7 +3,7 @@
 from typing import Any
 
 from tfm.commands.declaration import Dataset, Share, command
-from tfm.config import BinarizeConfig, settings_from
+from tfm.config import BinarizeConfig
 from tfm.config.schema import merged
 from tfm.errors import UsageError
 
@@ -36,8 +36,7 @@ def binarize(
     from tfm.stages import binarize as stage
 
     folder, given = chosen_dataset(data), settings["binarize"]
-    table = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
-    config = settings_from(BinarizeConfig, table)
+    config = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
     if share is None:
         return stage.binarize(folder, config, force=force)
     if "shortlist" in given:

@@ -1,8 +1,8 @@
 """Declaring a command: a function whose signature and docstring also make its flags and help.
 
-Types of parameters may have marks, `Annotated[TYPE, MARK, …]`: a `Flag`, a function that checks the
-value and returns it, or an `OutputPath`, for what the command writes: the other paths are read. A
-tuple of any length is a repeatable flag, and in Python one or several.
+Types of parameters may have marks, `Annotated[TYPE, MARK, …]`: a `Flag`, `Rules`, a function that
+checks the value and returns it, or an `OutputPath`, for what the command writes: the other paths
+are read. A tuple of any length is a repeatable flag, and in Python one or several.
 """
 
 import functools
@@ -15,8 +15,9 @@ from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
-from tfm.config import Settings, by_section
-from tfm.config.schema import convert
+from tfm.config import Settings, Table, by_section
+from tfm.config.schema import Given, Rules, find_problems, label_of
+from tfm.config.values import convert
 from tfm.disk.paths import (
     OutputPath,
     check_outputs,
@@ -24,7 +25,7 @@ from tfm.disk.paths import (
     existing_folder,
     files_of_command,
 )
-from tfm.errors import UsageError
+from tfm.errors import UsageError, refuse
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -89,6 +90,7 @@ class Parameter:
     has_flag: bool
     checks: tuple[Callable[[Any], Any], ...]
     output: OutputPath | None
+    rules: Rules
 
     @classmethod
     def of(cls, parameter: inspect.Parameter, help_text: str) -> "Parameter":
@@ -108,6 +110,7 @@ class Parameter:
             has_flag=parameter.kind is parameter.KEYWORD_ONLY or flag.kind is not None,
             checks=tuple(each for each in marks if callable(each)),
             output=next((each for each in marks if isinstance(each, OutputPath)), None),
+            rules=next((each for each in marks if isinstance(each, Rules)), Rules()),
         )
 
     @property
@@ -234,11 +237,28 @@ class Declaration:
             for path in each.paths(checked[name])
         ]
         check_outputs(outputs, self.inputs(checked | given.get("settings", {})))
+        names = {name: name for name in self.parameters} | {**self.elsewhere}
+        tables = by_section(self.groups, given.get("settings", {}), names, without=self.without)
+        refuse(find_problems(self._given(checked, tables)))
         if not self.groups:
             return checked
-        names = {name: name for name in self.parameters} | {**self.elsewhere}
-        tables = by_section(self.groups, given["settings"], names, without=self.without)
         return checked | {"settings": {kind.section: {} for kind in self.groups} | tables}
+
+    def _given(self, checked: Table, tables: Mapping[str, Table]) -> dict[str, Given]:
+        """Return the arguments and settings of a call, without rules of settings about settings.
+
+        Those are checked when the settings of a file or a model are known, too.
+        """
+        given = {}
+        for name, each in self.parameters.items():
+            value = Given(each.flag_name, checked[name], each.rules)
+            given[name] = replace(value, is_default=not value.is_on)
+        for name, items in self.settings().items():
+            [(kind, item), *_] = items.items()
+            value = tables.get(kind.section, {}).get(name, item.default)
+            rules = item.metadata["rules"].about(self.parameters)
+            given[name] = Given(label_of(item), value, rules, is_default=value == item.default)
+        return given
 
 
 def _paths(value: Any, *, of_text: bool) -> Iterator[Path]:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from tfm.commands.declaration import Dataset, command
-from tfm.config import SubwordConfig, settings_from
+from tfm.config import SubwordConfig
+from tfm.config.schema import merged
 
 
 @command(SubwordConfig)
@@ -32,5 +33,5 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
     from tfm.stages import learn_bpe as stage
 
     folder = chosen_dataset(data)
-    table = stage.merged_table(Manifest.load(folder).settings("subword"), settings["subword"])
-    return stage.learn_bpe(folder, settings_from(SubwordConfig, table), force=force)
+    config = merged(SubwordConfig, Manifest.load(folder).settings("subword"), settings["subword"])
+    return stage.learn_bpe(folder, config, force=force)

@@ -18,7 +18,7 @@ from tfm.commands.declaration import (
     one_or_several,
 )
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
 from tfm.errors import UsageError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tfm.commands.declaration import Flag, Line, NewFile, argument, command, one_or_several
 from tfm.config import ScoreConfig, settings_from
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.disk.paths import (
     RUNS_ROOT,
     STANDARD_STREAM,

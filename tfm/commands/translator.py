@@ -15,7 +15,7 @@ from tfm.config import (
     settings_from,
     settings_to,
 )
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align

@@ -20,7 +20,7 @@ from tfm.config.presets import (
     settings_missing_in,
     suitable_arch,
 )
-from tfm.config.schema import Settings, Table, by_section, flag_of, settings_from, settings_to
+from tfm.config.schema import Settings, by_section, flag_of, settings_from, settings_to
 from tfm.config.text import BinarizeConfig, CleaningConfig, SubwordConfig, tag_problem
 from tfm.config.training import (
     RUN_SETTINGS,
@@ -36,3 +36,4 @@ from tfm.config.training import (
     TokenizerChoice,
     TrainingConfig,
 )
+from tfm.config.values import Table

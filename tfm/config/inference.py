@@ -1,7 +1,7 @@
 """The settings of translating, serving, averaging and scoring: defaults, units, limits and help."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tfm.config.schema import (
@@ -9,40 +9,31 @@ from tfm.config.schema import (
     MAX_SEED,
     MAX_THREADS,
     THREADS_HELP,
+    Problem,
     Settings,
-    Table,
     count,
-    label_of,
+    merged,
     setting,
-    settings_from,
 )
 from tfm.config.text import tag_problem
 from tfm.config.training import Command, Kernels, TokenizerChoice
+from tfm.config.values import Table
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+
+# The searches on which some settings have an effect.
+_BEAM, _SAMPLE = {"search": ("beam",)}, {"search": ("sample",)}
+# The metrics on which some settings of scores have an effect.
+_PAPER = {"metrics": ("paper-bleu",)}
+_BOOTSTRAPPED = {"metrics": ("bleu", "paper-bleu", "chrf", "ter", "command")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Settings, section="search"):
     """Decoding: beam search (§6.1), sampling or exact search."""
 
-    # The searches that a setting has an effect on; settings that are not listed affect all.
-    _SEARCHES: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "beam_size": ("beam", "exact"),
-        "num_groups": ("beam",),
-        "diversity_strength": ("beam",),
-        "diversity_steps": ("beam",),
-        "temperature": ("sample",),
-        "top_k": ("sample",),
-        "top_p": ("sample",),
-        "epsilon": ("sample",),
-        "seed": ("sample",),
-        "node_limit": ("exact",),
-        "mbr": ("beam", "sample"),
-        "metric_command": ("beam", "sample"),
-    }
     # The settings with an effect on forced decoding.
     _FORCED_DECODING: ClassVar[tuple[str, ...]] = (
         "length_penalty",
@@ -60,6 +51,7 @@ class SearchConfig(Settings, section="search"):
         flag="--beam",
         most=1024,
         common=True,
+        only={"search": ("beam", "exact")},
     )
     length_penalty: float = setting(
         0.6,
@@ -91,47 +83,68 @@ class SearchConfig(Settings, section="search"):
     mbr: Literal["chrf", "bleu", "command"] | None = setting(
         None,
         "Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.",
+        needs=("n_best",),
+        only={"search": ("beam", "sample")},
     )
     metric_command: Command | None = setting(
         None,
         "With --mbr command: a program, which reads source and two candidates "
         "(TSV) and prints a number.",
         metavar="COMMAND",
+        only={"mbr": ("command",)},
     )
     mbr_tokenize: TokenizerChoice = setting(
-        "auto", "With mbr bleu: the tokenizer of BLEU; auto depends on the target language."
+        "auto",
+        "With mbr bleu: the tokenizer of BLEU; auto depends on the target language.",
+        only={"mbr": ("bleu",)},
     )
     num_groups: int = count(
-        1, "Diverse beam search: number of groups that the beam is divided into.", most=1024
+        1,
+        "Diverse beam search: number of groups that the beam is divided into.",
+        most=1024,
+        only=_BEAM,
     )
     diversity_strength: float = setting(
         0.5,
         "Diverse beam search: penalty in nats per earlier group that chose the same token.",
         limits=(0, 1000),
+        needs=("num_groups",),
+        only=_BEAM,
     )
     diversity_steps: int | None = count(
         None,
         "Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.",
         most=MAX_LENGTH,
+        needs=("num_groups",),
+        only=_BEAM,
     )
     temperature: float = setting(
-        1.0, "Sampling: divide logits by this; below 1 is less random.", limits=(0.01, 1000)
+        1.0,
+        "Sampling: divide logits by this; below 1 is less random.",
+        limits=(0.01, 1000),
+        only=_SAMPLE,
     )
     top_k: int | None = count(
-        None, "Sampling: draw from the N most probable tokens; from all if unset."
+        None, "Sampling: draw from the N most probable tokens; from all if unset.", only=_SAMPLE
     )
     top_p: float | None = setting(
         None,
         "Sampling: draw from the fewest tokens whose probabilities sum to X; from all if unset.",
         limits=(0, 1),
+        only=_SAMPLE,
     )
     epsilon: float | None = setting(
         None,
         "Sampling: draw from tokens of at least probability X; from all if unset.",
         limits=(0, 1),
+        only=_SAMPLE,
     )
-    seed: int = setting(1, "Random seed of sampling.", limits=(0, MAX_SEED))
-    node_limit: int = count(10_000, "Exact search: give up a sentence after extending N prefixes.")
+    seed: int = setting(1, "Random seed of sampling.", limits=(0, MAX_SEED), only=_SAMPLE)
+    node_limit: int = count(
+        10_000,
+        "Exact search: give up a sentence after extending N prefixes.",
+        only={"search": ("exact",)},
+    )
     shortlist: bool = setting(
         False,
         "Only produce the target pieces that the model's shortlist has for the source: faster.",
@@ -158,15 +171,8 @@ class SearchConfig(Settings, section="search"):
 
     @classmethod
     def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
-        """Merge the user's settings over a model's own, both by name.
-
-        Defaults without effect on the chosen search are dropped.
-        """
-        search = given.get("search", defaults.get("search", cls.search))
-        if problems := list(cls._without_effect(search, given)):
-            raise UsageError("; ".join(problems))
-        kept = {n: v for n, v in defaults.items() if search in cls._SEARCHES.get(n, (search,))}
-        return settings_from(cls, {**kept, **given})
+        """Merge the user's settings over a model's own, both by name."""
+        return merged(cls, defaults, given)
 
     @classmethod
     def for_targets(cls, defaults: Table, given: Table) -> "SearchConfig":
@@ -178,35 +184,16 @@ class SearchConfig(Settings, section="search"):
             )
         return cls.for_model(defaults, given)
 
-    def _conflicts(self) -> Iterator[str]:
-        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
-        yield from self._without_effect(self.search, changed)
+    def _contradictions(self) -> Iterator[Problem]:
+        beam = f"the beam size {self.beam_size}"
         if self.search != "sample" and self.n_best > self.beam_size > 0:
-            yield f"n_best is {self.n_best}, but must be at most the beam size {self.beam_size}"
+            yield Problem("n_best", f"n_best is {self.n_best}, but must be at most {beam}")
         if self.num_groups > 0 and self.beam_size % self.num_groups:
-            yield f"num_groups is {self.num_groups}, but must divide the beam size {self.beam_size}"
-        if self.mbr is not None and self.n_best == 1:
-            yield f"mbr {self.mbr} needs several candidates: set n_best, such as --n-best 50"
-        if self.mbr != "bleu" and self.mbr_tokenize != "auto":
-            yield f"mbr_tokenize {self.mbr_tokenize} has no effect without mbr bleu"
-        if (self.mbr == "command") != (self.metric_command is not None):
-            yield "mbr command and metric_command need each other: give both"
-        if self.num_groups == 1:
-            for name in {"diversity_strength", "diversity_steps"}.intersection(changed):
-                yield f"{name} has no effect on a single group: set num_groups, too"
+            yield Problem("num_groups", f"num_groups is {self.num_groups}, but must divide {beam}")
+        if self.mbr == "command" and self.metric_command is None:
+            yield Problem("mbr", "mbr command needs a program: add metric_command")
         if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
-            yield f"tag in [search] {problem}"
-
-    @classmethod
-    def _without_effect(cls, search: str, names: Iterable[str]) -> Iterator[str]:
-        labels = {item.name: label_of(item) for item in fields(cls)}
-        for name in names:
-            searches = cls._SEARCHES.get(name, (search,))
-            if search not in searches:
-                yield (
-                    f"{labels[name]} has no effect on search {search}, "
-                    f"only on {' and '.join(searches)}"
-                )
+            yield Problem("tag", f"tag in [search] {problem}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,29 +222,34 @@ class AverageConfig(Settings, section="average"):
     last: int | None = count(
         None,
         "Average the N newest checkpoints, whatever their steps (default: the run's average_last).",
+        excludes=("best",),
     )
     best: int | None = count(None, "Average the N best checkpoints by the run's best_metric.")
     calibrate: bool = setting(
         False, "Translate the validation text to calibrate the confidence of `tfm generate --json`."
     )
 
-    def _conflicts(self) -> Iterator[str]:
-        if self.last is not None and self.best is not None:
-            yield "last and best exclude each other: give one"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Settings, section="score"):
     """Settings of metrics; the defaults are sacreBLEU's and the paper's."""
 
-    lowercase: bool = setting(False, "Ignore case; TER always ignores it.")
+    lowercase: bool = setting(
+        False,
+        "Ignore case; TER always ignores it.",
+        only={"metrics": ("bleu", "paper-bleu", "chrf", "exact")},
+    )
     tokenize: TokenizerChoice = setting(
         "auto",
         "Tokenizer of BLEU; auto is zh for Chinese, char for Japanese, Thai and the like, "
         "13a for others.",
+        only={"metrics": ("bleu",)},
     )
     chrf_word_order: int = setting(
-        0, "Longest word n-gram of chrF; 2 computes chrF++.", limits=(0, 4)
+        0,
+        "Longest word n-gram of chrF; 2 computes chrF++.",
+        limits=(0, 4),
+        only={"metrics": ("chrf",)},
     )
     metric_command: Command | None = setting(
         None,
@@ -266,12 +258,26 @@ class ScoreConfig(Settings, section="score"):
         metavar="COMMAND",
     )
     normalize_punctuation: bool = setting(
-        True, "With --paper: first replace typographic quotes and dashes, as Moses does."
+        True,
+        "With --paper: first replace typographic quotes and dashes, as Moses does.",
+        only=_PAPER,
     )
     split_compounds: Literal["auto", "yes", "no"] = setting(
-        "auto", "With --paper: split a-b into three tokens; auto does so for German only."
+        "auto",
+        "With --paper: split a-b into three tokens; auto does so for German only.",
+        only=_PAPER,
     )
     bootstrap_samples: int = count(
-        1000, "Number of samples of the paired bootstrap test with --baseline.", most=100_000
+        1000,
+        "Number of samples of the paired bootstrap test with --baseline.",
+        most=100_000,
+        needs=("baseline",),
+        only=_BOOTSTRAPPED,
     )
-    bootstrap_seed: int = count(12_345, "Random seed of the paired bootstrap test.", most=2**32 - 1)
+    bootstrap_seed: int = count(
+        12_345,
+        "Random seed of the paired bootstrap test.",
+        most=2**32 - 1,
+        needs=("baseline",),
+        only=_BOOTSTRAPPED,
+    )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tfm.config.schema import Settings, count, setting
+from tfm.config.schema import Problem, Settings, count, setting
 
 # Far beyond any model of sentences: a mistyped number is refused before memory is reserved for it.
 _MAX_LAYERS, _MAX_WIDTH, _MAX_POSITIONS = 1000, 65_536, 100_000
@@ -68,14 +68,16 @@ class TransformerConfig(ModelConfig):
         False, "Add a learned bias to the logits, as imported models have; none in the paper."
     )
 
-    def _conflicts(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[Problem]:
         if self.d_model % 2 and self.learned_positions is None:
-            yield f"d_model is {self.d_model}, but must be even: sinusoids come in pairs"
+            text = f"d_model is {self.d_model}, but must be even: sinusoids come in pairs"
+            yield Problem("d_model", text)
         splits_d_model = self.d_k is None or self.d_v is None
         if splits_d_model and self.num_heads > 0 and self.d_model % self.num_heads:
-            yield (
+            yield Problem(
+                "d_model",
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}: "
-                "change num_heads, or set d_k and d_v"
+                "change num_heads, or set d_k and d_v",
             )
 
     @property
@@ -99,6 +101,7 @@ class RecurrentConfig(ModelConfig):
         "For --arch rnn: feed the attention output into the next step (Luong et al. 2015, §3.3).",
     )
 
-    def _conflicts(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[Problem]:
         if self.d_model % 2:
-            yield f"d_model is {self.d_model}, but must be even: encoder directions halve it"
+            text = f"d_model is {self.d_model}, but must be even: encoder directions halve it"
+            yield Problem("d_model", text)

@@ -13,21 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config.model import RecurrentConfig, TransformerConfig
-from tfm.config.schema import (
-    MAX_UNKNOWN,
-    Settings,
-    Table,
-    TomlTable,
-    did_you_mean,
-    settings_and_problems,
-    settings_to,
-    shown,
-)
+from tfm.config.schema import Settings, TomlTable, excluded_by, settings_and_problems, settings_to
+from tfm.config.suggestions import did_you_mean
 from tfm.config.training import RunConfig
-from tfm.errors import UsageError, explain_os_error, list_problems
+from tfm.config.values import MAX_UNKNOWN, Table, shown
+from tfm.errors import UsageError, explain_os_error, refuse
 
-# A table that sets one of these in [training] replaces the other.
-_ALTERNATIVES = {"checkpoint_minutes": "checkpoint_steps", "checkpoint_steps": "checkpoint_minutes"}
 # The presets for translation on a GPU and on a CPU, from a number of training pairs on.
 _SUITABLE = ((1_000_000, "base", "small"), (100_000, "medium", "small"), (0, "tiny", "tiny"))
 
@@ -109,9 +100,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
         groups[name], more = settings_and_problems(kind, merged[name], places[name], elsewhere)
         problems += more
     run = RunConfig(arch=arch, from_model=from_model, **groups)
-    problems += run.problems()
-    if problems:
-        raise UsageError(list_problems(problems))
+    refuse([*problems, *run.problems()])
     return run
 
 
@@ -147,8 +136,8 @@ def _merge(
     for table in tables:
         for name, values in table.items():
             if name in kinds and isinstance(values, Mapping):
-                for key in values:
-                    merged[name].pop(_ALTERNATIVES.get(key, ""), None)
+                for key in excluded_by(kinds[name], values):
+                    merged[name].pop(key, None)
                 merged[name].update(values)
                 places[name].update({key: _place(table, name, key) for key in values})
             elif name not in ("arch", "from_model") and len(problems) < MAX_UNKNOWN:

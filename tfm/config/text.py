@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from tfm.config.normalization import Normalization
@@ -11,15 +11,18 @@ from tfm.config.schema import (
     MAX_LENGTH,
     MAX_SEED,
     MAX_THREADS,
+    Problem,
     Settings,
     count,
     setting,
-    shown,
 )
+from tfm.config.values import shown
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
 _NUM_SPECIAL, _NUM_BYTES = 4, 256  # pieces of every vocabulary, and those of byte fallback
+_LEARNED = ("subwords",)  # what settings of learning a subword model exclude
+_KINDS_OF_COPIES = ("upper", "title", "unpunctuated", "typo", "masked")
 
 
 def tag_problem(tag: str) -> str | None:
@@ -72,6 +75,7 @@ class CleaningConfig(Settings, section="cleaning"):
         40,
         "Do not identify the language of sides of fewer than N characters, which is unreliable.",
         limits=(0, MAX_COUNT),
+        needs=("drop_other_language",),
     )
     max_length_deviations: float = setting(
         0.0,
@@ -94,27 +98,21 @@ class CleaningConfig(Settings, section="cleaning"):
         limits=(100, MAX_COUNT),
     )
     score_model: str | None = setting(
-        None, "Model or run folder that scores pairs for min_score; relative to the current folder."
+        None,
+        "Model or run folder that scores pairs for min_score; relative to the current folder.",
+        needs=("min_score",),
     )
     min_score: float | None = setting(
         None,
         "Drop pairs with a mean log probability per target token below X, such as -5, in nats.",
         limits=(-1000, 0),
+        needs=("score_model",),
     )
 
     @property
     def normalization(self) -> Normalization:
         """The current rules by which text is normalized."""
         return Normalization(space=self.normalize_space, unicode=self.normalize_unicode)
-
-    def _conflicts(self) -> Iterator[str]:
-        has_default = self.min_identified_characters == CleaningConfig.min_identified_characters
-        if not (has_default or self.drop_other_language):
-            yield (
-                "min_identified_characters has no effect on its own: set drop_other_language, too"
-            )
-        if (self.score_model is None) != (self.min_score is None):
-            yield "score_model and min_score need each other: give both"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +124,23 @@ class SubwordConfig(Settings, section="subword"):
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
         limits=(8, 1_000_000),
         common=True,
+        excludes=_LEARNED,
     )
-    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
-    separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
+    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.", excludes=_LEARNED)
+    separate: bool = setting(
+        False, "Learn one vocabulary per language instead of a joint one.", excludes=_LEARNED
+    )
     target_words: bool = setting(
-        False, "Make each target word one piece, as for symbols of trees; needs --separate."
+        False,
+        "Make each target word one piece, as for symbols of trees; needs --separate.",
+        needs=("separate",),
+        excludes=_LEARNED,
     )
     character_coverage: float = setting(
-        0.9999, "Fraction of the text's characters that the vocabulary covers.", limits=(0.98, 1)
+        0.9999,
+        "Fraction of the text's characters that the vocabulary covers.",
+        limits=(0.98, 1),
+        excludes=_LEARNED,
     )
     subwords: tuple[str, ...] = setting(
         (),
@@ -142,7 +149,9 @@ class SubwordConfig(Settings, section="subword"):
         metavar="PATH",
     )
     byte_fallback: bool = setting(
-        True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
+        True,
+        "Spell uncovered characters in UTF-8 bytes instead of an unknown token.",
+        excludes=_LEARNED,
     )
     symbols: str | None = setting(
         None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's."
@@ -151,6 +160,7 @@ class SubwordConfig(Settings, section="subword"):
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
         limits=(101, MAX_COUNT),
+        excludes=_LEARNED,
     )
     threads: int | None = count(
         None,
@@ -158,31 +168,24 @@ class SubwordConfig(Settings, section="subword"):
         most=MAX_THREADS,
     )
 
-    def _conflicts(self) -> Iterator[str]:
-        if self.target_words and not self.separate:
-            yield "target_words has no effect on a joint vocabulary: set separate, too"
+    def _contradictions(self) -> Iterator[Problem]:
         if len(self.subwords) > 2:
-            yield (
+            yield Problem(
+                "subwords",
                 f"subwords has {len(self.subwords)} models, but must have one, or one of the "
-                "source and one of the target language"
-            )
-        if self.subwords:
-            yield from (
-                f"{item.name} has no effect on subwords, which are not learned: leave it out"
-                for item in fields(self)
-                if item.name not in ("subwords", "symbols", "threads")
-                and getattr(self, item.name) != item.default
+                "source and one of the target language",
             )
         symbols = (self.symbols or "").split()
         if problem := next(filter(None, map(tag_problem, symbols)), None):
-            yield f"symbols in [subword] {problem}"
+            yield Problem("symbols", f"symbols in [subword] {problem}")
         if repeated := next((each for each in symbols if symbols.count(each) > 1), None):
-            yield f"symbols in [subword] have {repeated} twice: give it once"
+            yield Problem("symbols", f"symbols in [subword] have {repeated} twice: give it once")
         num_fixed = _NUM_SPECIAL + _NUM_BYTES * self.byte_fallback + len(symbols)
         if self.vocab_size is not None and not self.subwords and self.vocab_size <= num_fixed:
-            yield (
+            yield Problem(
+                "vocab_size",
                 f"vocab_size is {self.vocab_size}, but must be more than {num_fixed}, the number "
-                f"of special tokens{', bytes' if self.byte_fallback else ''} and symbols"
+                f"of special tokens{', bytes' if self.byte_fallback else ''} and symbols",
             )
 
 
@@ -202,7 +205,10 @@ class BinarizeConfig(Settings, section="binarize"):
         limits=(0, 0.9),
     )
     bpe_variants: int = count(
-        8, "Number of variants with BPE-dropout; epochs take them in turn.", most=1000
+        8,
+        "Number of variants with BPE-dropout; epochs take them in turn.",
+        most=1000,
+        needs=("bpe_dropout",),
     )
     upper_copies: float = setting(
         0.0, "Share of the training pairs to add a copy of in capitals.", limits=(0, 1)
@@ -221,7 +227,12 @@ class BinarizeConfig(Settings, section="binarize"):
     masked_copies: float = setting(
         0.0, "Share of the training pairs to add a copy of with masks to copy.", limits=(0, 1)
     )
-    seed: int = setting(1, "Random seed of BPE-dropout and of copies.", limits=(0, MAX_SEED))
+    seed: int = setting(
+        1,
+        "Random seed of BPE-dropout and of copies.",
+        limits=(0, MAX_SEED),
+        needs=("bpe_dropout", *(f"{kind}_copies" for kind in _KINDS_OF_COPIES)),
+    )
     threads: int | None = count(
         None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
     )
@@ -240,37 +251,27 @@ class BinarizeConfig(Settings, section="binarize"):
         "Also learn which target pieces each source piece can become, for generate --shortlist.",
     )
     shortlist_size: int = count(
-        50, "Shortlist: number of target pieces for each source piece.", most=10_000
+        50,
+        "Shortlist: number of target pieces for each source piece.",
+        most=10_000,
+        needs=("shortlist",),
     )
     shortlist_frequent: int = setting(
         100,
         "Shortlist: number of most frequent target pieces that every sentence may use.",
         limits=(0, 1_000_000),
+        needs=("shortlist",),
     )
-    shortlist_pairs: int = count(200_000, "Shortlist: learn from a random sample of N pairs.")
+    shortlist_pairs: int = count(
+        200_000, "Shortlist: learn from a random sample of N pairs.", needs=("shortlist",)
+    )
 
     @property
     def copies(self) -> dict[str, float]:
         """The share of training pairs to add an altered copy of, by kind of alteration."""
-        return {
-            "upper": self.upper_copies,
-            "title": self.title_copies,
-            "unpunctuated": self.unpunctuated_copies,
-            "typo": self.typo_copies,
-            "masked": self.masked_copies,
-        }
+        return {kind: getattr(self, f"{kind}_copies") for kind in _KINDS_OF_COPIES}
 
     @property
     def num_variants(self) -> int:
         """The number of segmentations by BPE-dropout, besides the plain one."""
         return self.bpe_variants if self.bpe_dropout else 0
-
-    def _conflicts(self) -> Iterator[str]:
-        for item in fields(self):
-            is_changed = getattr(self, item.name) != item.default
-            if item.name.startswith("shortlist_") and is_changed and not self.shortlist:
-                yield f"{item.name} has no effect without shortlist: set it, too"
-        if self.bpe_variants != BinarizeConfig.bpe_variants and not self.bpe_dropout:
-            yield "bpe_variants has no effect without BPE-dropout: set bpe_dropout, too"
-        if self.seed != BinarizeConfig.seed and not any((self.bpe_dropout, *self.copies.values())):
-            yield "seed has no effect without bpe_dropout or copies: set one, too"

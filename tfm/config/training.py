@@ -15,6 +15,7 @@ from tfm.config.schema import (
     MAX_SEED,
     MAX_THREADS,
     THREADS_HELP,
+    Problem,
     Settings,
     count,
     setting,
@@ -74,6 +75,7 @@ class OptimizerConfig(Settings, section="optimizer"):
         None,
         "AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.",
         limits=(0, 10),
+        only={"algorithm": ("adamw",)},
     )
     adam_beta1: float = setting(0.9, "Adam's β1.", limits=(0, 0.9999))
     adam_beta2: float = setting(0.98, "Adam's β2.", limits=(0, 0.99999))
@@ -95,13 +97,13 @@ class OptimizerConfig(Settings, section="optimizer"):
         (),
         "With --from: keep a part unchanged; embeddings include the output matrix; repeatable.",
         metavar="encoder|decoder|embeddings",
+        needs=("--from",),
     )
 
-    def _conflicts(self) -> Iterator[str]:
-        if self.weight_decay is not None and self.algorithm == "adam":
-            yield "weight_decay has no effect on adam: leave it out, or use adamw"
+    def _contradictions(self) -> Iterator[Problem]:
         if set(self.freeze) == set(get_args(ModelPart)):
-            yield "freeze has all parts of the model, so that nothing is trained: leave one out"
+            text = "freeze has all parts of the model, so that nothing is trained: leave one out"
+            yield Problem("freeze", text)
 
     @property
     def depends_on_max_steps(self) -> bool:
@@ -156,6 +158,7 @@ class TrainingConfig(Settings, section="training"):
         10.0,
         "Validate and save a checkpoint every X minutes; replaces a preset's checkpoint_steps.",
         limits=(0.01, MAX_MINUTES),
+        excludes=("checkpoint_steps",),
     )
     checkpoint_steps: int | None = count(
         None, "Validate and save every N steps, instead of every N minutes."
@@ -191,13 +194,16 @@ class TrainingConfig(Settings, section="training"):
         limits=(0, 100),
     )
     validation_tokenize: TokenizerChoice = setting(
-        "auto", "Tokenizer of BLEU in validation; auto depends on the target language."
+        "auto",
+        "Tokenizer of BLEU in validation; auto depends on the target language.",
+        needs=("validation_beam",),
     )
     metric_command: Command | None = setting(
         None,
         "Also validate by a program, which reads source, output, reference "
         "(TSV) and prints a number.",
         metavar="COMMAND",
+        needs=("validation_beam",),
     )
     log_steps: int = count(50, "Write a line to metrics.jsonl every N steps.")
     tensorboard: bool = setting(
@@ -222,6 +228,7 @@ class TrainingConfig(Settings, section="training"):
     shard: bool = setting(
         False,
         "Shard weights and optimizer state over processes (FSDP), for models too large for one.",
+        needs=("several processes",),
     )
     kernels: Kernels = setting(
         "auto",
@@ -238,38 +245,32 @@ class TrainingConfig(Settings, section="training"):
     )
     threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
 
-    def _conflicts(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[Problem]:
         if self.best_metric.endswith(("score", "command")) and not self.validation_beam:
-            yield (
+            yield Problem(
+                "best_metric",
                 f"best_metric is {self.best_metric}, but validation_beam 0 computes none: "
-                "raise validation_beam, or set best_metric to loss"
+                "raise validation_beam, or set best_metric to loss",
             )
-        if self.validation_tokenize != "auto" and not self.validation_beam:
-            yield "validation_tokenize has no effect with validation_beam 0: leave one out"
-        if self.metric_command is not None:
-            if not self.validation_beam:
-                yield "metric_command has no effect without translations: raise validation_beam"
-        elif self.best_metric.endswith("command"):
-            yield f"best_metric is {self.best_metric}: add --metric-command"
+        if self.best_metric.endswith("command") and self.metric_command is None:
+            yield Problem("best_metric", f"best_metric is {self.best_metric}: add --metric-command")
         names = [each.partition("=")[0] for each in self.also_valid]
         yield from (
-            f"also_valid has two sets of the name {name}: rename one"
+            Problem("also_valid", f"also_valid has two sets of the name {name}: rename one")
             for name in sorted({name for name in names if names.count(name) > 1})
         )
         set_name, colon, _ = self.best_metric.rpartition(":")
         if colon and set_name not in names:
-            yield (
+            yield Problem(
+                "best_metric",
                 f"best_metric is {self.best_metric}, but also_valid has no set {set_name}: add "
-                f"--also-valid {set_name}=DATA"
+                f"--also-valid {set_name}=DATA",
             )
-        # The default minutes are no mistake: files of runs have a value for every setting.
-        has_minutes = self.checkpoint_minutes != TrainingConfig.checkpoint_minutes
-        if self.checkpoint_steps is not None and has_minutes:
-            yield "checkpoint_minutes and checkpoint_steps exclude each other: give one"
         if self.average_last > self.keep_last:
-            yield (
+            yield Problem(
+                "average_last",
                 f"average_last is {self.average_last}, but only keep_last {self.keep_last} "
-                "checkpoints are kept: raise keep_last"
+                "checkpoints are kept: raise keep_last",
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import Normalization, Settings, Table, Task
-from tfm.config.schema import from_table
+from tfm.config.values import from_table
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
 from tfm.errors import DataError, UsageError

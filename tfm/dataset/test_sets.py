@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tfm.config.schema import did_you_mean
+from tfm.config.suggestions import did_you_mean
 from tfm.dataset.manifest import Manifest, set_split
 from tfm.disk.files import write_text
 from tfm.disk.lock import lock_folder

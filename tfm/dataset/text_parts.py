@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from tfm.config import Table
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.dataset.manifest import Manifest, part_name
 from tfm.disk.files import atomic_write, have_sizes, read_record, write_record
 from tfm.disk.lock import lock_folder

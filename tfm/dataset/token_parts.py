@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfm.config import BinarizeConfig, Table
-from tfm.config.schema import differences, from_table
+from tfm.config.values import differences, from_table
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
 from tfm.disk.files import atomic_write, have_sizes, read_json, write_json

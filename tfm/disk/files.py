@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from tfm.config.schema import from_table, shown
+from tfm.config.values import from_table, shown
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 

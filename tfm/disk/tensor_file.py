@@ -12,7 +12,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfm.config.schema import from_table
+from tfm.config.values import from_table
 from tfm.disk.files import sha256_of
 
 RecordT = TypeVar("RecordT")

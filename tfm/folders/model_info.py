@@ -15,7 +15,7 @@ from tfm.config import (
     run_config,
     run_table,
 )
-from tfm.config.schema import Measured, from_table
+from tfm.config.values import Measured, from_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.errors import UsageError
 from tfm.machine.cpu import MAX_PER_CORE, num_cores
 from tfm.machine.world import World

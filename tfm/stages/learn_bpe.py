@@ -4,10 +4,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from tfm.config import SubwordConfig, Table
-from tfm.config.schema import differences
+from tfm.config.values import differences
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.text_parts import lock_dataset
 from tfm.disk.files import atomic_write, write_text
@@ -21,19 +20,6 @@ from tfm.vocabulary.subword import SubwordModel, model_paths
 
 STEP = "learn-bpe"
 _UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
-_NOT_LEARNED = ("threads", "symbols")  # settings that may accompany a model that is not learned
-
-
-def merged_table(defaults: Table, given: Table) -> dict[str, Any]:
-    """Merge the user's settings over a dataset's own, both by name.
-
-    Settings of learning replace a subword model that the dataset names, and the other way round.
-    """
-    if given.get("subwords"):
-        defaults = {name: value for name, value in defaults.items() if name in _NOT_LEARNED}
-    elif given.keys() - {*_NOT_LEARNED}:
-        defaults = {name: value for name, value in defaults.items() if name != "subwords"}
-    return {**defaults, **given}
 
 
 def learn_bpe(data_dir: Path, config: SubwordConfig, *, force: bool = False) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from tfm.config.schema import from_table
+from tfm.config.values import from_table
 from tfm.disk.files import find_folders, folder_size, read_json, write_json
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table, settings_from
+from tfm.config.schema import merged_table
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.test_sets import NamedSet, read_protected, write_sets
 from tfm.dataset.text_parts import Share, lock_dataset, lock_share
@@ -17,7 +18,7 @@ from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.reporting import say
 from tfm.stages.binarize import check_models, check_task, find_origins, update_token_ids
 from tfm.stages.dataset_runs import check_runs, runs_on
-from tfm.stages.learn_bpe import merged_table, update_subword_models
+from tfm.stages.learn_bpe import update_subword_models
 from tfm.text.cleaning import Score
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS
@@ -61,10 +62,11 @@ def prepare(
     the command.
     """
     settings = {
-        section: {**recipe.settings(section), **overrides.get(section, {})}
-        for section in ("cleaning", "binarize")
+        kind.section: merged_table(
+            kind, recipe.settings(kind.section), overrides.get(kind.section, {})
+        )
+        for kind in (CleaningConfig, SubwordConfig, BinarizeConfig)
     }
-    settings["subword"] = merged_table(recipe.settings("subword"), overrides.get("subword", {}))
     if tags := recipe.tags():
         known = (settings["subword"].get("symbols") or "").split()
         symbols = [*known, *(tag for tag in tags if tag not in known)]

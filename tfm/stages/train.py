@@ -11,7 +11,7 @@ import torch
 from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
-from tfm.config.schema import differences
+from tfm.config.values import differences
 from tfm.disk.files import write_text
 from tfm.disk.lock import lock_folder
 from tfm.errors import DETAIL, CheckpointError, UsageError

@@ -15,6 +15,7 @@ from tfm.config import (
     TransformerConfig,
     suitable_arch,
 )
+from tfm.config.schema import check_facts
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
 from tfm.dataset.plan import WINDOW_PAIRS
@@ -66,12 +67,8 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
 
 def check_effects(run: RunConfig, *, num_processes: int) -> None:
     """Raise UsageError if a setting has no effect on this run."""
-    if run.training.shard and num_processes == 1:
-        raise UsageError(
-            "shard has no effect on a single process: start several, or use --no-shard"
-        )
-    if run.optimizer.freeze and run.from_model is None:
-        raise UsageError("freeze has an effect only on a model to start from: name it with --from")
+    facts = {"--from": run.from_model, "several processes": num_processes > 1}
+    check_facts((run.optimizer, run.training), facts)
 
 
 def open_data(data_dir: Path, run: RunConfig) -> TrainingData:

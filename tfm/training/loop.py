@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import torch
 
-from tfm.config.schema import Measured
+from tfm.config.values import Measured
 from tfm.disk.tensor_file import record_from
 from tfm.errors import (
     CheckpointError,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.config.schema import Measured
+from tfm.config.values import Measured
 from tfm.dataset.parallel import Integers
 from tfm.reporting import format_number
 from tfm.training.loss import perplexity

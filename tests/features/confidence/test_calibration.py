@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfm.config.schema import from_table
+from tfm.config.values import from_table
 from tfm.features.confidence.step import Confidence, fit
 from tfm.folders.model_info import Calibration
 from tfm.translation.steps import Output

@@ -95,12 +95,10 @@ def test_a_search_returns_one_of_its_candidates(translator, utility, search):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"mbr": "chrf"}, "mbr chrf needs several candidates: set n_best"),
         ({"mbr": "ter", "n_best": 4}, "mbr"),
-        ({"mbr": "command", "n_best": 4}, "need each other"),
-        ({"mbr": "chrf", "n_best": 4, "metric_command": "m"}, "need each other"),
+        ({"mbr": "command", "n_best": 4}, "needs a program: add metric_command"),
+        ({"mbr": "chrf", "n_best": 4, "metric_command": "m"}, "only on command"),
         ({"mbr": "command", "n_best": 4, "metric_command": " "}, "metric_command"),
-        ({"mbr": "chrf", "n_best": 2, "search": "exact"}, "no effect on search exact"),
     ],
 )
 def test_settings_without_effect_are_refused(table, message):

@@ -23,7 +23,7 @@ from tfm.applications.importing.foreign import (
     sinusoids,
     unscaled,
 )
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.text.lines import read_lines
 from tfm.vocabulary.foreign import with_vocabulary, word_model

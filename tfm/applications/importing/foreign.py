@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import RunConfig, TransformerConfig, run_config, tag_problem
-from tfm.config.schema import check_table, shown
+from tfm.config.values import check_table, shown
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
 from tfm.text.corpus.texts import LANGUAGE
@@ -123,7 +123,7 @@ def checked_settings(settings: Mapping[str, Any], path: Path) -> Mapping[str, An
     """Return settings of the model; raise UsageError if one is of another type or out of range."""
     values, problems = check_table(TransformerConfig, settings)
     if not problems:
-        problems = list(TransformerConfig(**values).problems())
+        problems = list(map(str, TransformerConfig(**values).problems()))
     if problems:
         raise UsageError(f"{path} cannot be imported: {'; '.join(problems)}")
     return settings

@@ -24,7 +24,7 @@ from tfm.applications.importing.foreign import (
     renumber,
     unscaled,
 )
-from tfm.config.schema import shown
+from tfm.config.values import shown
 from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.layers import sinusoidal_encoding

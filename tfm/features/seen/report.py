@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfm.config.schema import from_table
+from tfm.config.values import from_table
 from tfm.disk.files import sha256_of
 from tfm.errors import explain_os_error, tfm_command
 from tfm.folders.model_folder import ModelFolder

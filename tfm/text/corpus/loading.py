@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tfm.config import (
     BinarizeConfig,
@@ -17,8 +17,10 @@ from tfm.config import (
     Table,
     read_toml,
 )
-from tfm.config.schema import TomlTable, check_table, did_you_mean, settings_and_problems
-from tfm.errors import UsageError, list_problems
+from tfm.config.schema import TomlTable, settings_and_problems
+from tfm.config.suggestions import did_you_mean
+from tfm.config.values import check_table
+from tfm.errors import UsageError, refuse
 from tfm.reporting import say
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import (
@@ -109,9 +111,8 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
     recipe = _build(Recipe, values, table, (), problems)
     if not table.get("train"):
         problems.append(f"{table.place()}the recipe is wrong: there is no [[train]] text")
-    if recipe is None or problems:
-        raise UsageError(list_problems(problems))
-    return recipe
+    refuse(problems)
+    return cast("Recipe", recipe)  # None with problems only
 
 
 def _valid_cleaning(table: TomlTable) -> Table:
