@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import lzma
-import re
 import resource
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import time
 from functools import cache
 from importlib import resources
 
+from html_pages import parse, text_of
 from hypothesis import strategies as st
 
 from tfm.dataset.manifest import Manifest
@@ -123,9 +123,7 @@ def limited_files(num_bytes):
 
 def data_of(page):
     """Return what the script of a page with attention reads."""
-    text = page.read_text(encoding="utf-8")
-    [found] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
-    return json.loads(found)
+    return json.loads(text_of(parse(page).find(".//script[@id='data']")))
 
 
 def flip_bit(content, data):

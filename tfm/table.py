@@ -1,7 +1,7 @@
-"""Tables of text, for terminals, Markdown and LaTeX; pages draw them with templates/table.html."""
+"""Tables of text, for terminals, Markdown and LaTeX; pages draw them by templates/table.html."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +22,11 @@ class Table:
     rows: Sequence[Sequence[str]]
     columns: Sequence[str] = ()
     is_numeric: bool = False
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]], *, is_numeric: bool = False) -> "Table":
+        """Return a table of rows that are given as {name of a column: cell}."""
+        return cls([[*row.values()] for row in rows], [*rows[0]], is_numeric)
 
     def print(self, *, stderr: bool = False) -> None:
         """Print the table on standard output or error, with a dim head on a terminal."""

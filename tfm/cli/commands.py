@@ -193,7 +193,12 @@ def _evaluate(
     if json:
         typer.echo(json_format.dumps(asdict(result), ensure_ascii=False))
         return
-    typer.echo(result.text("latex_booktabs" if latex else "pipe" if markdown else "simple"))
+    for number, table in enumerate(result.tables()):
+        typer.echo("\n" * (number > 0), nl=False)
+        if markdown or latex:
+            typer.echo(table.markdown() if markdown else table.latex())
+        else:
+            table.print()
     for note in result.notes():
         say(note)
 

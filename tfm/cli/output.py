@@ -55,11 +55,11 @@ def print_summaries(summaries: "Iterable[RunSummary | ModelSummary]") -> None:
         cells = each.cells()
         if (age := getattr(each, "age_seconds", None)) is not None:
             cells["age"] = format_duration(age)
-        rows.append(cells)
+        rows.append({name: printable(cell) for name, cell in cells.items()})
         if each.problem is not None:
             say(f"warning: {each.problem}")
     if rows:
-        Table([[*map(printable, cells.values())] for cells in rows], [*rows[0]]).print()
+        Table.of(rows).print()
 
 
 def _training_size(recipe: "Recipe") -> str:

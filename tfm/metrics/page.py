@@ -1,15 +1,12 @@
 """A page of translations: sources, references and outputs of several systems side by side."""
 
-import json
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import NamedTuple
 
 from tfm.disk.files import write_text
+from tfm.pages import render
 from tfm.table import Table
 from tfm.text.languages import name_of
 from tfm.text.units import units
@@ -43,55 +40,29 @@ def write_page(
     What differs from the reference is marked. The language is that of the translations.
     """
     keys = [{**line.texts[0][2], "length": len(line.source or line.texts[0][1])} for line in lines]
-    names = [name for name in keys[0] if any(each[name] is not None for each in keys)]
-    options = "".join(f"<option>{escape(name)}" for name in names)
-    items = []
-    for line, of_line in zip(lines, keys, strict=True):
-        cells = [_cell("Source", line.source), _cell("Reference", line.reference, language)]
-        cells += [_cell(n, text, language, its, line.reference) for n, text, its in line.texts]
-        data = escape(json.dumps(of_line))
-        items.append(
-            f'<li data-keys="{data}"><h2>{escape(line.label)}</h2><div>{"".join(cells)}</div>'
-        )
-    given = [table.columns, *table.rows] if table else [[]]
-    head, *rows = [[escape(cell) for cell in row] for row in given]
-    shown = "".join(f'<th scope="col">{cell}' for cell in head)
-    shown += "".join(f'<tr><th scope="row">{"<td>".join(row)}' for row in rows)
-    page = (resources.files("tfm.metrics") / "page.html").read_text(encoding="utf-8")
-    write_text(
-        path,
-        Template(page).substitute(
-            title=escape(title),
-            note=escape(note),
-            options=options,
-            table=f'<table tabindex="0"><tr>{shown}</table>' if table else "",
-            lines="\n".join(items),
-        ),
+    page = render(
+        "metrics/page.html",
+        title=title,
+        note=note,
+        rows=table,
+        lang=language.replace("_", "-") if name_of(language) != language else "",
+        names=[name for name in keys[0] if any(each[name] is not None for each in keys)],
+        lines=lines,
+        keys=keys,
+        figures=_figures,
+        marked=_marked,
     )
+    write_text(path, page)
 
 
-def _cell(
-    name: str,
-    text: str | None,
-    language: str = "",
-    scores: Mapping[str, float | None] = {},
-    reference: str | None = None,
-) -> str:
-    """Return a text as HTML, isolated from the others' direction; nothing without a text."""
-    if text is None:
-        return ""
-    shown = escape(text) if reference is None else _marked(text, reference)
-    figures = " · ".join(f"{n} {value:.4g}" for n, value in scores.items() if value is not None)
-    known = language if name_of(language) != language else ""
-    lang = f' lang="{escape(known.replace("_", "-"))}"' if known else ""
-    return (
-        f"<section><h3><bdi>{escape(name)}</bdi></h3><p class=muted>{escape(figures)}</p>"
-        f"<p class=text dir=auto{lang}>{shown}</p></section>"
-    )
+def _figures(scores: Mapping[str, float | None]) -> str:
+    return " · ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
 
 
-def _marked(text: str, reference: str) -> str:
-    """Return a text as HTML, in which words or characters that the reference lacks are marked."""
+def _marked(text: str, reference: str | None) -> list[tuple[str, bool]]:
+    """Return the parts of a text, and whether the reference lacks their words or characters."""
+    if reference is None:
+        return [(text, False)]
     spans = units(text)
     ours = [text[slice(*span)] for span in spans]
     theirs = [reference[slice(*span)] for span in units(reference)]
@@ -100,7 +71,5 @@ def _marked(text: str, reference: str) -> str:
         if first < last:
             start, before = spans[first][0], end
             end = spans[last - 1][1]
-            parts.append(escape(text[before:start]))
-            part = escape(text[start:end])
-            parts.append(part if tag == "equal" else f"<mark>{part}</mark>")
-    return "".join(parts) + escape(text[end:])
+            parts += [(text[before:start], False), (text[start:end], tag != "equal")]
+    return [*parts, (text[end:], False)]

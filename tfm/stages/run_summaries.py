@@ -15,6 +15,7 @@ from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
 from tfm.folders.model_info import MAX_NOISE
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
+from tfm.table import Table
 from tfm.training.metrics_log import EndState, Metrics, Record, read_metrics
 
 State = Literal["running", "damaged"] | EndState
@@ -134,8 +135,8 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
     from tfm.training.report import write_comparison  # matplotlib would delay the list
 
     rows = [{**run.cells(), "updated": run.updated[:16].replace("T", " ")} for run in runs]
-    table = [[*rows[0]], *([*row.values()] for row in rows)]
-    write_comparison(out, {Path(run.run): _all_settings(Path(run.run)) for run in runs}, table)
+    settings = {Path(run.run): _all_settings(Path(run.run)) for run in runs}
+    write_comparison(out, settings, Table.of(rows, is_numeric=True))
 
 
 def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:

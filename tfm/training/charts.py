@@ -1,6 +1,5 @@
 """Charts of a run's metrics over its steps, as SVG for pages without scripts."""
 
-import html
 import io
 import math
 import re
@@ -57,25 +56,28 @@ def at_step(point: tuple[int, float]) -> str:
     return f"{value:.4g} at step {step:,}"
 
 
-def render_charts(
+class Drawing(NamedTuple):
+    """A chart to show: the attributes and content of an SVG, and a text for screen readers."""
+
+    title: str
+    description: str
+    svg: str
+
+
+def draw_charts(
     charts: Iterable[Chart], records: Mapping[str, Sequence[Record]], last_step: int
-) -> list[str]:
-    """Return the charts that have points as HTML, with a curve for each name."""
-    figures = []
+) -> list[Drawing]:
+    """Draw the charts that have points, with a curve for each name."""
+    drawings = []
     for chart in charts:
         curves = {name: points_of(each, chart) for name, each in records.items()}
         if any(curves.values()):
-            figures.append(render_chart(chart, curves, last_step))
-    return figures
+            drawings.append(draw_chart(chart, curves, last_step))
+    return drawings
 
 
-def grid(figures: Sequence[str]) -> str:
-    """Return figures side by side as HTML; nothing if there are none."""
-    return '<div class="charts">\n{}\n</div>'.format("\n".join(figures)) if figures else ""
-
-
-def render_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> str:
-    """Return a chart as an HTML figure with an SVG and a description for screen readers."""
+def draw_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> Drawing:
+    """Draw a chart over the steps of training."""
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
     with drawing({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
@@ -85,8 +87,7 @@ def render_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> 
         _draw_curves(axes, chart, curves)
         _label(axes, chart, last_step)
         picture.savefig(file, format="svg", metadata={"Date": None})
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg ") :]
+    _, _, svg = file.getvalue().partition("<svg ")
     # Ids of all charts share the page's namespace.
     prefix = chart.title.lower().replace(" ", "-")
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
@@ -98,8 +99,7 @@ def render_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> 
         if points
     )
     description = f"{chart.title}, {chart.unit}, over training steps: {'; '.join(ranges)}."
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
-    return f"<figure>\n<figcaption>{chart.title}</figcaption>\n{svg}</figure>"
+    return Drawing(chart.title, description, svg)
 
 
 def _draw_curves(axes: Axes, chart: Chart, curves: Mapping[str, Points]) -> None:

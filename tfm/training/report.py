@@ -1,76 +1,21 @@
 """The report.html of a run: curves, newest metrics and settings, without scripts."""
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib import resources
 from operator import itemgetter
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from tfm.disk.files import write_text
+from tfm.pages import render
 from tfm.plotting import ticker
 from tfm.reporting import format_duration, format_number
-from tfm.training.charts import Chart, at_step, grid, points_of, render_chart, render_charts
+from tfm.table import Table
+from tfm.training.charts import Chart, Drawing, Points, at_step, draw_chart, draw_charts, points_of
 from tfm.training.metrics_log import Record, read_metrics
-
-_COLUMNS = (
-    "text",
-    "share asked",
-    "share seen",
-    "pairs",
-    "read",
-    "dropped",
-    "duplicates",
-    "also held out",
-    "first loss",
-    "newest loss",
-)
-
-
-def render_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text, the first of them with the names of columns, as HTML."""
-    kinds = ["th", *["td"] * (len(rows) - 1)]
-    lines = [
-        "<tr>{}</tr>".format("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row))
-        for kind, row in zip(kinds, rows, strict=True)
-    ]
-    return "<table>\n{}\n</table>\n".format("\n".join(lines))
-
-
-def texts_table(
-    texts: Sequence[Mapping[str, Any]],
-    windows: Sequence[Sequence[int]],
-    losses: Mapping[str, Sequence[tuple[int, float]]],
-) -> str:
-    """Return a row for each training text as HTML.
-
-    Args:
-        texts: The records of the texts.
-        windows: The number of pairs of each text in some steps of training.
-        losses: {name of a text: (step, loss) of each validation}, in the order of the texts.
-    """
-    sizes = [text["kept"] if text["weight"] is None else text["weight"] for text in texts]
-    seen = [sum(counts) for counts in zip(*windows, strict=True)]
-    rows = []
-    for number, (text, (name, points)) in enumerate(zip(texts, losses.items(), strict=True)):
-        dropped = text["dropped"]
-        cells = [
-            name,
-            f"{sizes[number] / sum(sizes):.2%}",
-            f"{seen[number] / sum(seen):.2%}" if seen else "",
-            *(f"{text[key]:,}" for key in ("kept", "read")),
-            f"{sum(dropped.values()) - dropped.get('duplicate', 0):,}",
-            f"{dropped.get('duplicate', 0):,}",
-            f"{text['in_held_out']:,}",
-            *(f"{loss:.3f}" for _, loss in [*points[:1], *points[-1:]]),
-        ]
-        rows.append(cells)
-    return render_table([_COLUMNS, *rows])
-
 
 _MAX_POINTS = 1000
 _SAMPLE = itemgetter("line", "source", "reference", "output")
@@ -104,37 +49,35 @@ def write_report(run_dir: Path) -> None:
     Equal files of the same age give identical reports. Truncated lines are ignored. A run that
     could write no metrics, as on a full disk, has a report without them.
     """
-    path = run_dir / "metrics.jsonl"
+    path, config = run_dir / "metrics.jsonl", run_dir / "config.toml"
     training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)
     sets = _by_set(validation)
     records = {"training": training, "validation": validation, **sets}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
     updated = datetime.fromtimestamp(path.stat().st_mtime, UTC) if path.is_file() else None
-    config = run_dir / "config.toml"
-    settings = html.escape(config.read_text(encoding="utf-8")) if config.is_file() else ""
-    page = resources.files("tfm.training") / "report_page.html"
-    content = Template(page.read_text(encoding="utf-8")).substitute(
-        title=html.escape(run_dir.resolve().name),
-        state=_render_state(latest, validation, sets, updated),
-        charts=grid(render_charts(_MAIN_CHARTS, records, latest["step"])),
-        texts=_fold("Training texts", _render_texts(texts, training, validation)),
-        others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, records, latest["step"]))),
-        samples=_fold("Sample translations", _render_samples(validation)),
-        newest=_fold("Newest metrics", _render_newest(training, validation)),
-        settings=_fold("Settings", f"<pre>{settings}</pre>" if settings else ""),
+    losses = _text_losses(texts, validation)
+    page = render(
+        "training/report.html",
+        title=run_dir.resolve().name,
+        state=_state(latest, validation, sets, updated),
+        charts=draw_charts(_MAIN_CHARTS, records, latest["step"]),
+        texts=_texts_table(texts, training, losses) if texts else None,
+        text_charts=_text_charts(losses, latest["step"]),
+        samples=_samples(validation),
+        more_charts=draw_charts(_OTHER_CHARTS, records, latest["step"]),
+        newest=_newest(training, validation),
+        settings=config.read_text(encoding="utf-8") if config.is_file() else "",
     )
-    write_text(run_dir / "report.html", content)
+    write_text(run_dir / "report.html", page)
 
 
-def write_comparison(
-    path: Path, runs: Mapping[Path, Mapping[str, object]], table: Sequence[Sequence[str]]
-) -> None:
+def write_comparison(path: Path, runs: Mapping[Path, Mapping[str, object]], table: Table) -> None:
     """Write one page with the curves of several runs, and the settings in which they differ.
 
     Args:
         path: The page.
         runs: Run folders, each with its settings by name.
-        table: The names of columns, then a row for each run, which begins with its folder.
+        table: A row for each run, which begins with its folder.
     """
     # The numbers make names unique.
     names = [f"{number} {run.resolve().name}" for number, run in enumerate(runs, start=1)]
@@ -143,34 +86,25 @@ def write_comparison(
     training = dict(zip(names, (each.training for each in metrics), strict=True))
     steps = [records[-1]["step"] for each in metrics for records in each[:2] if records]
     last_step = max(steps, default=0)
-    rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table[1:], start=1)]
-    main = render_charts(_MAIN_CHARTS, validation, last_step)
-    main += render_charts([_TRAINING_LOSS], training, last_step)
-    page = resources.files("tfm.training") / "report_page.html"
-    content = Template(page.read_text(encoding="utf-8")).substitute(
-        title=html.escape(", ".join(run.resolve().name for run in runs)),
-        state=render_table([table[0], *rows]),
-        charts=grid(main),
-        texts="",
-        samples="",
-        others=_fold("More curves", grid(render_charts(_OTHER_CHARTS, training, last_step))),
-        newest="",
-        settings=_fold("Different settings", _render_differences(names, list(runs.values()))),
+    rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table.rows, start=1)]
+    page = render(
+        "training/report.html",
+        title=", ".join(run.resolve().name for run in runs),
+        runs=replace(table, rows=rows),
+        charts=draw_charts(_MAIN_CHARTS, validation, last_step)
+        + draw_charts([_TRAINING_LOSS], training, last_step),
+        more_charts=draw_charts(_OTHER_CHARTS, training, last_step),
+        differences=_differences(names, list(runs.values())),
     )
-    write_text(path, content)
+    write_text(path, page)
 
 
-def _render_differences(names: Sequence[str], runs: Sequence[Mapping[str, object]]) -> str:
-    """Return a table of the settings in which runs differ; nothing if there are none."""
+def _differences(names: Sequence[str], runs: Sequence[Mapping[str, object]]) -> Table | None:
+    """Return a table of the settings in which runs differ; None if there are none."""
     settings = dict.fromkeys(name for settings in runs for name in settings)
     rows = [[name, *(str(settings.get(name, "unset")) for settings in runs)] for name in settings]
     different = [row for row in rows if len(set(row[1:])) > 1]
-    return render_table([["setting", *names], *different]) if different else ""
-
-
-def _fold(summary: str, content: str) -> str:
-    """Return content as HTML that readers unfold; nothing if there is none."""
-    return content and f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
+    return Table(different, ["setting", *names], is_numeric=True) if different else None
 
 
 def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:
@@ -185,12 +119,12 @@ def _by_set(validation: Sequence[Record]) -> dict[str, list[Record]]:
     return sets
 
 
-def _render_state(
+def _state(
     latest: Record,
     validation: Sequence[Record],
     sets: Mapping[str, Sequence[Record]],
     updated: datetime | None,
-) -> str:
+) -> list[tuple[str, str]]:
     """Return how far the run is, its best validations and the time of the newest metrics."""
     points = ((chart, points_of(validation, chart)) for chart in _MAIN_CHARTS)
     of_sets = (
@@ -198,7 +132,7 @@ def _render_state(
         for name, each in sets.items()
         for chart in _MAIN_CHARTS
     )
-    return _render_list(
+    return _entries(
         ("Step", latest["step"], "{:,}".format),
         ("Epoch", latest.get("epoch"), str),
         ("Time", latest.get("minutes"), lambda minutes: format_duration(60 * minutes)),
@@ -217,13 +151,13 @@ def _render_state(
     )
 
 
-def _render_newest(training: Sequence[Record], validation: Sequence[Record]) -> str:
-    """Return the newest metrics as HTML."""
+def _newest(training: Sequence[Record], validation: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return the newest metrics."""
     newest = training[-1] if training else {}
     validated = validation[-1] if validation else {}
     format_perplexity = partial(format_number, decimals=2)
     flop, flop_per_second = (ticker.EngFormatter(unit, places=1) for unit in ("FLOP", "FLOP/s"))
-    return _render_list(
+    return _entries(
         ("Target tokens", newest.get("tokens"), "{:,}".format),
         ("Training loss", newest.get("loss"), "{:.3f}".format),
         ("Training perplexity", newest.get("perplexity"), format_perplexity),
@@ -244,11 +178,11 @@ def _render_newest(training: Sequence[Record], validation: Sequence[Record]) -> 
     )
 
 
-def _render_samples(validation: Sequence[Record]) -> str:
-    """Return the first and the newest translation of each sample as HTML; nothing without any."""
+def _samples(validation: Sequence[Record]) -> Table | None:
+    """Return the first and the newest translation of each sample; None without samples."""
     validated = [record for record in validation if record.get("samples")]
     if not validated:
-        return ""
+        return None
     first, newest = validated[0], validated[-1]
     # A resumed run may have other samples.
     outputs = {sample["line"]: sample["output"] for sample in first["samples"]}
@@ -257,35 +191,53 @@ def _render_samples(validation: Sequence[Record]) -> str:
         [f"{line:,}", source, reference, outputs.get(line, ""), output]
         for line, source, reference, output in map(_SAMPLE, newest["samples"])
     ]
-    return f'<div class="samples">{render_table([columns, *rows])}</div>'
+    return Table(rows, columns)
 
 
-def _render_texts(
-    texts: Sequence[Record], training: Sequence[Record], validation: Sequence[Record]
-) -> str:
-    """Return the shares, counts and losses of the training texts as HTML; nothing without any."""
-    if not texts:
-        return ""
-    names = [" ".join(filter(None, (text["name"], text["tag"]))) for text in texts]
+def _text_charts(losses: Mapping[str, Points], last_step: int) -> list[Drawing]:
+    """Return a chart of the losses of training texts, if there are some of each."""
+    return [draw_chart(_TEXTS, losses, last_step)] if losses and all(losses.values()) else []
+
+
+def _text_losses(texts: Sequence[Record], validation: Sequence[Record]) -> dict[str, Points]:
+    """Return the losses of each training text over the steps, by its name and tag."""
     validated = [record for record in validation if "text_losses" in record]
-    losses = {
+    names = [" ".join(filter(None, (text["name"], text["tag"]))) for text in texts]
+    return {
         name: points_of(
             ({"step": v["step"], "loss": v["text_losses"][i]} for v in validated), _TEXTS
         )
         for i, name in enumerate(names)
     }
-    last_step = max((record["step"] for record in validated), default=0)
-    table = texts_table(texts, [r["text_pairs"] for r in training if "text_pairs" in r], losses)
-    if not all(losses.values()):
-        return table
-    return table + grid([render_chart(_TEXTS, losses, last_step)])
 
 
-def _render_list(*entries: tuple[str, Any, Callable[[Any], str]]) -> str:
-    """Return titles and formatted values as HTML, without values that are None."""
-    rows = [
-        f"<div><dt>{title}</dt><dd>{html.escape(render(value)).replace('|', '|<wbr>')}</dd></div>"
-        for title, value, render in entries
-        if value is not None
-    ]
-    return "<dl>\n{}\n</dl>".format("\n".join(rows)) if rows else ""
+def _texts_table(
+    texts: Sequence[Record], training: Sequence[Record], losses: Mapping[str, Points]
+) -> Table:
+    """Return the shares, counts and losses of the training texts."""
+    sizes = [text["kept"] if text["weight"] is None else text["weight"] for text in texts]
+    counts = [record["text_pairs"] for record in training if "text_pairs" in record]
+    seen = [sum(of_text) for of_text in zip(*counts, strict=True)]
+    rows = []
+    for number, (text, (name, points)) in enumerate(zip(texts, losses.items(), strict=True)):
+        dropped, num_duplicates = sum(text["dropped"].values()), text["dropped"].get("duplicate", 0)
+        first, newest = (f"{points[i][1]:.3f}" if points else "" for i in (0, -1))
+        cells = {
+            "text": name,
+            "share asked": f"{sizes[number] / sum(sizes):.2%}",
+            "share seen": f"{seen[number] / sum(seen):.2%}" if seen else "",
+            "pairs": f"{text['kept']:,}",
+            "read": f"{text['read']:,}",
+            "dropped": f"{dropped - num_duplicates:,}",
+            "duplicates": f"{num_duplicates:,}",
+            "also held out": f"{text['in_held_out']:,}",
+            "first loss": first,
+            "newest loss": newest,
+        }
+        rows.append(cells)
+    return Table.of(rows, is_numeric=True)
+
+
+def _entries(*entries: tuple[str, Any, Callable[[Any], str]]) -> list[tuple[str, str]]:
+    """Return names and formatted values, without values that are None."""
+    return [(name, form(value)) for name, value, form in entries if value is not None]

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from helpers import write_lines
+from html_pages import parse, text_of, texts
 
 from tfm.applications.check import suite
 from tfm.applications.check.measures import Thresholds
@@ -248,16 +249,13 @@ def test_the_page_and_the_junit_file_have_all_rows(run, trained_run, elsewhere):
         *("check", trained_run, *QUICK, "--baseline", trained_run),
         *("--page", "p.html", "--junit", "j.xml"),
     )
-    page, suite = (
-        (elsewhere / "p.html").read_text(),
-        ET.parse(elsewhere / "j.xml").getroot(),
-    )
+    page, suite = parse(elsewhere / "p.html"), ET.parse(elsewhere / "j.xml").getroot()
     assert code == 1
     assert [case.get("name") for case in suite] == [row.name for row in ROWS]
     assert int(suite.get("failures")) == len(suite.findall("testcase/failure")) > 0
     [skipped] = suite.findall("testcase[@name='long']/skipped")
     assert skipped.get("message") == "too few lines"
-    assert re.findall('<th scope="row">([a-z]+)', page) == [r.name for r in ROWS]
-    assert "{{city}}" in page
+    assert texts(page, ".//th[@scope='row']") == [row.name for row in ROWS]
+    assert "{{city}}" in text_of(page)
     taken = trained_run / "config.toml"
     run.fails(2, ".* belongs to a run: .*", "check", trained_run, "--page", taken)

@@ -1,5 +1,7 @@
 """Scores as tables."""
 
+from html_pages import parse, rows, texts
+
 from tfm.applications.evaluate.tables import Evaluation, SetResult
 from tfm.metrics.metric import Comparison, MetricScore
 
@@ -28,16 +30,18 @@ RESULT = Evaluation(
 
 def test_a_table_has_a_row_for_each_model_and_a_column_for_each_set():
     bleu, of_sets = RESULT.tables()
-    assert bleu == [
-        ["BLEU", "a (3,003)", "b&c (3,003)"],
+    assert bleu.columns == ["BLEU", "a (3,003)", "b&c (3,003)"]
+    assert bleu.rows == [
         ["m_0", "30.00 ± 1.50", "30.00 ± 1.50"],
         ["m_1", "31.00 ± 1.50, p = 0.0123*", "31.00 ± 1.50, p = 0.5000"],
     ]
-    assert of_sets == [["test sets", "a (3,003)", "b&c (3,003)"], ["pairs seen", "", "12"]]
+    assert of_sets.columns == ["test sets", "a (3,003)", "b&c (3,003)"]
+    assert of_sets.rows == [["pairs seen", "", "12"]]
     assert RESULT.notes()[:2] == ["BLEU, a: tok:a", "BLEU, b&c: tok:b&c"]
 
 
-def test_characters_with_a_meaning_in_markup_are_escaped():
-    assert r"m\_1" in RESULT.text("latex_booktabs")
-    assert r"b\&c (3,003)" in RESULT.text("latex_booktabs")
-    assert "b&amp;c (3,003)" in RESULT.text("html")
+def test_a_page_has_all_tables_and_notes(tmp_path):
+    RESULT.write_page(tmp_path / "page.html")
+    page = parse(tmp_path / "page.html")
+    assert rows(page) == [[*row] for t in RESULT.tables() for row in (t.columns, *t.rows)]
+    assert texts(page, ".//p") == RESULT.notes()

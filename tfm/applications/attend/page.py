@@ -1,11 +1,10 @@
 """An interactive page of attention weights."""
 
-import json
-from importlib import resources
 from pathlib import Path
 
 from tfm.applications.attend.content import LABELS, SYMBOLS, Content
 from tfm.disk.files import write_text
+from tfm.pages import render
 
 
 def write_page(path: Path, content: Content) -> None:
@@ -31,9 +30,4 @@ def write_page(path: Path, content: Content) -> None:
             for each in content.maps.values()
         ],
     }
-    # The data must not contain "</script>", which would end their element.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    folder = resources.files("tfm.applications.attend")
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    script = (folder / "page.js").read_text(encoding="utf-8")
-    write_text(path, page.replace("ATTENTION_SCRIPT", script).replace("ATTENTION_DATA", text))
+    write_text(path, render("applications/attend/page.html", title="Attention", data=data))

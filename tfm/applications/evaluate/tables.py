@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
-from typing import Literal
 
 from tfm.disk.files import write_text
 from tfm.metrics.metric import MetricScore
-
-Form = Literal["simple", "pipe", "latex_booktabs", "html"]  # names of tabulate: pipe is Markdown's
+from tfm.pages import render
+from tfm.table import Table
 
 _SIGNIFICANT = 0.05  # p-values below it are marked
 _NOTE = (
@@ -46,7 +42,7 @@ class Evaluation:
     models: Sequence[str]
     sets: Sequence[SetResult]
 
-    def tables(self) -> list[list[list[str]]]:
+    def tables(self) -> list[Table]:
         """Return a table for each metric: a row for each model, a column for each set.
 
         Further figures about the sets are in a last table, if there are any.
@@ -59,10 +55,10 @@ class Evaluation:
                 [model, *(_cell(each.scores[model], label) for each in self.sets)]
                 for model in self.models
             ]
-            tables.append([[label, *names], *rows])
+            tables.append(Table(rows, [label, *names], is_numeric=True))
         if extra := dict.fromkeys(name for each in self.sets for name in each.extra):
             rows = [[name, *(f"{s.extra.get(name, '')}" for s in self.sets)] for name in extra]
-            tables.append([["test sets", *names], *rows])
+            tables.append(Table(rows, ["test sets", *names], is_numeric=True))
         return tables
 
     def notes(self) -> list[str]:
@@ -74,21 +70,10 @@ class Evaluation:
         signatures = [f"{label}, {', '.join(of)}: {text}" for (label, text), of in names.items()]
         return [*signatures, _NOTE]
 
-    def text(self, form: Form) -> str:
-        """Return the tables in a form, without the notes."""
-        from tabulate import tabulate  # here, because only some commands need it
-
-        columns = ["left", *["right"] * len(self.sets)]
-        options = {"tablefmt": form, "colalign": columns, "disable_numparse": True}
-        return "\n\n".join(tabulate(each, "firstrow", **options) for each in self.tables())
-
     def write_page(self, path: Path) -> None:
-        """Write the tables and notes as an HTML page, without scripts, in the style of reports."""
-        notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes())
-        page = (resources.files("tfm.training") / "report_page.html").read_text(encoding="utf-8")
-        empty = dict.fromkeys(("charts", "texts", "samples", "others", "newest"), "")
-        filled = {"title": "Evaluation", "state": self.text("html"), "settings": notes, **empty}
-        write_text(path, Template(page).substitute(filled))
+        """Write the tables and notes as an HTML page, without scripts."""
+        page = "applications/evaluate/page.html"
+        write_text(path, render(page, title="Evaluation", tables=self.tables(), notes=self.notes()))
 
 
 def _cell(scores: Sequence[MetricScore], label: str) -> str:
