@@ -14,7 +14,7 @@ import time
 from functools import cache
 from importlib import resources
 
-from html_pages import parse, text_of
+from html_pages import read_page, text_of
 from hypothesis import strategies as st
 
 from tfm.dataset.manifest import Manifest
@@ -123,7 +123,7 @@ def limited_files(num_bytes):
 
 def data_of(page):
     """Return what the script of a page with attention reads."""
-    return json.loads(text_of(parse(page).find(".//script[@id='data']")))
+    return json.loads(text_of(read_page(page).find(".//script[@id='data']")))
 
 
 def flip_bit(content, data):

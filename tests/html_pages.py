@@ -25,10 +25,15 @@ class _Parser(HTMLParser):
         self.tree.data(data)
 
 
-def parse(path):
+def read_page(path):
+    """Return the root of a page in a file."""
+    return parse_page(path.read_text(encoding="utf-8"))
+
+
+def parse_page(page):
     """Return the root of a page; each element must be closed, and ids must be unique."""
     parser = _Parser()
-    parser.feed(path.read_text(encoding="utf-8"))
+    parser.feed(page)
     parser.close()
     assert not parser.open
     root = parser.tree.close()

@@ -1,4 +1,4 @@
-"""HTML pages from templates, which lie beside the modules that fill them."""
+"""Pages from templates, which lie beside the modules that fill them."""
 
 from functools import cache
 from typing import TYPE_CHECKING
@@ -8,17 +8,18 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: object) -> str:
-    """Return a page from a template of this package; text among the values is escaped."""
+    """Return a page from a template of this package; HTML escapes the text among the values."""
     return _environment().get_template(template).render(values)
 
 
 @cache
 def _environment() -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # few commands write pages
+    # Imported here, because few commands write pages.
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
         loader=PackageLoader("tfm", "."),
-        autoescape=True,
+        autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

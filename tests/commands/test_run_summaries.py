@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from html_pages import parse, rows, texts
+from html_pages import read_page, rows, texts
 from small_models import new_info
 
 from tfm.config import run_config, run_toml
@@ -234,7 +234,7 @@ def test_a_page_has_a_curve_for_each_run_and_the_settings_that_differ(make_run, 
     both = [validation(50, 10.0), training(100), validation(100, 12.0)]
     runs = [make_run("one/best", *both), make_run("two/best", *both, dropout=0.25)]
     draw_runs([summarize_run(run) for run in runs], tmp_path / "page.html")
-    page = parse(tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html")
     bleu, loss, _ = (chart.get("aria-label") for chart in [*page.iter("svg")][:3])
     for label in (bleu, loss):
         assert "1 best from" in label
@@ -251,7 +251,7 @@ def test_a_run_without_bleu_does_not_change_the_colors_of_others(make_run, tmp_p
     runs = [make_run("a", line("validation", 50, perplexity=9.0)), make_run("b", validation(50, 1))]
     draw_runs([summarize_run(run) for run in runs], tmp_path / "page.html")
     bleu, loss = (
-        ET.tostring(chart, "unicode") for chart in parse(tmp_path / "page.html").iter("svg")
+        ET.tostring(chart, "unicode") for chart in read_page(tmp_path / "page.html").iter("svg")
     )
     assert "var(--set-1)" not in bleu
     assert "var(--set-1)" in loss
@@ -262,7 +262,7 @@ def test_ids_in_a_page_are_unique_and_names_are_escaped(make_run, tmp_path):
     lines = [validation(50, 10.0), training(100), training(200)]
     runs = [make_run("a<b>$&c", *lines), make_run("training", *lines)]
     draw_runs([summarize_run(run) for run in runs], tmp_path / "page.html")
-    page = parse(tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html")
     assert texts(page, ".//title") == ["a<b>$&c, training"]
 
 

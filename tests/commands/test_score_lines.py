@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import write_lines
-from html_pages import is_self_contained, parse, text_of, texts
+from html_pages import is_self_contained, read_page, text_of, texts
 from sacrebleu import sentence_bleu, sentence_chrf, sentence_ter
 
 from tfm.commands.score import score
@@ -102,7 +102,7 @@ def test_other_json_lines_are_refused(run, files, line):
 def test_the_page_shows_texts_as_text_and_marks_differences(run, files):
     code, _, _ = run(*call("--page", "p.html", "--source", "in", "--compare", "other"))
     assert code == 0
-    page = parse(files / "p.html")
+    page = read_page(files / "p.html")
     assert is_self_contained(page)
     lines = page.findall(".//li")
     shown = [line.findall(".//p[@dir='auto']") for line in lines]

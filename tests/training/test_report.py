@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime
 
 import pytest
-from html_pages import is_self_contained, parse, rows, text_of, texts
+from html_pages import is_self_contained, read_page, rows, text_of, texts
 
 from tfm.table import Table
 from tfm.training.report import write_comparison, write_report
@@ -61,7 +61,7 @@ def report_of(tmp_path):
         (tmp_path / "metrics.jsonl").write_text(text + tail)
         os.utime(tmp_path / "metrics.jsonl", (1e9, 1e9))
         write_report(tmp_path)
-        return parse(tmp_path / "report.html")
+        return read_page(tmp_path / "report.html")
 
     return write
 
@@ -209,7 +209,7 @@ def test_settings_and_names_are_escaped(tmp_path):
     (run_dir / "metrics.jsonl").write_text(json.dumps(training(50)) + "\n")
     (run_dir / "config.toml").write_text('name = "</pre><script>"\n')
     write_report(run_dir)
-    page = parse(run_dir / "report.html")
+    page = read_page(run_dir / "report.html")
     assert texts(page, ".//title") == ["a<b>&c"]
     assert texts(page, ".//pre") == ['name = "</pre><script>"\n']
 
@@ -267,5 +267,5 @@ def test_names_in_any_script_are_drawn_without_messages(tmp_path, capsys, recwar
         run.mkdir()
         (run / "metrics.jsonl").write_text(json.dumps(validation(10)) + "\n")
     write_comparison(tmp_path / "runs.html", runs, Table([["模型"], ["हिन्दी"]], ["run"]))
-    assert rows(parse(tmp_path / "runs.html")) == [["run"], ["1 模型"], ["2 हिन्दी"]]
+    assert rows(read_page(tmp_path / "runs.html")) == [["run"], ["1 模型"], ["2 हिन्दी"]]
     assert (capsys.readouterr().err, list(recwarn)) == ("", [])

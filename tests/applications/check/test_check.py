@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from helpers import write_lines
-from html_pages import parse, text_of, texts
+from html_pages import read_page, text_of, texts
 
 from tfm.applications.check import suite
 from tfm.applications.check.measures import Thresholds
@@ -249,7 +249,7 @@ def test_the_page_and_the_junit_file_have_all_rows(run, trained_run, elsewhere):
         *("check", trained_run, *QUICK, "--baseline", trained_run),
         *("--page", "p.html", "--junit", "j.xml"),
     )
-    page, suite = parse(elsewhere / "p.html"), ET.parse(elsewhere / "j.xml").getroot()
+    page, suite = read_page(elsewhere / "p.html"), ET.parse(elsewhere / "j.xml").getroot()
     assert code == 1
     assert [case.get("name") for case in suite] == [row.name for row in ROWS]
     assert int(suite.get("failures")) == len(suite.findall("testcase/failure")) > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import edit_model
-from html_pages import is_self_contained, parse, text_of
+from html_pages import is_self_contained, read_page, text_of
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
@@ -242,7 +242,7 @@ def test_results_are_printed_in_every_form(models, run):
     assert table.splitlines()[0].split() == ["BLEU", "news.en:news.de", "(12)"]
     assert markdown.splitlines()[0].split("|")[1].strip() == "BLEU"
     assert r"\begin{tabular}{lr}" in latex
-    page = parse(Path("s.html"))
+    page = read_page(Path("s.html"))
     assert is_self_contained(page)
     assert page.find(".//script") is None
     assert all(f"{value} " in text for text in (table, markdown, latex, text_of(page)))

@@ -1,6 +1,6 @@
 """Scores as tables."""
 
-from html_pages import parse, rows, texts
+from html_pages import read_page, rows, texts
 
 from tfm.applications.evaluate.tables import Evaluation, SetResult
 from tfm.metrics.metric import Comparison, MetricScore
@@ -42,6 +42,6 @@ def test_a_table_has_a_row_for_each_model_and_a_column_for_each_set():
 
 def test_a_page_has_all_tables_and_notes(tmp_path):
     RESULT.write_page(tmp_path / "page.html")
-    page = parse(tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html")
     assert rows(page) == [[*row] for t in RESULT.tables() for row in (t.columns, *t.rows)]
     assert texts(page, ".//p") == RESULT.notes()

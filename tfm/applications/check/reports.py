@@ -13,13 +13,13 @@ from tfm.table import Table
 def table(result: CheckResult) -> Table:
     """Return the cases, measures and result of each row of a check."""
     by_number = sorted(result.rows, key=lambda row: -len(row.measures))
-    names = [*dict.fromkeys(name for row in by_number for name in row.measures)]
-    cells = []
+    names = dict.fromkeys(name for row in by_number for name in row.measures)
+    rows = []
     for row in result.rows:
-        values = (_shown(n, row.measures.get(n)) for n in names)
+        values = {name: _shown(name, row.measures.get(name)) for name in names}
         verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
-        cells.append([row.name, f"{row.num_cases:,}", *values, verdict])
-    return Table(cells, ["row", "cases", *names, "result"])
+        rows.append({"row": row.name, "cases": f"{row.num_cases:,}", **values, "result": verdict})
+    return Table.of(rows)
 
 
 def _shown(name: str, value: float | None) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib import resources
 from pathlib import Path
 
 from tfm import __version__
@@ -10,6 +9,7 @@ from tfm.config import run_toml
 from tfm.dataset.manifest import Manifest
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
+from tfm.pages import render
 from tfm.text.languages import base_language
 from tfm.training.metrics_log import read_metrics
 
@@ -23,21 +23,20 @@ def model_card(model: ModelFolder) -> str:
     """Return a README.md in Markdown; a license that is unknown is left to the user."""
     info = model.info
     languages = dict.fromkeys(map(base_language, f"{info.source}+{info.target}".split("+")))
-    card = (resources.files("tfm.applications.export") / "model_card.md").read_text(
-        encoding="utf-8"
-    )
-    return card.format(
-        languages="\n".join(f"- {language}" for language in languages),
+    data_dir = Path(info.data_dir)
+    has_record = (data_dir / "manifest.json").is_file()
+    return render(
+        "applications/export/model_card.md",
+        info=info,
+        languages=languages,
         license=_license(info),
-        source=info.source,
-        target=info.target,
         num_parameters=model.num_parameters(),
-        num_pieces=info.vocab_sizes[1],
         version=__version__,
         normalization=_normalization(info),
-        data=_data(info),
+        dataset=data_dir.name,
+        texts=Manifest.load(data_dir).texts("train") if has_record else [],
         quality=_quality(model.path, info),
-        model=_model(info),
+        averaged=", ".join(f"{step:,}" for step in info.averaged),
         settings=run_toml(info.run),
     )
 
@@ -55,27 +54,10 @@ def _license(info: ModelInfo) -> str:
             return f"license: other\nlicense_name: {json.dumps(name, ensure_ascii=False)}"
 
 
-def _data(info: ModelInfo) -> str:
-    data_dir = Path(info.data_dir)
-    name = f"Dataset `{data_dir.name}`"
-    if not (data_dir / "manifest.json").is_file():
-        return f"{name}."
-    texts = Manifest.load(data_dir).texts("train")
-    lines = [f"- {text.name}: {text.kept:,} sentence pairs" for text in texts]
-    return "\n".join([f"{name}:", "", *lines]) if lines else f"{name}."
-
-
 def _normalization(info: ModelInfo) -> str:
     rules = info.normalization
     names = {"white space and invisible characters": rules.space, "Unicode to NFC": rules.unicode}
     return " and ".join(name for name, is_on in names.items() if is_on) or "not at all"
-
-
-def _model(info: ModelInfo) -> str:
-    if len(info.averaged) > 1:
-        steps = ", ".join(f"{step:,}" for step in info.averaged)
-        return f"The mean of the checkpoints at steps {steps}."
-    return f"The checkpoint at step {info.step:,}."
 
 
 def _quality(model_dir: Path, info: ModelInfo) -> str:

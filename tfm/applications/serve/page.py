@@ -3,24 +3,21 @@
 import base64
 import hashlib
 import re
-from html import escape
-from importlib import resources
 
 from starlette.responses import HTMLResponse, Response
 
+from tfm.pages import render
+
 
 class Page:
-    """The page, which is read once, with a policy that lets only its own script and style run."""
+    """The page, with a policy that lets only its own script and style run."""
 
     def __init__(self) -> None:
-        folder = resources.files("tfm.applications.serve")
-        page = (folder / "page.html").read_text(encoding="utf-8")
-        script = (folder / "page.js").read_text(encoding="utf-8")
-        self._page = page.replace("PAGE_SCRIPT", script)
+        page = _page()
         policy = [
             "default-src 'none'",
-            f"script-src {_source(self._page, 'script')}",
-            f"style-src {_source(self._page, 'style')}",
+            f"script-src {_source(page, 'script')}",
+            f"style-src {_source(page, 'style')}",
             "img-src data:",
             "connect-src 'self'",
             "base-uri 'self'",
@@ -35,9 +32,11 @@ class Page:
 
     def response(self, path: str) -> Response:
         """Return the page; the path by which clients reach it need not end with a slash."""
-        base = f'<base href="{escape(path)}/">' if path else ""  # of its links, which are relative
-        page = self._page.replace("<head>", f"<head>{base}", 1)
-        return HTMLResponse(page, headers=self._headers)
+        return HTMLResponse(_page(path), headers=self._headers)
+
+
+def _page(path: str = "") -> str:
+    return render("applications/serve/page.html", title="Translate", path=path)
 
 
 def _source(page: str, element: str) -> str:
