@@ -1,16 +1,15 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from tfm.config import InferenceDevice, SearchConfig, Settings
-from tfm.config.schema import Problem, setting
-from tfm.errors import UsageError
+from tfm.config.schema import Problem, check_facts, setting
 from tfm.metrics.tokenizers import bleu_tokenizer
 from tfm.reporting import say
 from tfm.text.languages import target_language
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from tfm.features.align.step import Align
     from tfm.features.glossary.finding import Finder
     from tfm.features.glossary.terms import Term
-    from tfm.features.protect.step import Protect
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
     from tfm.translation.steps import Step
 
 TextFormat = Literal["lines", "text", "html", "xml", "srt"]
+_TRANSLATION = {"task": ("translation",)}  # not "parsing", or "scoring" of given targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +41,7 @@ class StepsConfig(Settings, section="steps"):
     align: bool = setting(
         False,
         "Add the word alignment of each translation, such as 0-0 1-2, in a last column.",
+        only={"task": ("translation", "scoring")},
     )
     align_reverse: str | None = setting(
         None,
@@ -52,6 +52,8 @@ class StepsConfig(Settings, section="steps"):
         None,
         "Glossary of source terms, their translations and comments, separated by tabs, to use.",
         metavar="FILE",
+        excludes=("num_groups",),
+        only={**_TRANSLATION, "search": ("beam",)},
     )
     protect: tuple[str, ...] = setting(
         (),
@@ -59,6 +61,7 @@ class StepsConfig(Settings, section="steps"):
         "may be repeated.",
         metavar="REGEX",
         excludes=("no_protect",),
+        only=_TRANSLATION,
     )
     protect_for: tuple[str, ...] = setting(
         (),
@@ -66,6 +69,7 @@ class StepsConfig(Settings, section="steps"):
         "laravel or qt; may be repeated.",
         metavar="NAME",
         excludes=("no_protect",),
+        only=_TRANSLATION,
     )
     no_protect: bool = setting(
         False, "Translate placeholders, addresses, file names, hashtags and mentions as any text."
@@ -139,6 +143,9 @@ def steps_around(
         terms: Source terms with their translations, which go before those of the glossary's file.
         notify: Receives warnings that quote terms.
     """
+    task = "scoring" if scores_given else "translation" if info is None else info.task
+    given = replace(config, glossary=config.glossary or ("its terms" if terms else None))
+    check_facts([given, search], {"task": task})
     target = "" if info is None else target_language(info.target, search.tag)
     tags = () if info is None or config.has_markup else info.tags
     if models and (config.align or models[0].info.task != "parsing"):
@@ -147,7 +154,14 @@ def steps_around(
         aligner = aligner or Align.of(models[0], config.align_reverse, device)
         aligner = aligner.with_tag(search.tag)
     reserved = cache(lambda: models[0].vocabulary.source.tags() if models else tags)
-    protect = _protect(config, info, reserved, aligner, notify, scores_given)
+    protect = None
+    if task == "translation" and not config.no_protect:
+        from tfm.features.protect.step import Protect
+
+        masks = () if info is None else info.masks
+        protect = Protect(
+            config.protect, reserved, aligner, masks, programs=config.protect_for, notify=notify
+        )
     steps: list[Step] = []
     if config.has_markup and aligner is not None:
         from tfm.features.formats.step import Formats
@@ -161,8 +175,6 @@ def steps_around(
     if config.align and aligner is not None:
         steps.append(aligner)
     if scores_given:
-        if config.glossary is not None or terms:
-            raise UsageError("glossary has no effect on the scores of given targets: leave it out")
         return steps
     if protect is not None:
         steps.append(protect)
@@ -179,32 +191,6 @@ def around_texts(steps: "Sequence[Step]") -> "Sequence[Step]":
     from tfm.features.documents.step import Sentences
 
     return steps[: 1 + [type(step) for step in steps].index(Sentences)]
-
-
-def _protect(
-    config: StepsConfig,
-    info: "ModelInfo | None",
-    tags: Callable[[], Collection[str]],
-    aligner: "Align | None",
-    notify: Callable[[str], None],
-    scores_given: bool,
-) -> "Protect | None":
-    """Return the step that protects text; None if users or what is searched exclude it."""
-    what = None
-    if scores_given:
-        what = "scores of given targets"
-    elif info is not None and info.task == "parsing":
-        what = "trees of a parser"
-    for name in ("protect", "protect_for"):
-        if getattr(config, name) and what is not None:
-            raise UsageError(f"{name} has no effect on the {what}: leave it out")
-    if config.no_protect or what is not None:
-        return None
-    from tfm.features.protect.step import Protect
-
-    masks = () if info is None else info.masks
-    programs = config.protect_for
-    return Protect(config.protect, tags, aligner, masks, programs=programs, notify=notify)
 
 
 def _steps_of_model(

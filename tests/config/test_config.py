@@ -34,6 +34,7 @@ from tfm.config import (
 from tfm.config.schema import merged
 from tfm.config.values import Measured, from_table
 from tfm.errors import DETAIL, UsageError
+from tfm.steps import StepsConfig
 
 GROUPS = [
     kind
@@ -281,7 +282,8 @@ def test_values_that_contradict_each_other_are_refused(group, table, message):
         settings_from(group, table)
 
 
-FACTS = {"--from", "several processes", "baseline", "metrics"}  # about a call, that rules name
+# What rules name besides settings of the same group: facts about a call, and other settings.
+FACTS = {"--from", "several processes", "baseline", "metrics", "task", "search", "num_groups"}
 
 
 def choices_of(group, item):
@@ -310,13 +312,14 @@ def value_that_is_off(item):
     return item.default if least is None else least
 
 
-@EVERY_GROUP
+@pytest.mark.parametrize("group", [*GROUPS, StepsConfig])
 def test_a_setting_is_refused_beside_what_its_rules_forbid(group):
     items = {item.name: item for item in dataclasses.fields(group)}
     for name, item in items.items():
         rules, chosen = item.metadata["rules"], {name: another_value(group, item)}
         assert {*rules.needs, *rules.excludes, *rules.only} <= items.keys() | FACTS
-        tables = [chosen | {other: another_value(group, items[other])} for other in rules.excludes]
+        excluded = [items[other] for other in rules.excludes if other in items]
+        tables = [chosen | {other.name: another_value(group, other)} for other in excluded]
         if needed := [items[other] for other in rules.needs if other in items]:
             tables.append(chosen | {other.name: value_that_is_off(other) for other in needed})
         for other, choices in rules.only.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfm.commands.declaration import Flag, command
 from tfm.config import InferenceDevice, SearchConfig, settings_from
+from tfm.config.schema import Rules
 from tfm.disk.paths import RUNS_ROOT, OutputPath, existing_folder
 from tfm.errors import UsageError
 from tfm.reporting import say
@@ -61,7 +62,9 @@ def attend(
     kind: Literal["encoder", "decoder", "cross"] = "cross",
     layer: int | None = None,
     head: int | None = None,
-    beam: Annotated[int | None, Flag(default=SearchConfig.beam_size)] = None,
+    beam: Annotated[
+        int | None, Flag(default=SearchConfig.beam_size), Rules(excludes=("target",))
+    ] = None,
     device: InferenceDevice = "auto",
 ) -> AttendResult:
     """Draw the attention of each layer and head while a model translates a sentence.
@@ -88,9 +91,7 @@ def attend(
         CheckpointError: The model is missing, damaged or has diverged.
     """
     folder, sentence = _model_and_sentence(model, sentence)
-    if beam is not None and target is not None:
-        raise UsageError("--beam has no effect with --target: leave one out")
-    search = _search_settings(beam)
+    search = settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
     from tfm.applications.attend.content import Content, compute_maps, select
     from tfm.applications.attend.page import write_page
     from tfm.backends.plain import PLAIN_INFERENCE
@@ -156,10 +157,6 @@ def _model_and_sentence(model: str | None, sentence: str | None) -> tuple[Path |
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
         raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
     return None if model is None else existing_folder(Path(model)), sentence
-
-
-def _search_settings(beam: int | None) -> SearchConfig:
-    return settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
 
 
 def _encode(model: "SubwordModel", lines: list[str], max_pieces: int, *, name: str) -> list[int]:

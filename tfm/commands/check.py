@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, ExistingFolder, Flag, NewFile, command
 from tfm.config import InferenceConfig, SearchConfig
+from tfm.config.schema import Rules
 from tfm.disk.paths import RUNS_ROOT
 from tfm.errors import UsageError
 from tfm.steps import StepsConfig
@@ -18,9 +19,9 @@ _OF_TEXTS = ("format", "document", "align", "align_reverse", "n_best", "mbr")
 def check(
     model: Annotated[ExistingFolder, Flag("MODEL")] = None,
     *,
-    source: ExistingFile = None,
-    reference: ExistingFile = None,
-    lines: Annotated[int, Flag("N")] = 100,
+    source: Annotated[ExistingFile, Rules(needs=("reference",))] = None,
+    reference: Annotated[ExistingFile, Rules(needs=("source",))] = None,
+    lines: Annotated[int, Flag("N"), Rules(limits=(1, None))] = 100,
     baseline: Annotated[ExistingFolder, Flag("MODEL")] = None,
     page: NewFile = None,
     junit: NewFile = None,
@@ -52,10 +53,6 @@ def check(
         CheckpointError: There is no such model, or it is damaged.
         DataError: There is no test set, or the files differ in their numbers of lines.
     """
-    if (source is None) != (reference is None):
-        raise UsageError("--source and --reference belong together: give both")
-    if lines < 1:
-        raise UsageError(f"--lines is {lines}, but must be at least 1")
     from tfm.applications.check import suite
     from tfm.applications.check.reports import write_check_page, write_junit
     from tfm.commands.translator import Translator

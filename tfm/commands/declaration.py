@@ -118,6 +118,10 @@ class Parameter:
         """The name of its flag."""
         return self.flag.name or "--" + self.name.replace("_", "-")
 
+    def is_default(self, value: Any) -> bool:
+        """Return whether a value is the default; a list of a Python user is not."""
+        return isinstance(value, str | int | float) and value == self.default
+
     def paths(self, value: Any) -> Iterator[Path]:
         """Yield the paths in a value; in Python, text may be in place of some."""
         return _paths(value, of_text=self.flag.kind in _PATH_KINDS)
@@ -252,7 +256,7 @@ class Declaration:
         given = {}
         for name, each in self.parameters.items():
             value = Given(each.flag_name, checked[name], each.rules)
-            given[name] = replace(value, is_default=not value.is_on)
+            given[name] = replace(value, is_default=not value.is_on or each.is_default(value.value))
         for name, items in self.settings().items():
             [(kind, item), *_] = items.items()
             value = tables.get(kind.section, {}).get(name, item.default)

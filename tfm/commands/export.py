@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfm.applications.export import Format, Quantization
 from tfm.commands.declaration import ExistingFile, Flag, NewFolder, command
+from tfm.config.schema import Rules
 from tfm.disk.files import atomic_directory
 from tfm.disk.paths import RUNS_ROOT, existing_folder, new_output_folder
 from tfm.errors import UsageError
 
 if TYPE_CHECKING:
     from tfm.applications.export.check import Agreement
-
-_MAX_CHECKED = 1_000_000  # lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +31,11 @@ def export(
     *,
     out: NewFolder = None,
     format: Format = "ctranslate2",  # noqa: A002 - named as its flag
-    quantization: Quantization = "none",
-    check: Annotated[int, Flag("N")] = 0,
-    check_input: ExistingFile = None,
+    quantization: Annotated[
+        Quantization, Rules(only={"format": ("ctranslate2", "argos")})
+    ] = "none",
+    check: Annotated[int, Flag("N"), Rules(limits=(0, 1_000_000))] = 0,
+    check_input: Annotated[ExistingFile, Rules(needs=("check",))] = None,
     force: bool = False,
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
@@ -76,10 +77,6 @@ def export(
         raise UsageError(
             "other programs run a single model, not an ensemble: export each model by itself"
         )
-    if not 0 <= check <= _MAX_CHECKED:
-        raise UsageError(f"--check is {check}, but must be from 0 to {_MAX_CHECKED:,}")
-    if check_input is not None and not check:
-        raise UsageError("--check-input has no effect without --check N, the number of lines")
     from tfm.applications.export.check import compare, lines_to_check
     from tfm.applications.export.folder import check_installed, write_export
     from tfm.folders.model_folder import ModelFolder
@@ -91,10 +88,6 @@ def export(
     out = out or _default_folder(path, format, quantization)
     own = exported_files(out, format)
     new_output_folder(out, own=own, kind="exported model", force=force)
-    if quantization != "none" and format not in ("ctranslate2", "argos"):
-        raise UsageError(
-            f"--quantization is for --format ctranslate2 and argos: {format} stores weights in fp32"
-        )
     if check and format == "argos":
         raise UsageError(
             "--check does not open packages: check --format ctranslate2, whose model they hold"

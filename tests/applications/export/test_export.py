@@ -12,7 +12,7 @@ from tfm.applications.export import Quantization, check
 from tfm.commands.export import export
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION
-from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
@@ -183,8 +183,6 @@ def test_a_check_without_a_test_set_is_refused_before_anything_is_written(make_m
     (tmp_path / "text").write_text(" \n\n")
     with pytest.raises(DataError, match=r"no test set from en in .*text: give"):
         export(model, check=2, check_input=tmp_path / "text")
-    with pytest.raises(UsageError, match="--check-input has no effect without --check N"):
-        export(model, check_input=tmp_path / "text")
     (tmp_path / "text").write_text("seven\non Monday\nI am\n")
     agreement = export(
         model, out=tmp_path / "out", check=2, check_input=tmp_path / "text"

@@ -306,9 +306,7 @@ def test_what_cannot_be_placed_is_in_the_record(translator, glossary, write, run
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"search": "sample"}, "glossary needs beam search without groups: leave search sample"),
-        ({"search": "exact"}, "glossary needs beam search without groups: leave search exact"),
-        ({"num_groups": 2}, "glossary needs beam search without groups: leave num_groups out"),
+        ({"search": "sample"}, "glossary has no effect on search sample, only on beam"),
         ({"glossary": "nowhere"}, "nowhere does not exist"),
         ({"glossary": {"dog": 3}}, r"glossary.* is 3, but must be text"),
         ({"glossary": {3: "dog"}}, r"glossary.* is 3, but must be text"),

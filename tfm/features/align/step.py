@@ -51,10 +51,6 @@ class Align(Step):
     ) -> Self:
         """Align with a model, and perhaps with one of the reverse direction in a folder."""
         info = model.info
-        if info.task == "parsing":
-            raise UsageError(
-                f"{model} is a parser, and a tree has no words to align: leave out --align"
-            )
         if reverse is None:
             return cls([model], device, records=records)
         folder = ModelFolder.open(Path(reverse))

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.disk.paths import existing_file
-from tfm.errors import DataError, UsageError
+from tfm.errors import DataError
 from tfm.features.glossary.finding import Finder, apart, capitalized
 from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
@@ -66,13 +66,6 @@ class Glossary(Step):
         notify: Callable[[str], None] = say,
     ) -> Self:
         """Return the step for a model and its search."""
-        if search.search != "beam" or search.num_groups > 1:
-            name = f"search {search.search}" if search.search != "beam" else "num_groups"
-            raise UsageError(f"glossary needs beam search without groups: leave {name} out")
-        if info is not None and info.task == "parsing":
-            raise UsageError(
-                "glossary is for translations, but the model is a parser: leave it out"
-            )
         source, target = ("", "") if info is None else (info.source, info.target)
         target = target_language(target, search.tag)
         tags = () if info is None else info.tags
