@@ -10,12 +10,11 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,22 +25,19 @@ from typing import Literal
 from packaging.requirements import Requirement
 from rich.filesize import decimal
 
-from tfm.dataset.manifest import newest_dataset
-from tfm.disk.files import atomic_directory, existing_parent, folder_size
+from tfm.disk.files import atomic_directory, existing_parent
 from tfm.disk.lock import lock_folder
 from tfm.disk.paths import DATA_ROOT, RUNS_ROOT
-from tfm.errors import DISTRIBUTION, DataError, install_command
+from tfm.errors import DISTRIBUTION, install_command
 from tfm.machine import cpu
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]
 
-_LOAD_SECONDS = 0.5
-_BUSY_CORES = 0.4
 _LOW_MEMORY_BYTES = 2 << 30
 _FULL_DISK_BYTES, _LOW_DISK_BYTES = 100 << 20, 2 << 30
 _PROBE_BYTES = 1 << 20
-_TORCH_SECONDS, _MEETING_SECONDS = 120, 60
+_TORCH_SECONDS = 120
 _EXTRA = re.compile(r'extra == "([\w-]+)"')
 _FOR_DEVELOPERS = ("dev", "docs")  # extras
 
@@ -69,7 +65,6 @@ def diagnose() -> Findings:
         check_python,
         check_packages,
         check_cpu,
-        check_load,
         check_memory,
         check_disks,
         check_files,
@@ -137,29 +132,11 @@ def _is_new(requirement: Requirement) -> bool:
 def check_cpu() -> Findings:
     """Report the CPU, the cores for this process, and the fast instruction sets."""
     this, cores = cpu.this_cpu(), cpu.num_cores()
-    units = {
-        "AVX-512": this.has_avx512,
-        "AVX2": "avx2" in this.flags and not this.has_avx512,
-        "bf16": this.multiplies_bf16,
-        "int8": this.has_int8,
-    }
-    names = ", ".join(name for name, is_there in units.items() if is_there)
+    widest = "AVX-512" if this.has_avx512 else "AVX2" if "avx2" in this.flags else None
+    units = [widest, "bf16" if this.multiplies_bf16 else None, "int8" if this.has_int8 else None]
+    names = ", ".join(filter(None, units)) or "no fast instructions"
     counted = f"{cores} core{'s' if cores > 1 else ''} for this process"
-    yield Finding("cpu", f"{this.model}, {counted}, {names or 'no fast instructions'}")
-
-
-def check_load() -> Findings:
-    """Measure for a moment how many cores other programs use."""
-    before = cpu.read_cpu_times()
-    time.sleep(_LOAD_SECONDS)
-    after = cpu.read_cpu_times()
-    if before is None or after is None:
-        yield Finding("load", "this system does not tell")
-        return
-    busy = max(0.0, cpu.num_cores() - after.cores_since(before))
-    message = f"other programs use {busy:.1f} of {cpu.num_cores()} cores"
-    remedy = "stop them, or expect lower speeds: see top"
-    yield Finding.of("load", message, is_well=busy <= _BUSY_CORES, remedy=remedy)
+    yield Finding("cpu", f"{this.model}, {counted}, {names}")
 
 
 def check_memory() -> Findings:
@@ -173,25 +150,18 @@ def check_memory() -> Findings:
 
 
 def check_disks() -> Findings:
-    """Compare the free space of each disk with the newest dataset, which a similar one needs."""
-    needed, note = _LOW_DISK_BYTES, ""
-    with suppress(DataError):
-        newest = newest_dataset(DATA_ROOT)
-        size = folder_size(newest)
-        needed = max(needed, size)
-        note = f"; the newest dataset, {newest}, has {decimal(size)}"
+    """Report the free space for datasets, runs and temporary files."""
     by_disk: dict[int, list[Path]] = {}
     for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
         by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
     for folders in by_disk.values():
-        stat = os.statvfs(existing_parent(folders[0]))
-        has_inodes = stat.f_files == 0 or stat.f_favail > 0
-        free = stat.f_bavail * stat.f_frsize
-        message = f"{decimal(free)} free for {', '.join(map(str, folders))}{note}"
-        level: Level = "warning" if has_inodes and free >= _FULL_DISK_BYTES else "problem"
+        free = shutil.disk_usage(existing_parent(folders[0])).free
+        message = f"{decimal(free)} free for {', '.join(map(str, folders))}"
+        level: Level = "warning" if free >= _FULL_DISK_BYTES else "problem"
         remedy = "delete old checkpoints, or use another disk"
-        is_well = has_inodes and free >= needed
-        yield Finding.of("disk", message, is_well=is_well, remedy=remedy, level=level)
+        yield Finding.of(
+            "disk", message, is_well=free >= _LOW_DISK_BYTES, remedy=remedy, level=level
+        )
 
 
 def check_files() -> Findings:
@@ -214,40 +184,31 @@ def check_files() -> Findings:
 
 
 def check_torch() -> Findings:
-    """Check torch, the devices and their arithmetic in another process."""
-    yield from _outcome("torch", _start("compute"), _TORCH_SECONDS)
+    """Check torch, the devices and their arithmetic."""
+    return _in_process("torch")
 
 
 def check_processes() -> Findings:
     """Let two processes meet over each network library that runs use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [_start("meet", str(rank), str(port)) for rank in range(2)]
-    first, _ = [[*_outcome("processes", each, _MEETING_SECONDS)] for each in started]
-    yield from first
+    return _in_process("processes")
 
 
-def _start(*arguments: str) -> "subprocess.Popen[str]":
-    """Start a check with torch in a process that finds the same modules as this one."""
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "tfm.applications.doctor.torch_checks", *arguments],
+def _in_process(check: str) -> Findings:
+    """Yield the findings that a check with torch prints, and how its process ended if it failed."""
+    path = os.pathsep.join(filter(None, sys.path))  # the same modules as in this process
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "tfm.applications.doctor.torch_checks", check],
         env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def _outcome(check: str, process: "subprocess.Popen[str]", seconds: float) -> Findings:
-    """Yield the findings that a process prints, and how it has ended if it failed."""
     try:
-        out, err = process.communicate(timeout=seconds)
+        out, err = process.communicate(timeout=_TORCH_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        err += f"no answer within {seconds} s"
+        err += f"no answer within {_TORCH_SECONDS} s"
     for line in out.splitlines():
         yield Finding(**json.loads(line))
     if code := process.returncode:
