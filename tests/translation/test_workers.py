@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import thread as futures_thread
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,13 +186,13 @@ def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trai
 
 
 def test_a_process_that_dies_before_it_is_ready_is_named(trained_run, monkeypatch):
-    workers, original = two_workers(checkpoints(trained_run)[-1]), _Worker.limits
+    workers, original = two_workers(checkpoints(trained_run)[-1]), _Worker.ask
 
-    def killed(worker):
+    def killed(worker, work):
         os.kill(worker.process.pid, signal.SIGKILL)
-        return original(worker)
+        return original(worker, work)
 
-    monkeypatch.setattr(_Worker, "limits", killed)
+    monkeypatch.setattr(_Worker, "ask", killed)
     message = r"process 1 of 2 .* was killed by SIGKILL .* while it loaded the model$"
     with pytest.raises(LostProcessError, match=message), workers:
         pytest.fail("the model was loaded")
@@ -237,8 +238,8 @@ def test_an_idle_worker_translates_new_lines_while_another_is_busy(workers):
 
 
 def test_a_message_of_several_processes_is_printed_once(workers, capsys):
-    for result in [(1, ["warning: one", "warning: two"]), (2, ["warning: one"]), (3, [])]:
-        assert workers._unwrap(result) == result[0]
+    for answer in [(1, ["warning: one", "warning: two"]), (2, ["warning: one"]), (3, [])]:
+        assert workers._ask(SimpleNamespace(ask=lambda _: answer), "") == answer[0]  # noqa: B023
     assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]
 
 

@@ -11,14 +11,13 @@ import queue
 import signal
 import sys
 import threading
-import time
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from multiprocessing.connection import Connection
+from typing import Any
 
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
@@ -32,10 +31,7 @@ _EXIT_SECONDS = 10.0
 # With fewer lines, starting processes takes longer than they save.
 MIN_LINES_TO_FORK = 100
 
-ResultT = TypeVar("ResultT")
 NBestLists = list[list[Hypothesis]]
-# What a function returns in a worker process, and the messages for the user since the last one.
-WithMessages = tuple[ResultT, list[str]]
 
 
 class LostProcessError(TfmError):
@@ -74,7 +70,8 @@ class Workers:
                     self._workers.append(
                         _Worker(index, self._num_workers, self._models, self._inference)
                     )
-            limits, *_ = [self._unwrap(worker.limits()) for worker in self._workers]
+            limits: BatchLimits
+            limits, *_ = [self._ask(worker, "it loaded the model") for worker in self._workers]
         except BaseException:
             self._end()
             raise
@@ -94,7 +91,7 @@ class Workers:
         for worker in self._workers:
             worker.process.kill()  # workers hold nothing that needs a clean shutdown
         for worker in self._workers:
-            worker.pool.shutdown(cancel_futures=True)
+            worker.process.join()
 
     def run(self, batch: SentenceBatch, config: SearchConfig) -> NBestLists:
         """Compute a batch as `Engine.run` does, in a process that is idle."""
@@ -102,19 +99,21 @@ class Workers:
         work = f"it computed {len(lines):,} of the lines {min(lines):,} to {max(lines):,}"
         worker = self._idle.get()
         try:
-            with worker.named(work):
-                return self._unwrap(worker.pool.submit(_run, batch, config).result())
+            hypotheses: NBestLists = self._ask(worker, work, batch, config)
+            return hypotheses
         finally:
             self._idle.put(worker)
 
-    def _unwrap(self, result: WithMessages[ResultT]) -> ResultT:
-        """Return the output, and print the messages that no other process has sent before."""
-        output, messages = result
+    def _ask(self, worker: "_Worker", work: str, *request: Any) -> Any:
+        """Return or raise the answer, and print the messages that no other process has sent."""
+        answer, messages = worker.ask(work, *request)
         for message in messages:
             if message not in self._printed:
                 self._printed.add(message)
                 say(message)
-        return output
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def can_fork(engine: Engine) -> bool:
@@ -132,49 +131,38 @@ class _Worker:
         models: Sequence[ModelFolder] | Engine,
         inference: InferenceConfig,
     ) -> None:
-        others = multiprocessing.active_children()
-        engine = models if isinstance(models, Engine) else None
-        # A pool of one process: so its batch and its exit code are known when it ends.
-        self.pool = ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("spawn" if engine is None else "fork"),
-            initializer=_initialize,
-            initargs=(engine,),  # a forked process inherits it
+        context: Any = multiprocessing.get_context(
+            "fork" if isinstance(models, Engine) else "spawn"
         )
-        if isinstance(models, Engine):
-            self._limits = self.pool.submit(_limits)
-        else:
-            self._limits = self.pool.submit(_load, models, inference, index, num_workers)
-        [self.process] = set(multiprocessing.active_children()).difference(others)
+        self._connection, connection = context.Pipe()
+        self.process = context.Process(
+            target=_work, args=(connection, models, inference, index, num_workers), daemon=True
+        )
+        self.process.start()
+        connection.close()  # if the process ends, no other one holds its end of the pipe
         self._name = f"process {index + 1} of {num_workers} (pid {self.process.pid})"
 
-    def limits(self) -> WithMessages[BatchLimits]:
-        """Wait until the engine is loaded, and return its limits or raise its error."""
-        with self.named("it loaded the model"):
-            return self._limits.result()
+    def ask(self, work: str, *request: Any) -> tuple[Any, list[str]]:
+        """Send a request, if any; return the next answer or error, and the messages before it.
 
-    @contextlib.contextmanager
-    def named(self, work: str) -> Iterator[None]:
-        """Name this process and its work in the error if it ends in this block."""
+        If the process ends, LostProcessError names it and its work.
+        """
         try:
-            yield
-        except BrokenProcessPool:
-            # The pool waits for the process too, and may be the first to learn its exit code.
-            end = time.monotonic() + _EXIT_SECONDS
-            while self.process.exitcode is None and time.monotonic() < end:
-                time.sleep(0.01)
+            if request:
+                self._connection.send(request)
+            answer, messages = self._connection.recv()
+        except (EOFError, OSError):
+            self.process.join(_EXIT_SECONDS)
             ending = _describe_exit(self.process.exitcode)
             raise LostProcessError(f"{self._name} {ending} while {work}") from None
+        return answer, messages
 
 
 @contextlib.contextmanager
 def _blocked_sigint() -> Iterator[None]:
     """Start processes that inherit a blocked SIGINT: Ctrl-C reaches all, but one handles it."""
-    # The resource tracker would unblock it when it starts, so it is started first. It frees the
-    # locks of the pools if this process is killed, which needs no warning.
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    # The resource tracker would unblock it when it starts, so it is started first.
     resource_tracker.ensure_running()
-    sys.warnoptions.pop()
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -190,19 +178,43 @@ def _describe_exit(exit_code: int | None) -> str:
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
 
 
-# --- in the worker process
-
-_engine: Engine
-_messages: list[str] = []
-
-
-def _initialize(engine: Engine | None) -> None:
-    """Start a process with the engine of the process that it was forked from, if it was."""
-    global _engine
+def _work(
+    connection: Connection,
+    models: Sequence[ModelFolder] | Engine,
+    inference: InferenceConfig,
+    index: int,
+    num_workers: int,
+) -> None:
+    """Send the limits of an engine, and then the results of each batch, from a worker process."""
     _end_with_parent()
-    if engine is not None:
-        _engine = engine
-        _engine.enter_worker(_messages.append)
+    messages: list[str] = []
+    try:
+        if isinstance(models, Engine):
+            engine = models
+            engine.enter_worker(messages.append)
+        else:
+            engine = Engine.start(
+                models, inference, index=index, num_processes=num_workers, notify=messages.append
+            )
+        answer: Any = engine.limits
+    except Exception as error:
+        connection.send((_with_traceback(error), messages))
+        return
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent process has ended
+        while True:
+            connection.send((answer, messages))
+            messages.clear()
+            batch, config = connection.recv()
+            try:
+                answer = engine.run(batch, config)
+            except Exception as error:
+                answer = _with_traceback(error)
+
+
+def _with_traceback(error: Exception) -> Exception:
+    """Add the traceback as a note, because another process will raise the error."""
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
 
 
 def _end_with_parent() -> None:
@@ -215,30 +227,3 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _load(
-    folders: Sequence[ModelFolder], inference: InferenceConfig, index: int, num_workers: int
-) -> WithMessages[BatchLimits]:
-    global _engine
-    _engine = Engine.start(
-        folders,
-        inference,
-        index=index,
-        num_processes=num_workers,
-        notify=_messages.append,
-    )
-    return _limits()
-
-
-def _limits() -> WithMessages[BatchLimits]:
-    return _with_messages(_engine.limits)
-
-
-def _run(batch: SentenceBatch, config: SearchConfig) -> WithMessages[NBestLists]:
-    return _with_messages(_engine.run(batch, config))
-
-
-def _with_messages(result: ResultT) -> WithMessages[ResultT]:
-    messages, _messages[:] = list(_messages), []
-    return result, messages
