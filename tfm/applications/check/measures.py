@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from unicodedata import normalize
 
 import regex
@@ -22,43 +22,18 @@ _TURKISH = {ord("ı"): "i", ord("\u0307"): None}  # what casefold makes of I and
 _MAX_TIMES, _MAX_MORE = 2, 20  # the usual length of a translation, and characters beyond that
 _MIN_NUMBERS = 5  # of a row; fewer may be spelled out
 _MAX_P_VALUE = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """The most or the least that a row may measure; measures that it lacks are not tested.
-
-    Attributes:
-        max_drop: chrF of the unchanged lines, minus that of the row.
-        max_loss: chrF that the baseline has more, if that is significant.
-        min_numbers: Numbers of the source that are in the translation, in %.
-        min_copied: Addresses, placeholders, units and the like copied, in %.
-        max_long: Translations of more than twice the usual length, in %.
-        max_repeating: Translations that repeat something four times, in %.
-        max_unaligned: Words of the source without aligned words, in %.
-        max_unknown: Words of translations that no training target has, in %.
-        max_overconfidence: Confidence minus chrF, in points.
-    """
-
-    max_drop: float = 10
-    max_loss: float = 0
-    min_numbers: float = 90
-    min_copied: float = 95
-    max_long: float = 2
-    max_repeating: float = 2
-    max_unaligned: float = 60
-    max_unknown: float = 10
-    max_overconfidence: float = 20
-
-    def failures(self, measures: Mapping[str, float]) -> list[str]:
-        """Return the measures beyond their thresholds, such as "drop 31.2 > 10"."""
-        found = []
-        for item in fields(self):
-            bound, name = item.name.split("_", 1)
-            limit, value = getattr(self, item.name), measures.get(name)
-            if value is not None and (value > limit if bound == "max" else value < limit):
-                found.append(f"{name} {value:.1f} {'>' if bound == 'max' else '<'} {limit:g}")
-        return found
+# What a row may not measure; a measure that it lacks is not tested.
+LIMITS = {
+    "drop": (">", 10.0),  # chrF of the unchanged lines, minus that of the row
+    "loss": (">", 0.0),  # chrF that the baseline has more, if that is significant
+    "numbers": ("<", 90.0),  # numbers of the source that are in the translation, in %
+    "copied": ("<", 95.0),  # addresses, placeholders, units and the like copied, in %
+    "long": (">", 2.0),  # translations of more than twice the usual length, in %
+    "repeating": (">", 2.0),  # translations that repeat something four times, in %
+    "unaligned": (">", 60.0),  # words of the source without aligned words, in %
+    "unknown": (">", 10.0),  # words of translations that no training target has, in %
+    "overconfidence": (">", 20.0),  # confidence minus chrF, in points
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +111,16 @@ def summary(found: Sequence[Translated], unchanged: Sequence[str]) -> dict[str, 
     pairs = [(each.confidence, each.chrf) for each in found]
     gaps = [100 * one - other for one, other in pairs if one is not None and other is not None]
     return values | ({"overconfidence": sum(gaps) / len(gaps)} if gaps else {})
+
+
+def failures(measures: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
+    """Return the measures beyond `limits`, or else `LIMITS`, such as "drop 31.2 > 10"."""
+    found = []
+    for name, (sign, usual) in LIMITS.items():
+        limit, value = limits.get(name, usual), measures.get(name)
+        if value is not None and (value > limit if sign == ">" else value < limit):
+            found.append(f"{name} {value:.1f} {sign} {limit:g}")
+    return found
 
 
 def _chrf(

@@ -42,7 +42,7 @@ class Case:
         return self.template.format(*(texts[line] for line in self.lines))
 
 
-def _with(name: str, texts: str, copied: str = "", **limits: float) -> Row:
+def _with(name: str, texts: str, copied: str = "", limits: Mapping[str, float] = {}) -> Row:
     """Return a row with one of some texts, separated by ¦, after each line."""
     escaped = texts.replace("{", "{{").replace("}", "}}").split("¦")
     return Row(
@@ -75,10 +75,10 @@ ROWS = (
     # Where no spaces separate words, people make other typos.
     Row(name="typos", about="with typos", change=lambda t, *x: _typos(t, *x) if " " in t else t),
     Row(name="spaces", about="with double spaces", change=lambda t, *_: t.replace(" ", "  ")),
-    _with("emoji", _EMOJI, _EMOJI, min_copied=0),
+    _with("emoji", _EMOJI, _EMOJI, {"copied": 0}),
     _with("numbers", "(7)¦(42)¦(318)¦(60274)"),
     # A month may become a word, and a unit a word of another script.
-    _with("dates", "(2024-11-17)¦(9:45)", min_numbers=75),
+    _with("dates", "(2024-11-17)¦(9:45)", limits={"numbers": 75}),
     _with("units", "(12 kg)¦(85 %)¦(30 °C)", "¦%¦°C"),
     _with("addresses", _ADDRESSES, _ADDRESSES),
     _with("placeholders", _PLACEHOLDERS, _PLACEHOLDERS),

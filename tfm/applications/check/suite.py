@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfm.applications.check.measures import Thresholds, Translated, measured, summary, words
+from tfm.applications.check.measures import Translated, failures, measured, summary, words
 from tfm.applications.check.rows import ROWS, cases
 from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
@@ -136,7 +136,7 @@ def check_rows(
                 about=row.about,
                 num_cases=len(of_row),
                 measures=measures,
-                failures=Thresholds(**row.limits).failures(measures),
+                failures=failures(measures, row.limits),
                 skipped=None if of_row else reason,
                 worst=sorted(translated, key=_goodness)[:_NUM_WORST],
             )
