@@ -18,7 +18,7 @@ from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
 from tfm.stages.score import score
 from tfm.stages.train import train
-from tfm.steps import steps_around
+from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees
 from tfm.text.trees import parse_tree_line, words_of
 from tfm.vocabulary.subword import EOS, PAD
@@ -97,7 +97,7 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
         [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
     )
     config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
-    steps = steps_around(config, plan.info, models=plan.models)
+    steps = ModelSteps(info=plan.info, folder=plan.models[0]).around(config)
     outputs = list(generate(plan, config, steps=steps, inference=CPU, runs_dir=Path("runs")))
     assert len(outputs) == 9
     for sentence, [best] in outputs:

@@ -9,7 +9,7 @@ from tfm.config import SearchConfig
 from tfm.errors import UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import Calibration
-from tfm.steps import StepsConfig, steps_around
+from tfm.steps import ModelSteps, StepsConfig
 
 TEXTS = StepsConfig(document=True, align=True)
 
@@ -23,12 +23,14 @@ def test_candidates_are_chosen_first_and_documents_joined_last(trained_run):
     calibration = Calibration(num_lines=1, log_probs=(-1.0,), qualities=(0.5,))
     info = replace(folder.info, calibration=calibration)
     search = SearchConfig(n_best=4, mbr="chrf")
-    found = names(steps_around(search, info, TEXTS, models=[folder]))
+    model = ModelSteps(info=info, folder=folder)
+    found = names(model.around(search, TEXTS))
     assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Align", "Sentences"]
-    given = names(steps_around(search, info, TEXTS, models=[folder], scores_given=True))
+    given = names(model.around(search, TEXTS, scores_given=True))
     assert given == ["Sentences", "Align"]
-    assert names(steps_around(search, None)) == ["Protect", "MinimumBayesRisk"]
-    assert names(steps_around(search, None, StepsConfig(no_protect=True))) == ["MinimumBayesRisk"]
+    model = ModelSteps(info=None)
+    assert names(model.around(search)) == ["Protect", "MinimumBayesRisk"]
+    assert names(model.around(search, StepsConfig(no_protect=True))) == ["MinimumBayesRisk"]
 
 
 def test_translator_takes_no_settings_of_whole_texts(trained_run):

@@ -1,7 +1,7 @@
 """The steps around a search: the settings that ask for them, and their order."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfm.features.align.step import Align
     from tfm.features.glossary.finding import Finder
     from tfm.features.glossary.terms import Term
+    from tfm.features.protect.step import Protect
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.model_info import ModelInfo
     from tfm.translation.steps import Step
@@ -114,76 +115,132 @@ def _protect_problems(patterns: Sequence[str], names: Sequence[str]) -> Iterator
             yield Problem("protect_for", text)
 
 
-def steps_around(
-    search: SearchConfig,
-    info: "ModelInfo | None",
-    config: StepsConfig = StepsConfig(),
-    *,
-    models: Sequence["ModelFolder"] = (),
-    device: InferenceDevice = "auto",
-    scores_given: bool = False,
-    aligner: "Align | None" = None,
-    glossary: "Finder[Term] | None" = None,
-    terms: Mapping[str, str] = MappingProxyType({}),
-    notify: Callable[[str], None] = say,
-) -> "list[Step]":
-    """Return the steps around a search, from the outermost to the innermost.
+@dataclass(frozen=True, kw_only=True)
+class ModelSteps:
+    """Makes the steps around the searches of a model.
 
     Only their modules are imported, because commands declare the settings without torch.
 
-    Args:
-        search: Settings of the search.
+    Attributes:
         info: The description of the model; None for a model that has weights only.
-        config: The steps that users ask for.
-        models: The folders of the models; parsers get the steps of a parser.
+        folder: The folder of the model, or of the first of an ensemble; parsers get the steps of a
+            parser.
         device: Where steps compute.
-        scores_given: Whether given targets are scored, instead of searched.
         aligner: Aligns words, and sentences with markup or protected text; a new one if None.
         glossary: The terms of the glossary's file, if they are in memory.
-        terms: Source terms with their translations, which go before those of the glossary's file.
         notify: Receives warnings that quote terms.
     """
-    task = "scoring" if scores_given else "translation" if info is None else info.task
-    given = replace(config, glossary=config.glossary or ("its terms" if terms else None))
-    check_facts([given, search], {"task": task})
-    target = "" if info is None else target_language(info.target, search.tag)
-    tags = () if info is None or config.has_markup else info.tags
-    if models and (config.align or models[0].info.task != "parsing"):
+
+    info: "ModelInfo | None"
+    folder: "ModelFolder | None" = None
+    device: InferenceDevice = "auto"
+    aligner: "Align | None" = None
+    glossary: "Finder[Term] | None" = None
+    notify: Callable[[str], None] = say
+
+    def around(
+        self,
+        search: SearchConfig,
+        config: StepsConfig = StepsConfig(),
+        *,
+        scores_given: bool = False,
+        terms: Mapping[str, str] = MappingProxyType({}),
+    ) -> "list[Step]":
+        """Return the steps around a search, from the outermost to the innermost.
+
+        Args:
+            search: Settings of the search.
+            config: The steps that users ask for.
+            scores_given: Whether given targets are scored, instead of searched.
+            terms: Source terms with their translations, which go before those of the glossary.
+        """
+        info = self.info
+        task = "scoring" if scores_given else "translation" if info is None else info.task
+        given = replace(config, glossary=config.glossary or ("its terms" if terms else None))
+        check_facts([given, search], {"task": task})
+        source = "" if info is None else info.source
+        target = "" if info is None else target_language(info.target, search.tag)
+        tags = () if info is None or config.has_markup else info.tags
+        aligner = self._aligner(search, config)
+        protect = None
+        if task == "translation" and not config.no_protect:
+            protect = self._protect(config, tags, aligner)
+        steps: list[Step] = []
+        if config.has_markup and aligner is not None:
+            from tfm.features.formats.step import Formats
+
+            steps.append(Formats(config.format, aligner))
+        if config.has_paragraphs:
+            from tfm.features.documents.step import Sentences
+
+            unbroken = None if protect is None else protect.spans
+            steps.append(Sentences(source, target, tags, unbroken))
+        if config.align and aligner is not None:
+            steps.append(aligner)
+        if scores_given:
+            return steps
+        if protect is not None:
+            steps.append(protect)
+        if config.glossary is not None or terms:
+            from tfm.features.glossary.step import Glossary
+
+            path = None if config.glossary is None else Path(config.glossary)
+            held = self.glossary or path
+            steps.append(Glossary.of(held, terms, search, info, self.notify))
+        return [*steps, *self._after_search(search, target)]
+
+    def _aligner(self, search: SearchConfig, config: StepsConfig) -> "Align | None":
+        """Return the step that aligns words; None without a model that can."""
+        if self.folder is None or (self._is_parser and not config.align):
+            return None
         from tfm.features.align.step import Align
 
-        aligner = aligner or Align.of(models[0], config.align_reverse, device)
-        aligner = aligner.with_tag(search.tag)
-    reserved = cache(lambda: models[0].vocabulary.source.tags() if models else tags)
-    protect = None
-    if task == "translation" and not config.no_protect:
+        aligner = self.aligner or Align.of(self.folder, config.align_reverse, self.device)
+        return aligner.with_tag(search.tag)
+
+    def _protect(
+        self, config: StepsConfig, tags: Collection[str], aligner: "Align | None"
+    ) -> "Protect":
         from tfm.features.protect.step import Protect
 
-        masks = () if info is None else info.masks
-        protect = Protect(
-            config.protect, reserved, aligner, masks, programs=config.protect_for, notify=notify
+        folder = self.folder
+        reserved = cache(lambda: tags if folder is None else folder.vocabulary.source.tags())
+        masks = () if self.info is None else self.info.masks
+        programs = config.protect_for
+        return Protect(
+            config.protect, reserved, aligner, masks, programs=programs, notify=self.notify
         )
-    steps: list[Step] = []
-    if config.has_markup and aligner is not None:
-        from tfm.features.formats.step import Formats
 
-        steps.append(Formats(config.format, aligner))
-    if config.has_paragraphs:
-        from tfm.features.documents.step import Sentences
+    @property
+    def _is_parser(self) -> bool:
+        return self.info is not None and self.info.task == "parsing"
 
-        unbroken = None if protect is None else protect.spans
-        steps.append(Sentences("" if info is None else info.source, target, tags, unbroken))
-    if config.align and aligner is not None:
-        steps.append(aligner)
-    if scores_given:
-        return steps
-    if protect is not None:
-        steps.append(protect)
-    if config.glossary is not None or terms:
-        from tfm.features.glossary.step import Glossary
+    def _after_search(self, search: SearchConfig, target: str) -> "Iterator[Step]":
+        """Yield what the model and the search need, from the outermost to the innermost."""
+        if self._is_parser and self.folder is not None:
+            from tfm.features.trees.step import Trees
 
-        path = None if config.glossary is None else Path(config.glossary)
-        steps.append(Glossary.of(glossary or path, terms, search, info, notify))
-    return [*steps, *_steps_of_model(search, info, target, models)]
+            yield Trees(self.folder.vocabulary)
+        # Samples have no confidence, nor outputs of a shortlist: its probabilities are of fewer
+        # pieces.
+        calibration = None if self.info is None else self.info.calibration
+        if calibration is not None and search.search != "sample" and not search.shortlist:
+            from tfm.features.confidence.step import Confidence
+
+            yield Confidence(calibration)
+        if search.mbr is not None:
+            from tfm.features.mbr.step import MinimumBayesRisk
+            from tfm.metrics.command import MetricCommand
+            from tfm.metrics.tokenizers import load_tokenizer
+
+            if search.mbr_tokenize != "auto":
+                load_tokenizer(search.mbr_tokenize)  # reports what is missing before the search
+            command = search.metric_command
+            yield MinimumBayesRisk(
+                utility=MetricCommand(command or "") if search.mbr == "command" else search.mbr,
+                are_samples=search.search == "sample",
+                tokenizer=bleu_tokenizer(target, search.mbr_tokenize),
+            )
 
 
 def around_texts(steps: "Sequence[Step]") -> "Sequence[Step]":
@@ -191,35 +248,3 @@ def around_texts(steps: "Sequence[Step]") -> "Sequence[Step]":
     from tfm.features.documents.step import Sentences
 
     return steps[: 1 + [type(step) for step in steps].index(Sentences)]
-
-
-def _steps_of_model(
-    search: SearchConfig,
-    info: "ModelInfo | None",
-    target: str,
-    models: Sequence["ModelFolder"],
-) -> "Iterator[Step]":
-    """Yield the steps that the model and the search need, from the outermost to the innermost."""
-    if models and models[0].info.task == "parsing":
-        from tfm.features.trees.step import Trees
-
-        yield Trees(models[0].vocabulary)
-    # Samples have no confidence, nor outputs of a shortlist: its probabilities are of fewer pieces.
-    calibration = None if info is None else info.calibration
-    if calibration is not None and search.search != "sample" and not search.shortlist:
-        from tfm.features.confidence.step import Confidence
-
-        yield Confidence(calibration)
-    if search.mbr is not None:
-        from tfm.features.mbr.step import MinimumBayesRisk
-        from tfm.metrics.command import MetricCommand
-        from tfm.metrics.tokenizers import load_tokenizer
-
-        if search.mbr_tokenize != "auto":
-            load_tokenizer(search.mbr_tokenize)  # reports what is missing before the search
-        command = search.metric_command
-        yield MinimumBayesRisk(
-            utility=MetricCommand(command or "") if search.mbr == "command" else search.mbr,
-            are_samples=search.search == "sample",
-            tokenizer=bleu_tokenizer(target, search.mbr_tokenize),
-        )

@@ -17,7 +17,7 @@ from tfm.errors import DataError, UsageError
 from tfm.folders.run_folder import checkpoints, record_dataset
 from tfm.stages import generate as stage
 from tfm.stages.generate import generate, plan_generation
-from tfm.steps import steps_around
+from tfm.steps import ModelSteps
 from tfm.translation import engine
 from tfm.translation.workers import Workers
 
@@ -79,7 +79,8 @@ def test_a_tree_has_the_words_that_the_parser_reads_as_the_user_wrote_them(
 ):
     text = "\ufeffco\xadal\tf\x1bell\xa0\u200b .\n\u200b\n".encode()
     planned = plan(write(tmp_path / "in", text), [make_model(task="parsing")])
-    found = generated(planned, steps=steps_around(CONFIG, planned.info, models=planned.models))
+    model = ModelSteps(info=planned.info, folder=planned.models[0])
+    found = generated(planned, steps=model.around(CONFIG))
     [first], [second] = [best for _, best in found]
     assert re.findall(r"\(XX ([^\s)]+)\)", first.text) == ["co\xadal", "fell", "."]
     assert second.text == ""

@@ -12,7 +12,7 @@ from tfm.errors import DataError, DownloadError, UsageError
 from tfm.metrics import tokenizers
 from tfm.metrics.scores import corpus_scores
 from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
-from tfm.steps import steps_around
+from tfm.steps import ModelSteps
 from tfm.text import download
 from tfm.training.data import open_data
 
@@ -60,7 +60,7 @@ def used_everywhere(data_dir, tiny_run, monkeypatch, language, choice="auto"):
     )
     assert validated == score
     search = SearchConfig(mbr="bleu", mbr_tokenize=choice, n_best=2)
-    [*_, step] = steps_around(search, replace(info, target=language))
+    [*_, step] = ModelSteps(info=replace(info, target=language)).around(search)
     [in_signature] = [part[4:] for part in score.signature.split("|") if part.startswith("tok:")]
     return {info.bleu_tokenizer, in_signature, step.tokenizer}
 

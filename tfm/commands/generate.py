@@ -22,7 +22,7 @@ from tfm.disk.paths import (
 )
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import printable, say
-from tfm.steps import StepsConfig, steps_around
+from tfm.steps import ModelSteps, StepsConfig
 
 if TYPE_CHECKING:
     from tfm.stages.generate import Generation
@@ -143,14 +143,8 @@ def generate(
         stage.check_document(plan, config, steps_config, as_json=json)
     stage.check_search(plan, config)
     form = "lines per token" if per_token else "json" if json else "text"
-    steps = steps_around(
-        config,
-        plan.info,
-        steps_config,
-        models=plan.models,
-        device=inference.device,
-        scores_given=score_target is not None,
-    )
+    model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
+    steps = model.around(config, steps_config, scores_given=score_target is not None)
     _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
     work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
     if output is None:

@@ -23,7 +23,7 @@ from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.machine.compute import set_num_threads
 from tfm.search.constraints import read_phrases
-from tfm.steps import StepsConfig, TextFormat, steps_around
+from tfm.steps import ModelSteps, StepsConfig, TextFormat
 from tfm.translation.chain import BatchEngine, Chain
 from tfm.translation.engine import Engine
 from tfm.translation.steps import Output, Segment, Step
@@ -251,14 +251,15 @@ class Translator:
         self, config: SearchConfig, chosen: StepsConfig, terms: Mapping[str, str]
     ) -> list[Step]:
         """Return the steps around a search, whose aligner is loaded once."""
-        models = self._folders[:1] if self._aligners else ()
-        if chosen.align and not models:
+        folder = self._folders[0] if self._aligners else None
+        if chosen.align and folder is None:
             raise UsageError("align needs a translator of Translator.load, and no parser")
         reverse = chosen.align_reverse
-        if models and reverse not in self._aligners:
-            self._aligners[reverse] = Align.of(models[0], reverse, self._device).hold()
+        if folder is not None and reverse not in self._aligners:
+            self._aligners[reverse] = Align.of(folder, reverse, self._device).hold()
         aligner = self._aligners.get(reverse)
-        return steps_around(config, self._info, chosen, models=models, aligner=aligner, terms=terms)
+        model = ModelSteps(info=self._info, folder=folder, aligner=aligner)
+        return model.around(config, chosen, terms=terms)
 
     def _merge(
         self,

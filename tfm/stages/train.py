@@ -26,7 +26,7 @@ from tfm.machine.watchdog import Watchdog
 from tfm.machine.world import World
 from tfm.reporting import say
 from tfm.stages.forecast import estimate_run
-from tfm.steps import StepsConfig, steps_around
+from tfm.steps import ModelSteps, StepsConfig
 from tfm.training.averaging import average_checkpoints
 from tfm.training.data import TrainingData, check_effects, check_start, open_data
 from tfm.training.loop import TrainingRun
@@ -107,8 +107,8 @@ def train(
             group=group,
             heartbeat=watchdog.heartbeat,
             stop=stop_requests,
-            validation_steps=steps_around(
-                validation_search(data.info), data.info, StepsConfig(no_protect=True)
+            validation_steps=ModelSteps(info=data.info).around(
+                validation_search(data.info), StepsConfig(no_protect=True)
             )
             if run.training.validation_beam
             else [],

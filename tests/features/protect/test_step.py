@@ -18,7 +18,7 @@ from tfm.features.formats.step import Formats
 from tfm.features.protect.placing import place, put_back, take_out
 from tfm.features.protect.step import Protect
 from tfm.folders.model_folder import ModelFolder, ensemble_info
-from tfm.steps import StepsConfig, steps_around
+from tfm.steps import ModelSteps, StepsConfig
 from tfm.text.units import units
 from tfm.translation.chain import Part
 from tfm.translation.steps import Output, Segment
@@ -304,9 +304,8 @@ def test_searches_return_each_span_once_and_other_lines_as_before(translator, se
 def test_models_that_copy_masks_are_given_them(translator, trained_run):
     folder = ModelFolder.open(trained_run)
     folder.info = replace(folder.info, masks=("QX1", "QX2"))
-    [_, protect] = steps_around(
-        SearchConfig(), folder.info, StepsConfig(align=True), models=[folder]
-    )
+    model = ModelSteps(info=folder.info, folder=folder)
+    [_, protect] = model.around(SearchConfig(), StepsConfig(align=True))
     [segment], _ = protect.before(Segment(1, "a {x} b"))
     assert segment.source == "a QX1 b"
     taught = Translator(

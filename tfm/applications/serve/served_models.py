@@ -19,7 +19,7 @@ from tfm.features.glossary.terms import read_terms
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.build import Model
 from tfm.reporting import say
-from tfm.steps import StepsConfig, TextFormat, around_texts, steps_around
+from tfm.steps import ModelSteps, StepsConfig, TextFormat, around_texts
 from tfm.text.tags import tagged_language, untagged
 from tfm.translation.chain import Chain, Part
 from tfm.translation.engine import Engine
@@ -66,12 +66,18 @@ class ServedModel:
         # OpenMP's number of threads belongs to the thread that sets it.
         engine = self.thread.submit(Engine.start, [self.folder], inference).result()
         self._device, self._steps_config = engine.compute.device, steps
-        self._aligner = Align.of(self.folder, None, inference.device, records=False).hold()
         self.has_glossary = steps.glossary is not None
-        self._glossary = None
+        glossary = None
         if steps.glossary is not None:
             path = existing_file(Path(steps.glossary))
-            self._glossary = read_terms(path, self.info.source, self.info.target)
+            glossary = read_terms(path, self.info.source, self.info.target)
+        self._model_steps = ModelSteps(
+            info=self.info,
+            folder=self.folder,
+            aligner=Align.of(self.folder, None, inference.device, records=False).hold(),
+            glossary=glossary,
+            notify=_ignore,
+        )
         self.steps = lru_cache(_MAX_STEPS)(self._new_steps)
         self.max_pieces = min(_MAX_PIECES, engine.limits.max_positions or _MAX_PIECES)
         self._chain = Chain(engine=engine, vocabulary=self.vocabulary, notify=_ignore)
@@ -103,16 +109,9 @@ class ServedModel:
         source: str | None = None,
     ) -> list[Step]:
         """Return the steps around a search, with the terms of a request before the server's."""
-        return steps_around(
-            search,
-            replace(self.info, source=source or self.info.source),
-            replace(self._steps_config, format=format),
-            models=[self.folder],
-            aligner=self._aligner,
-            glossary=self._glossary,
-            terms=dict(terms),
-            notify=_ignore,
-        )
+        info = replace(self.info, source=source or self.info.source)
+        config = replace(self._steps_config, format=format)
+        return replace(self._model_steps, info=info).around(search, config, terms=dict(terms))
 
     def pieces(self, source: str, target: str, tag: str | None) -> tuple[list[int], list[int]]:
         """Return the pieces of a sentence and a translation whose attention can be shown."""
