@@ -363,7 +363,7 @@ def test_html_keeps_its_tags(start, model):
         ("a.xml", "<a x='y'>one</a>", "<a x='y'>ONE</a>"),
         ("a.srt", *(f"1\n00:00:01,000 --> 00:00:02,000\n{t}\n" for t in ("one", "ONE"))),
         ("a.vtt", *(f"WEBVTT\n\n00:01.000 --> 00:02.000\n{t}\n" for t in ("one", "ONE"))),
-        ("empty.txt", "", ""),
+        *((f"empty{ending}", "", "") for ending in (".txt", ".html", ".xml", ".srt")),
     ],
 )
 def test_files_are_translated(start, name, text, translated):

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -22,21 +22,19 @@ from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
 from tfm.applications.serve.page import Page
 from tfm.applications.serve.proxies import Proxies
-from tfm.applications.serve.queue import TranslationQueue, answered
+from tfm.applications.serve.queue import Answer, TranslationQueue, answered
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
+    Fields,
     TranslationRequest,
     check_key,
     file_of,
-    language_of,
     read_fields,
-    terms_of,
     text_of,
 )
 from tfm.applications.serve.served_models import Route
 from tfm.applications.serve.settings import ServeConfig
 from tfm.errors import DataError, TfmError, UsageError
-from tfm.steps import TextFormat
 from tfm.text import languages
 from tfm.translation.steps import Output
 
@@ -45,7 +43,6 @@ Detected = dict[str, Any]
 
 _IDENTIFIED_CHARACTERS = 5_000  # more text does not change the result
 _TAG = re.compile("<[^<>]*>")
-_EXPLAINED = 5  # translations of a sentence that the page shows
 
 
 class Service:
@@ -78,13 +75,8 @@ class Service:
             Endpoint("/health", self._health),
             Endpoint("/metrics", self._metrics),
         ]
-        handlers: Mapping[Any, Any] = {
-            HTTPException: _refused,
-            TfmError: _failed,
-            ClientDisconnect: _unheard,
-            Exception: _broken,
-        }
-        app = Starlette(routes=endpoints, exception_handlers=handlers)
+        errors = (HTTPException, TfmError, ClientDisconnect, Exception)
+        app = Starlette(routes=endpoints, exception_handlers=dict.fromkeys(errors, _failed))
         answered = CORSMiddleware(app, config.cors, ["GET", "POST"], ["*"]) if config.cors else app
         self._requests = RequestMetrics(answered, [endpoint.path for endpoint in endpoints])
 
@@ -98,34 +90,33 @@ class Service:
         return self._page.response(self._proxies.path(request))
 
     async def _translate(self, request: Request) -> Response:
-        asked, routes, detected = await self._read(request)
-        with ExitStack() as places:
-            for queue in {route.model.queue for route in routes if route is not None}:
-                places.enter_context(queue.place())
-            work = _translations(asked, routes)
-            found = await answered(request, work, self._config.answer_seconds)
-        texts = [[output.text for output in translations] for translations in found]
-        answers: dict[str, list[Any]] = {"translatedText": [best for best, *_ in texts]}
-        confidences = [_confidence(best) for best, *_ in found]
-        if any(each is not None for each in confidences):
-            answers["confidence"] = confidences
-        if self._config.min_confidence is not None:
-            is_sure = [self._is_sure(best) for best, *_ in found]
-            pairs = zip(asked.texts, answers["translatedText"], is_sure, strict=True)
-            answers["translatedText"] = [best if sure else text for text, best, sure in pairs]
-            answers["isTranslated"] = is_sure
-        if asked.num_alternatives:
-            answers["alternatives"] = [others for _, *others in texts]
-        if detected is not None:
-            answers["detectedLanguage"] = detected
-        missing_terms = [_missing_terms(best) for best, *_ in found]
-        if asked.terms or any(missing_terms):
-            answers["missingTerms"] = missing_terms
-        if asked.wants_parts:
-            answers["parts"] = [_parts(best) for best, *_ in found]
-        if asked.is_list:
-            return JSONResponse(answers)
-        return JSONResponse({name: each[0] for name, each in answers.items()})
+        fields = await self._read_fields(request)
+        asked = TranslationRequest.from_fields(fields, self._config, self._routes)
+        routes, detected = await self._find_routes(asked)
+        found = await self._answered(request, routes, lambda: _translations(asked, routes))
+        best = [each for each, *_ in found]
+        is_sure = [self._is_sure(each) for each in best]
+        confidences = [_confidence(each) for each in best]
+        missing_terms = [_missing_terms(each) for each in best]
+        rows = zip(asked.texts, best, is_sure, strict=True)
+        answers: dict[str, Sequence[Any] | None] = {
+            "translatedText": [each.text if sure else text for text, each, sure in rows],
+            "confidence": None if set(confidences) == {None} else confidences,
+            "isTranslated": None if self._config.min_confidence is None else is_sure,
+            "alternatives": [[each.text for each in others] for _, *others in found]
+            if asked.num_alternatives
+            else None,
+            "detectedLanguage": detected,
+            "missingTerms": missing_terms if asked.terms or any(missing_terms) else None,
+            "parts": [_parts(each) for each in best] if asked.wants_parts else None,
+        }
+        return JSONResponse(
+            {
+                name: values if asked.is_list else values[0]
+                for name, values in answers.items()
+                if values is not None
+            }
+        )
 
     def _is_sure(self, translation: Output) -> bool:
         """Return whether the confidence in a translation, if it has one, is not too low."""
@@ -133,21 +124,13 @@ class Service:
         return confidence is None or least is None or confidence >= least
 
     async def _translate_file(self, request: Request) -> Response:
-        fields = await read_fields(request, self._config)
-        check_key(fields, self._key_digest)
-        source, target = (language_of(fields, side, self._routes) for side in ("source", "target"))
-        name, text_format, text = file_of(fields, self._config)
-        terms = terms_of(fields, self._config)
-        [route], _ = await self._find_routes(source, target, [text], text_format)
-        if route is not None and text:
-            config = route.line_config(terms)
-            with route.model.queue.place():
-                work = route.translate([text], config, text_format)
-                [[output]] = await answered(request, work, self._config.answer_seconds)
-            text = output.text if self._is_sure(output) else text
+        fields = await self._read_fields(request)
+        name, asked = file_of(fields, self._config, self._routes)
+        routes, _ = await self._find_routes(asked)
+        [[best]] = await self._answered(request, routes, lambda: _translations(asked, routes))
         stem, dot, ending = name.rpartition(".")
-        name = f"{stem}_{target}{dot}{ending}"
-        key = self._files.add(name, text)
+        name = f"{stem}_{asked.target}{dot}{ending}"
+        key = self._files.add(name, best.text if self._is_sure(best) else asked.texts[0])
         url = f"{self._proxies.url(request)}/download_file/{key}/{quote(name)}"
         return JSONResponse({"translatedFileUrl": url})
 
@@ -161,7 +144,9 @@ class Service:
 
     async def _explain(self, request: Request) -> Response:
         """Answer with the n-best translations of a sentence, and the attention of one of them."""
-        asked, [route, *others], _ = await self._read(request)
+        fields = await self._read_fields(request)
+        asked = TranslationRequest.from_fields(fields, self._config, self._routes)
+        [route, *others], _ = await self._find_routes(asked)
         if others:
             raise HTTPException(400, "q must be a single text")
         if route is None:
@@ -172,11 +157,7 @@ class Service:
         sentence = sentences[0]
         # What is too long is refused before a search.
         route.model.pieces(sentence, asked.translation or asked.prefix or "", route.search.tag)
-        with route.model.queue.place():
-            work = route.alternatives(sentence, asked.terms, asked.prefix, _EXPLAINED)
-            found = await answered(request, work, self._config.answer_seconds)
-            attention = route.attention(sentence, asked.translation or found[0].text)
-            maps = await answered(request, attention, self._config.answer_seconds)
+        found, maps = await self._answered(request, [route], lambda: route.explain(sentence, asked))
         return JSONResponse(
             {
                 "translations": [
@@ -189,43 +170,47 @@ class Service:
             }
         )
 
-    async def _read(
-        self, request: Request
-    ) -> tuple[TranslationRequest, list[Route | None], list[Detected] | None]:
-        """Return a request with the route and the detected language of each text."""
+    async def _read_fields(self, request: Request) -> Fields:
+        """Return the fields of a request, which has the key of the server."""
         fields = await read_fields(request, self._config)
         check_key(fields, self._key_digest)
-        asked = TranslationRequest.from_fields(fields, self._config, self._routes)
-        found = await self._find_routes(asked.source, asked.target, asked.texts, asked.format)
-        return asked, *found
+        return fields
+
+    async def _answered(
+        self,
+        request: Request,
+        routes: Iterable[Route | None],
+        work: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """Return the result of some work, for which the request waits in the queues of routes."""
+        with ExitStack() as places:
+            for queue in {route.model.queue for route in routes if route is not None}:
+                places.enter_context(queue.place())
+            return await answered(request, work(), self._config.answer_seconds)
 
     async def _find_routes(
-        self,
-        source: str,
-        target: str,
-        texts: Sequence[str],
-        format: TextFormat,  # noqa: A002
+        self, asked: TranslationRequest
     ) -> tuple[list[Route | None], list[Detected] | None]:
         """Return the routes of texts between two languages, and their languages if it is "auto".
 
         There is no route from a language to itself: text stays as it is.
         """
-        if source.lower() != "auto":
-            return [self._route(source, target)] * len(texts), None
+        target, texts = asked.target, asked.texts
+        if asked.source.lower() != "auto":
+            return [self._route(asked.source, target)] * len(texts), None
         find = languages.closest
         sources = [start for start, end in self._routes if find(target, [end])]
         if not sources:
-            raise self._unknown_pair(source, target)
+            raise self._unknown_pair(asked.source, target)
         own = find(target, self._codes)
         among = [self._codes[code] for code in [*sources, *([] if own is None else [own])]]
-        if format in ("html", "xml"):
+        if asked.format in ("html", "xml"):
             texts = [_TAG.sub(" ", text) for text in texts]
         detected = await asyncio.to_thread(_detected, texts, among)
         return [self._route(each["language"], target) for each in detected], detected
 
     async def _detect(self, request: Request) -> Response:
-        fields = await read_fields(request, self._config)
-        check_key(fields, self._key_digest)
+        fields = await self._read_fields(request)
         text = text_of(fields, self._config)
         best, *others = await asyncio.to_thread(_identified, text, self._codes.values())
         return JSONResponse([best, *(each for each in others if each["confidence"] >= 1)])
@@ -266,6 +251,15 @@ class Service:
             side: {"code": code, "name": languages.name_of(code)}
             for side, code in (("source", source), ("target", target))
         }
+        models = [
+            {
+                "source": route.source,
+                "target": route.target,
+                "name": route.model.name,
+                "license": route.model.info.license,
+            }
+            for route in self._routes.values()
+        ]
         return JSONResponse(
             {
                 "detection": languages.can_identify(),
@@ -275,7 +269,7 @@ class Service:
                 "frontendTimeout": 500,  # milliseconds without typing before a page translates
                 "keyRequired": self._key_digest is not None,
                 "language": shown,
-                "models": [route.description() for route in self._routes.values()],
+                "models": models,
                 "suggestions": False,
                 "supportedFilesFormat": [*FILE_FORMATS],
             }
@@ -305,16 +299,13 @@ async def _translations(
 ) -> list[list[Output]]:
     """Return the translations of each text; without a route, it stays as it is."""
     found = [[_untranslated(text)] for text in asked.texts]
-    n_best = asked.num_alternatives + 1
     for route in dict.fromkeys(filter(None, routes)):
-        if n_best > route.search.beam_size:
+        if asked.num_alternatives >= route.search.beam_size:
             raise HTTPException(
                 400, f"alternatives must be at most {route.search.beam_size - 1} on this server"
             )
         own = [index for index, each in enumerate(routes) if each is route]
-        config = route.line_config(asked.terms, prefix=asked.prefix, n_best=n_best)
-        texts = [asked.texts[index] for index in own]
-        translated = await route.translate(texts, config, asked.format)
+        translated = await route.translate([asked.texts[index] for index in own], asked)
         for index, translations in zip(own, translated, strict=True):
             found[index] = translations
     return found
@@ -364,22 +355,18 @@ def _identified(text: str, codes: Iterable[str]) -> list[Detected]:
     ]
 
 
-def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status_code=status, headers=headers)
-
-
-async def _refused(_: Request, error: HTTPException) -> Response:
-    return _error(error.status_code, error.detail, error.headers)
-
-
 async def _failed(_: Request, error: Exception) -> Response:
-    is_clients = isinstance(error, DataError | UsageError)
-    return _error(400 if is_clients else 500, str(error))
-
-
-async def _unheard(_: Request, __: Exception) -> Response:
-    return Response(status_code=499)  # nobody receives it; servers commonly count it so
-
-
-async def _broken(_: Request, __: Exception) -> Response:
-    return _error(500, "the server has failed; its log says how")
+    """Return the answer of a request that was refused or has failed."""
+    headers: Mapping[str, str] | None = None
+    match error:
+        case ClientDisconnect():
+            return Response(status_code=499)  # nobody receives it; servers commonly count it so
+        case HTTPException():
+            status, message, headers = error.status_code, error.detail, error.headers
+        case DataError() | UsageError():
+            status, message = 400, str(error)
+        case TfmError():
+            status, message = 500, str(error)
+        case _:
+            status, message = 500, "the server has failed; its log says how"
+    return JSONResponse({"error": message}, status_code=status, headers=headers)

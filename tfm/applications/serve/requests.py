@@ -47,12 +47,12 @@ class TranslationRequest:
 
     Attributes:
         texts: The texts to translate.
-        format: The format of the texts: text or html.
+        format: The format of the texts.
         is_list: Whether the answer is a list, even of one text.
         source: Source language, or "auto".
         target: Target language.
-        num_alternatives: Number of further translations of each text.
         terms: A glossary.
+        num_alternatives: Number of further translations of each text.
         prefix: What the translation of a text begins with, if it is a single sentence.
         wants_parts: Whether the answer has the sentences of the texts, as the page needs them.
         translation: A translation whose attention the page shows; None for the best one.
@@ -63,11 +63,11 @@ class TranslationRequest:
     is_list: bool
     source: str
     target: str
-    num_alternatives: int
     terms: Terms
-    prefix: str | None
-    wants_parts: bool
-    translation: str | None
+    num_alternatives: int = 0
+    prefix: str | None = None
+    wants_parts: bool = False
+    translation: str | None = None
 
     @classmethod
     def from_fields(
@@ -86,22 +86,14 @@ class TranslationRequest:
             texts=texts,
             format=text_format,
             is_list=is_list,
-            source=language_of(fields, "source", pairs),
-            target=language_of(fields, "target", pairs),
+            source=_language(fields, "source", pairs),
+            target=_language(fields, "target", pairs),
             num_alternatives=_number(fields, "alternatives"),
-            terms=terms_of(fields, config),
+            terms=_terms(fields, config),
             prefix=prefix,
             wants_parts=fields.get("parts") is True,
             translation=_text(fields, "translation", limit) or None,
         )
-
-
-@dataclass(frozen=True)
-class UploadedFile:
-    """A file of a form."""
-
-    name: str
-    content: bytes
 
 
 async def read_fields(request: Request, config: ServeConfig) -> Fields:
@@ -174,12 +166,12 @@ async def _read_multipart(request: Request, body: bytes) -> dict[str, Any]:
     limits = {"max_files": 1, "max_fields": _MAX_FIELDS, "max_part_size": len(body) + 1}
     async with whole.form(**limits) as form:
         fields: list[tuple[str, Any]] = [
-            (name, UploadedFile(value.filename or "", await value.read()))
+            (name, (value.filename or "", await value.read()))
             if isinstance(value, UploadFile)
             else (name, value)
             for name, value in form.multi_items()
         ]
-    if not any(isinstance(value, UploadedFile) for _, value in fields):
+    if all(isinstance(value, str) for _, value in fields):
         try:
             body.decode()
         except UnicodeDecodeError:
@@ -210,22 +202,33 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def file_of(fields: Fields, config: ServeConfig) -> tuple[str, TextFormat, str]:
-    """Return the name, the format and the text of the uploaded file of a request."""
+def file_of(
+    fields: Fields, config: ServeConfig, pairs: Iterable[tuple[str, str]]
+) -> tuple[str, TranslationRequest]:
+    """Return the name of the uploaded file of a request, and the request for its translation."""
+    source, target = (_language(fields, side, pairs) for side in ("source", "target"))
     file = fields.get("file")
-    if not isinstance(file, UploadedFile) or not file.name:
+    if not isinstance(file, tuple) or not file[0]:
         raise HTTPException(400, f"file is missing: send it in a form of type {_MULTIPART}")
-    path = PurePath(file.name.replace("\\", "/"))
-    if path.suffix.lower() not in FILE_FORMATS:
+    path = PurePath(file[0].replace("\\", "/"))
+    text_format = FILE_FORMATS.get(path.suffix.lower())
+    if text_format is None:
         raise HTTPException(
             400, f"the name of the file must end with {', '.join(FILE_FORMATS)}: rename it"
         )
     try:
-        text = file.content.decode()
+        text = file[1].decode()
     except UnicodeDecodeError:
         raise HTTPException(400, "the file is not UTF-8: convert it") from None
     _check("the file", [text], config.max_characters)
-    return path.name, FILE_FORMATS[path.suffix.lower()], text
+    return path.name, TranslationRequest(
+        texts=[text],
+        format=text_format,
+        is_list=False,
+        source=source,
+        target=target,
+        terms=_terms(fields, config),
+    )
 
 
 def check_key(fields: Fields, key_digest: bytes | None) -> None:
@@ -272,7 +275,7 @@ def _text(fields: Fields, name: str, max_characters: int) -> str:
     return text
 
 
-def terms_of(fields: Fields, config: ServeConfig) -> Terms:
+def _terms(fields: Fields, config: ServeConfig) -> Terms:
     """Return the terms of the field `glossary`, an object, which forms have as JSON."""
     given = fields.get("glossary") or {}
     if isinstance(given, str):
@@ -315,7 +318,7 @@ def _as_list(text: Any) -> Any:
     return found if is_list else text
 
 
-def language_of(fields: Fields, side: str, pairs: Iterable[tuple[str, str]]) -> str:
+def _language(fields: Fields, side: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Return the code of the language of a side, source or target, or "auto"."""
     code = fields.get(side)
     code = code.strip() if isinstance(code, str) else ""

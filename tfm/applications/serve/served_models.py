@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from tfm.applications.serve.queue import LineConfig, Terms, TranslationQueue
+from tfm.applications.serve.requests import TranslationRequest
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import InferenceConfig, SearchConfig, Table
 from tfm.disk.paths import existing_file
@@ -27,6 +28,7 @@ from tfm.translation.steps import Output, Segment, Step
 from tfm.vocabulary.subword import shown_tags
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
+_EXPLAINED = 5  # translations of a sentence that the page shows
 _MAX_STEPS = 32  # of searches, glossaries and formats, that are kept
 
 
@@ -165,66 +167,58 @@ class Route:
     target: str
     search: SearchConfig
 
-    def description(self) -> dict[str, str | None]:
-        """Return what the page shows of the model."""
-        name, license = self.model.name, self.model.info.license  # noqa: A001 - as its field
-        return {"source": self.source, "target": self.target, "name": name, "license": license}
-
     async def translate(
-        self,
-        texts: Sequence[str],
-        config: LineConfig,
-        format: TextFormat = "text",  # noqa: A002
+        self, texts: Sequence[str], asked: TranslationRequest
     ) -> list[list[Output]]:
-        """Return at most `n_best` translations of each text, the best first, with their parts.
+        """Return the translations of some texts of a request, the best first, with their parts.
 
         Documents of other formats than text have one translation.
         """
         # Not in the event loop, which other requests wait for.
-        parts = await asyncio.to_thread(lambda: [self._part(text, format) for text in texts])
+        parts = await asyncio.to_thread(lambda: [self._part(text, asked.format) for text in texts])
         lines = [segment.source for part in parts for segment in part.segments]
-        if config.prefix and len(lines) != 1:
+        if asked.prefix and len(lines) != 1:
             raise UsageError(f"prefix is for a single sentence, but q has {len(lines):,}")
+        config = self._line_config(asked, n_best=asked.num_alternatives + 1)
         outputs = iter(await self.model.queue.translate(lines, config))
         found = [(part, list(islice(outputs, len(part.segments)))) for part in parts]
 
         def finished() -> list[list[Output]]:
             return [translations for part, each in found for translations in part.finish(each)]
 
-        if format == "text":
+        if asked.format == "text":
             return finished()
         loop = asyncio.get_running_loop()  # marks are placed by an alignment, which is computed
         return await loop.run_in_executor(self.model.thread, finished)
 
-    def line_config(
-        self, terms: Terms = (), *, prefix: str | None = None, n_best: int = 1
-    ) -> LineConfig:
-        """Return the settings for `n_best` translations of lines."""
-        return LineConfig(replace(self.search, n_best=n_best), terms, prefix or None)
+    def _line_config(self, asked: TranslationRequest, *, n_best: int) -> LineConfig:
+        return LineConfig(replace(self.search, n_best=n_best), asked.terms, asked.prefix or None)
 
-    async def alternatives(
-        self, line: str, terms: Terms, prefix: str | None, number: int
-    ) -> list[Output]:
-        """Return the best translations of a sentence.
+    async def explain(
+        self, line: str, asked: TranslationRequest
+    ) -> tuple[list[Output], AttentionMaps]:
+        """Return the best translations of a sentence, and the attention between words of one.
 
         With a prefix, even an empty one, all but the first differ in the token after it, unless a
         glossary needs another search.
         """
-        n_best = min(number, self.search.beam_size)
-        config = self.line_config(terms, prefix=prefix, n_best=n_best)
+        config = self._line_config(asked, n_best=min(_EXPLAINED, self.search.beam_size))
         [found] = await self.model.queue.translate([line], config)
-        if prefix is not None and not terms and not self.model.has_glossary:
+        if asked.prefix is not None and not asked.terms and not self.model.has_glossary:
             search = replace(
                 self.search,
-                beam_size=number,
-                num_groups=number,
-                n_best=number,
+                beam_size=_EXPLAINED,
+                num_groups=_EXPLAINED,
+                n_best=_EXPLAINED,
                 diversity_strength=1000.0,
                 diversity_steps=1,
             )
             [others] = await self.model.queue.translate([line], replace(config, search=search))
             found = [found[0], *(each for each in others if each.text != found[0].text)]
-        return found
+        pieces = self.model.pieces(line, asked.translation or found[0].text, self.search.tag)
+        loop = asyncio.get_running_loop()
+        maps = await loop.run_in_executor(self.model.thread, self.model.attention, *pieces)
+        return found, maps
 
     def sentences(self, text: str) -> list[str]:
         """Return the sentences of a text."""
@@ -233,12 +227,6 @@ class Route:
     def _part(self, text: str, format: TextFormat = "text") -> Part:  # noqa: A002
         steps = self.model.steps(self.search, (), format, self.source)
         return Part.of([Segment(1, text)], around_texts(steps))
-
-    async def attention(self, source: str, target: str) -> AttentionMaps:
-        """Return the cross-attention between their words; errors are those of `pieces`."""
-        pieces = self.model.pieces(source, target, self.search.tag)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.model.thread, self.model.attention, *pieces)
 
 
 def routes_of(models: Sequence[ServedModel]) -> Mapping[tuple[str, str], Route]:
