@@ -15,7 +15,7 @@ from weights import Example, Shape, StoredModel, write_model
 from tfm.config import TransformerConfig
 from tfm.dataset.manifest import Manifest
 from tfm.folders.model_folder import ModelFolder
-from tfm.model.layers import sinusoidal_encoding
+from tfm.model.attention import sinusoidal_encoding
 from tfm.model.transformer import Transformer
 from tfm.vocabulary.subword import BOS, EOS, Vocabulary
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.model.layers import EncoderLayer, sinusoidal_encoding
+from tfm.model.attention import sinusoidal_encoding
+from tfm.model.layers import EncoderLayer
 from tfm.model.packing import Padded
 from tfm.model.transformer import Encoder
 

@@ -8,13 +8,13 @@ import torch
 from small_models import EVERY_TRANSFORMER, moved, transformer
 
 from tfm.backends import products_cpu
-from tfm.backends.inference_cpu import CpuInference, InferenceHeads
+from tfm.backends.decoding_cpu import CpuCache
+from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.backends.products_cpu import LARGE_WEIGHT, prepack_bf16, prepack_fp32, prepack_int8
-from tfm.backends.sentence_attention import RandomMasks
 from tfm.config import SearchConfig
 from tfm.machine.cpu import this_cpu
-from tfm.model.heads import Heads
+from tfm.model.cache import DecoderCache
 from tfm.search import search
 from tfm.vocabulary.subword import BOS, EOS
 
@@ -114,8 +114,8 @@ def test_with_limited_sizes_only_rounded_numbers_of_rows_are_computed():
         (torch.float64, torch.float64),
     ],
 )
-@pytest.mark.parametrize("optimized", [False, True])
-def test_attention_of_few_queries_equals_the_formula(optimized, query_dtype, key_dtype, per_query):
+@pytest.mark.parametrize("cache", [DecoderCache, CpuCache])
+def test_attention_of_few_queries_equals_the_formula(cache, query_dtype, key_dtype, per_query):
     torch.manual_seed(0)
     groups, num_heads, num_queries, num_keys = 3, 2, 4, 40
     query = torch.randn(groups, num_heads, num_queries, 6).to(query_dtype)
@@ -130,9 +130,7 @@ def test_attention_of_few_queries_equals_the_formula(optimized, query_dtype, key
         attention_bias = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
         scores = scores + attention_bias[:, None]
     expected = (scores.softmax(dim=-1) @ value.double()).transpose(1, 2)
-    heads = Heads(num_heads, [12, 12, 10], dropout=0.1).eval()
-    heads = InferenceHeads(heads, RandomMasks()).eval() if optimized else heads
-    found = heads.attend_cached(query, key.mT, value, attention_bias, None)
+    found = cache.attend(query, key.mT, value, attention_bias, None)
     torch.testing.assert_close(found, expected.reshape(groups * num_queries, -1).to(query_dtype))
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfm.backends.sentence_attention import HeadsLayout, RandomMasks, SentenceHeads, keep_scale
-from tfm.model.attention import AttentionMask, attention
-from tfm.model.heads import Heads
+from tfm.model.attention import Heads, attention
+from tfm.model.masks import AttentionMask
 from tfm.model.packing import Packing
 
 H, D = 2, 3

@@ -20,8 +20,8 @@ from tfm.backends.training_compiled import (
     flash_problem,
 )
 from tfm.machine.group import Group
+from tfm.model.attention import Heads
 from tfm.model.build import evaluation_copy
-from tfm.model.heads import Heads
 from tfm.model.packing import Packing
 from tfm.training import trainer as trainer_module
 from tfm.training.gradients import ReplicatedGradients

@@ -16,7 +16,7 @@ from tfm.backends.training_cpu import (
     fused_linear_relu_dropout,
 )
 from tfm.config import TransformerConfig
-from tfm.model.layers import FeedForward
+from tfm.model.attention import FeedForward
 from tfm.model.packing import Packing
 
 N, IN, OUT = 6, 5, 7

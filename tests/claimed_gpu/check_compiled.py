@@ -9,6 +9,7 @@ import pytest
 import torch
 from claimed_gpu.inductor import Device, binaries, fake_gpu
 from token_dataset import VOCAB_SIZE, write_token_dataset
+from torch._dynamo import disable
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -16,9 +17,9 @@ from tfm.backends.training_compiled import compile_for_sizes
 from tfm.config import run_config
 from tfm.dataset.parallel import ParallelDataset
 from tfm.machine.compute import choose_compute
+from tfm.model.attention import Residual
 from tfm.model.build import new_model
 from tfm.model.cost import model_cost
-from tfm.model.layers import Residual
 from tfm.training.accumulation import GradientAccumulation
 from tfm.training.trainer import Trainer
 
@@ -119,7 +120,7 @@ def compile_for_changing_floats(function):
     [
         ("compiled again", "tfm.training.loss.compile_for_sizes", compile_for_changing_floats),
         ("launches", "tfm.backends.training_compiled.compile_for_sizes", lambda function: function),
-        ("graph break", "tfm.model.layers.Residual.after", torch._dynamo.disable(Residual.after)),
+        ("graph break", "tfm.model.attention.Residual.after", disable(Residual.after)),
     ],
 )
 def test_a_fault_is_noticed(dataset, check, name, replacement):

@@ -166,7 +166,7 @@ def see_everything(*arguments, causal, **more):
         ("loss", "bf16", "torch.zeros_like", torch.empty_like),
         ("loss", "bf16", "tfm.training.loss.PADDING", -2),
         ("loss", "bf16", "torch.promote_types", lambda dtype, _: dtype),
-        ("loss", "fp32", "tfm.model.attention.AttentionMask.allowed", lambda *_: None),
+        ("loss", "fp32", "tfm.model.masks.AttentionMask.allowed", lambda *_: None),
         ("attention", "bf16", "tfm.backends.training_compiled.flash_attention", see_everything),
         ("attention", "bf16", "tfm.machine.compute.Compute.autocast", lambda self: nullcontext()),
         (

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tfm.model.attention import AttentionMask, additive_scores, attention, attention_weights
+from tfm.model.additive import additive_scores
+from tfm.model.attention import attention, attention_weights
+from tfm.model.masks import AttentionMask
 
 B, H, T, S, D_K, D_V = 2, 3, 4, 5, 6, 7
 
@@ -74,7 +76,7 @@ def test_a_query_sees_exactly_the_keys_in_its_window(length, window, causal, fun
     hidden = ~reference_window(length, window, causal=causal)
     weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
     torch.testing.assert_close(found, weights @ value)
-    shown = attention_weights(query, key, mask, additive_weight=weight)
+    shown = attention_weights(query, key, mask.allowed(query, key), weight)
     torch.testing.assert_close(shown, weights)
 
 
@@ -108,7 +110,7 @@ def test_additive_scores_in_chunks_have_the_same_values_and_gradients(qkv, monke
     direction = torch.randn(B, H, T, S, dtype=torch.float64)
     whole = additive_scores(*inputs)
     gradients = torch.autograd.grad(whole, inputs, direction)
-    monkeypatch.setattr("tfm.model.attention._CHUNK_ELEMENTS", key.numel())
+    monkeypatch.setattr("tfm.model.additive._CHUNK_ELEMENTS", key.numel())
     chunked = additive_scores(*inputs)
     torch.testing.assert_close(chunked, whole)
     torch.testing.assert_close(torch.autograd.grad(chunked, inputs, direction), gradients)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_models import EVERY_TRANSFORMER, moved, random_batch, recurrent, transformer
 
+from tfm.model.attention import Heads
 from tfm.model.attention_weights import record_attention
-from tfm.model.heads import Heads
 
 V = 13
 SHAPE = {"num_encoder_layers": 2, "num_decoder_layers": 3, "dropout": 0.5, "attention_dropout": 0.5}

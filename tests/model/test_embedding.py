@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from tfm.config import TransformerConfig
-from tfm.model.layers import Embedding, new_embedding_weight, sinusoidal_encoding
+from tfm.model.attention import sinusoidal_encoding
+from tfm.model.layers import Embedding, new_embedding_weight
 from tfm.model.packing import Padded
 
 

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tfm.config import TransformerConfig
-from tfm.model.attention import AttentionMask, additive_scores, attention
-from tfm.model.heads import MultiHeadAttention
+from tfm.model.additive import additive_scores
+from tfm.model.attention import MultiHeadAttention, attention
+from tfm.model.cache import DecoderCache, keys_values, split_joint
+from tfm.model.masks import AttentionMask
 from tfm.model.packing import Padded
 
 B, H, T, S, D_K = 2, 3, 4, 5, 6
@@ -22,9 +24,9 @@ def test_heads_may_have_any_width(d_k, d_v):
     module = MultiHeadAttention(config).double().eval()
     nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8, dtype=torch.float64)
-    query, key, value = module.heads.split_joint(module.input(x).flatten(0, 1), B)
+    query, key, value = split_joint(module.heads, module.input(x).flatten(0, 1), B)
     found = module(x, Padded(T))
-    cached = module.output(module.heads.attend_cached(query, key.mT, value, None, None))
+    cached = module.output(DecoderCache.attend(query, key.mT, value, None, None))
     torch.testing.assert_close(cached, found.flatten(0, 1))
 
     heads = []
@@ -46,9 +48,9 @@ def test_separate_projections_equal_the_joint_projection():
     module = MultiHeadAttention(TransformerConfig(d_model=8, num_heads=2, d_k=3, d_v=5))
     nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8)
-    joint = module.heads.split_joint(module.input(x).flatten(0, 1), B)
+    joint = split_joint(module.heads, module.input(x).flatten(0, 1), B)
     query = module.heads.split(module.input.queries(x).flatten(0, 1), B)
-    separate = (query, *module.keys_values(x))
+    separate = (query, *keys_values(module, x))
     for one, other in zip(joint, separate, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -68,5 +70,5 @@ def test_cached_additive_attention_gives_hidden_keys_no_weight(for_each_query):
     scores = additive_scores(query, key, module.additive_weight)
     weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(dim=-1)
     expected = (weights @ value).transpose(1, 2).reshape(B * T, H * D_K)
-    found = module.heads.attend_cached(query, key.mT, value, hidden, module.additive_weight)
+    found = DecoderCache.attend(query, key.mT, value, hidden, module.additive_weight)
     torch.testing.assert_close(found, expected)

@@ -19,7 +19,7 @@ from torch import nn
 
 from tfm.config import TransformerConfig
 from tfm.errors import UsageError
-from tfm.model.layers import FeedForward, sinusoidal_encoding
+from tfm.model.attention import FeedForward, sinusoidal_encoding
 
 V = 13
 LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 3}

@@ -15,14 +15,13 @@ from tfm.backends.decoding_cpu import CpuDecoder, RoundUp
 from tfm.backends.plain import InferenceBackend, cast_embeddings
 from tfm.backends.products_cpu import SMALL_NUM_ROWS, Linear, Prepack
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads
-from tfm.machine.compute import Compute, onednn_products
+from tfm.machine.compute import Compute
+from tfm.model.attention import FeedForward, Residual
 from tfm.model.build import Model, evaluation_copy
-from tfm.model.heads import InputProjection
-from tfm.model.layers import FeedForward, Residual
 from tfm.model.packing import Layout, Packing, Padded
+from tfm.model.projections import InputProjection
 from tfm.model.transformer import Encoder, ToLogits, Transformer
 
-_VECTOR_SIZE = 16  # elements in fp32 of the vectors of AVX-512
 # Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
 _VOCAB_MULTIPLE = 64
 
@@ -68,7 +67,7 @@ class CpuInference(InferenceBackend):
                     setattr(layer, name, PrepackedFeedForward(module, self.prepacked))
                 else:
                     module.input = PrepackedProjection(module.input, self.prepacked)
-                    module.heads = InferenceHeads(module.heads, RandomMasks())
+                    module.heads = SentenceHeads(module.heads, RandomMasks())
                     module.output = PrepackedLinear(module.output, self.prepacked)
         model.encoder = PackedEncoder(model.encoder, self.round_up_rows)
         model.decoder = CpuDecoder(
@@ -162,7 +161,7 @@ class PrepackedFeedForward(FeedForward):
     def __init__(self, feed_forward: FeedForward, prepack: Prepack) -> None:
         nn.Module.__init__(self)
         self.inner = PrepackedLinear(feed_forward.inner, prepack)
-        if feed_forward.activation is not torch.relu:
+        if feed_forward.activation is not F.relu:
             self.inner.prepacked = _activated(self.inner.prepacked, feed_forward.activation)
         self.outer = PrepackedLinear(feed_forward.outer, prepack)
 
@@ -213,41 +212,6 @@ class ResidualInPlace(Residual):
     @override
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         return out.add_(x)
-
-
-class InferenceHeads(SentenceHeads):
-    """Attends to cached keys by batched matrix products, and to packed sentences."""
-
-    @override
-    def attend_cached_dot_product(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        groups, num_heads, num_queries, width = query.shape
-        # One pass casts queries and makes heads contiguous.
-        queries = torch.empty(query.shape, dtype=key.dtype).copy_(query).flatten(0, 1)
-        keys, values = key.flatten(0, 1), value.flatten(0, 1)
-        # With beta=0, baddbmm reads the shape of its first argument only.
-        unread = queries.new_empty(len(queries), num_queries, keys.size(2))
-        with onednn_products() if key.is_contiguous() else contextlib.nullcontext():
-            scores = torch.baddbmm(unread, queries, keys, beta=0, alpha=1 / math.sqrt(width))
-            if bias is not None:
-                scores.view(groups, num_heads, num_queries, -1).add_(bias)
-            attended = torch.bmm(_softmax(scores), values)
-        attended = attended.view(groups, num_heads, num_queries, -1)
-        merged = query.new_empty(groups, num_queries, num_heads, values.size(-1))
-        return merged.copy_(attended.transpose(1, 2)).view(groups * num_queries, -1)
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    """Return the softmax of scores [N, Q, C] over their columns.
-
-    torch's takes up to ten times as long for fewer columns than a vector has elements.
-    """
-    num_columns = scores.size(2)
-    if num_columns >= _VECTOR_SIZE:
-        return scores.softmax(-1)
-    padded = F.pad(scores, (0, _VECTOR_SIZE - num_columns), value=-math.inf)
-    return padded.softmax(-1)[:, :, :num_columns]
 
 
 class PackedEncoder(Encoder):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.model.heads import Heads
+from tfm.model.attention import Heads
 from tfm.model.packing import Layout, Packing
 
 _NUM_LEVELS = 1 << 16

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.backends.products_cpu import Linear
-from tfm.model.heads import Heads, MultiHeadAttention
+from tfm.model.attention import Heads, MultiHeadAttention
+from tfm.model.cache import keys_values
 from tfm.model.layers import DecoderLayer
 
 _FIRST_CAPACITY = 64
@@ -102,7 +103,8 @@ class SingleSentenceLayer:
         """Prepare a layer, whose linear layers are prepacked, for one source [1, S, d_model]."""
         attention: Any = layer.self_attention
         feed_forward: Any = layer.feed_forward
-        key, value = (x[0].to(cache_dtype(x)) for x in layer.cross_attention.keys_values(encoded))
+        projected = keys_values(layer.cross_attention, encoded)
+        key, value = (x[0].to(cache_dtype(x)) for x in projected)
         residuals = (
             layer.self_attention_residual,
             layer.cross_attention_residual,

@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend
 from tfm.machine.compute import autocast_dtype
-from tfm.model.attention import AttentionMask
+from tfm.model.attention import FeedForward, Heads, MultiHeadAttention, Residual
 from tfm.model.build import Model
-from tfm.model.heads import Heads, MultiHeadAttention
-from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from tfm.model.layers import DecoderLayer, EncoderLayer
+from tfm.model.masks import AttentionMask
 from tfm.model.packing import Layout, Packing
 from tfm.model.transformer import Transformer
 

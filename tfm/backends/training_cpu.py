@@ -9,9 +9,10 @@ from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend, cast_embeddings
 from tfm.backends.sentence_attention import RandomMasks, SentenceHeads, keep_scale
+from tfm.model.attention import FeedForward, MultiHeadAttention, Residual
 from tfm.model.build import Model
-from tfm.model.heads import InputProjection, MultiHeadAttention
-from tfm.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from tfm.model.layers import DecoderLayer, EncoderLayer
+from tfm.model.projections import InputProjection
 from tfm.model.transformer import Transformer
 
 
@@ -124,7 +125,7 @@ class FusedFeedForward(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         dropout = self.dropout.p if self.training else 0.0
         weight, bias = self.inner.weight, self.inner.bias
-        if self.activation is torch.relu:
+        if self.activation is F.relu:
             hidden = fused_linear_relu_dropout(x, weight, bias, dropout, self._masks)
         else:
             activated = self.activation(fused_linear(x, weight, bias))

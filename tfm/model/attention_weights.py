@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tfm.model.attention import AttentionMask, attention_weights
+from tfm.model.attention import Heads, MultiHeadAttention, attention_weights
 from tfm.model.build import Model, evaluation_copy
-from tfm.model.heads import Heads, MultiHeadAttention
+from tfm.model.masks import AttentionMask
 from tfm.model.recurrent import Recurrent
 
 
@@ -74,13 +74,8 @@ class _RecordingHeads(Heads):
 
     @override
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask,
-        additive_weight: Tensor | None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, weight: Tensor | None
     ) -> Tensor:
-        weights = attention_weights(query, key, mask, additive_weight=additive_weight)
+        weights = attention_weights(query, key, mask.allowed(query, key), weight)
         self._recorded.append(weights.float())
-        return super().attend(query, key, value, mask, additive_weight)
+        return super().attend(query, key, value, mask, weight)

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfm.model.heads import MultiHeadAttention
+from tfm.model.additive import additive_scores
+from tfm.model.attention import Heads, MultiHeadAttention
 from tfm.model.packing import copy_to_device
 
 KeysValues = tuple[Tensor, Tensor]
@@ -136,6 +137,34 @@ class DecoderCache:
         """Return the keys [B, h, d_k, S] of the sources in a layer."""
         return self.memory[index][0].mT
 
+    @staticmethod
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weight: Tensor | None
+    ) -> Tensor:
+        """Attend to cached keys and join the heads; the n queries of a group share their keys.
+
+        Args:
+            query: [G, h, n, d_k]; its dtype may differ from the dtype of keys and values.
+            key: [G, h, d_k, C].
+            value: [G, h, C, d_v].
+            bias: [G, n or 1, C] added to scores: -inf where a key is hidden.
+            weight: [h, d_k] of `additive_scores`; None for dot products.
+
+        Returns:
+            [G · n, h · d_v], of the query's dtype.
+        """
+        bias = None if bias is None else bias[:, None]
+        queries = query.to(key.dtype)
+        if weight is None:
+            # On a CPU, SDPA misreads an fp32 mask of fp64 scores as fp64.
+            bias = None if bias is None else bias.to(key.dtype)
+            attended = F.scaled_dot_product_attention(queries, key.mT, value, attn_mask=bias)
+        else:
+            scores = additive_scores(queries, key.mT, weight)
+            scores = scores if bias is None else scores + bias
+            attended = scores.softmax(dim=-1).to(value.dtype) @ value
+        return attended.to(query.dtype).transpose(1, 2).flatten(2).flatten(0, 1)
+
     @property
     def num_groups(self) -> int:
         """G."""
@@ -178,7 +207,7 @@ class DecoderCache:
         """Add a position [R, d_model] to a layer, and attend to all up to it: [R, d_model]."""
         heads = attention.heads
         projected = self._rows.scatter(attention.input(x))
-        query, key, value = heads.split_joint(projected, self.num_groups)
+        query, key, value = split_joint(heads, projected, self.num_groups)
         start, end = self.offsets[self.position], self.offsets[-1]
         if index == len(self.past):
             stored = self.stored(key), self.stored(value)
@@ -190,7 +219,7 @@ class DecoderCache:
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
         first = 0 if self.window is None else self.offsets[max(0, self.position + 1 - self.window)]
-        attended = heads.attend_cached(
+        attended = self.attend(
             query,
             keys[:, :, first:end].mT,
             values[:, :, first:end],
@@ -203,7 +232,7 @@ class DecoderCache:
     def attend_to_source(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
         """Attend from a position [R, d_model] of a layer to the source: [R, d_model]."""
         queries = self._rows.scatter(attention.input.queries(x))
-        attended = attention.heads.attend_cached(
+        attended = self.attend(
             attention.heads.split(queries, self.num_sentences),
             self.source_keys(index),
             self.memory[index][1],
@@ -294,6 +323,24 @@ class DecoderCache:
         self.past = [(select(keys), select(values)) for keys, values in self.past]
         self.bias = None
         self.offsets = list(range(self.position + 1))
+
+
+def keys_values(attention: MultiHeadAttention, memory: Tensor) -> KeysValues:
+    """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
+    heads, projected = attention.heads, attention.input.keys_values(memory)
+    key, value = torch.split(projected, heads.widths[1:], dim=-1)
+    return heads.split(key, len(memory)), heads.split(value, len(memory))
+
+
+def split_joint(heads: Heads, projected: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Split joint projections [G · n, …] into queries, keys and values [G, h, n, …]."""
+    if len(set(heads.widths)) == 1:  # one view is faster than three
+        shape = (num_groups, -1, 3, heads.num_heads, heads.widths[0] // heads.num_heads)
+        query, key, value = projected.view(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    else:
+        split = torch.split(projected, heads.widths, dim=-1)
+        query, key, value = (heads.split(x, num_groups) for x in split)
+    return query, key, value
 
 
 def _bias_hiding(hidden: Tensor) -> Tensor:

@@ -1,36 +1,17 @@
-"""Embeddings, positions and layers of the Transformer (Vaswani et al. 2017, §3)."""
+"""Embeddings and layers of the Transformer (Vaswani et al. 2017, §3.1, §3.4)."""
 
 import math
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import ModelConfig, TransformerConfig
 from tfm.errors import UsageError
+from tfm.model.attention import FeedForward, MultiHeadAttention, Residual, sinusoidal_encoding
 from tfm.model.cache import LayerCache
-from tfm.model.heads import MultiHeadAttention
 from tfm.model.packing import Layout
 
-_WAVELENGTH_BASE = 10_000.0
 _INITIAL_POSITIONS, _MAX_INITIAL_NUMBERS = 256, 1 << 21  # fewer positions of a very wide model
-
-
-def sinusoidal_encoding(positions: Tensor, d_model: int) -> Tensor:
-    """Return the positional encoding of Vaswani et al. 2017, §3.5.
-
-    Args:
-        positions: [T] token positions, counted from 0.
-        d_model: Even width of the encoding.
-
-    Returns:
-        [T, d_model] float32; sines at even, cosines at odd indices.
-    """
-    # In float64: float32 is too coarse for the angles of late positions.
-    exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model
-    angles = positions[:, None].double() / _WAVELENGTH_BASE**exponents
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
 
 
 class Embedding(nn.Module):
@@ -101,65 +82,6 @@ def new_embedding_weights(
     if config.tied_embeddings == "none":
         output_weight = new_embedding_weight(target_vocab_size, config.d_model)
     return source_weight, target_weight, output_weight
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": F.gelu,  # x · Φ(x), without approximation
-    "silu": F.silu,  # x · σ(x)
-}
-
-
-class Residual(nn.Module):
-    """The residual connection, dropout and layer normalization around a sub-layer (§3.1).
-
-    Post-norm, as in the paper: LayerNorm(x + Dropout(Sublayer(x))).
-    Pre-norm: x + Dropout(Sublayer(LayerNorm(x))).
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm_first = config.norm == "pre"
-
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Map […, d_model] to the same shape."""
-        return self.after(x, sublayer(self.before(x)))
-
-    def before(self, x: Tensor) -> Tensor:
-        """Return the input of the sub-layer, […, d_model], given x […, d_model]."""
-        out: Tensor = self.norm(x) if self.norm_first else x
-        return out
-
-    def after(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the result […, d_model] for x and the output of the sub-layer, […, d_model]."""
-        summed = self.add(x, out)
-        return summed if self.norm_first else self.norm(summed)
-
-    def add(self, x: Tensor, out: Tensor) -> Tensor:
-        """Add the output of the sub-layer to its input, both […, d_model]."""
-        summed: Tensor = x + self.dropout(out)
-        return summed
-
-
-class FeedForward(nn.Module):
-    """f(x W₁ + b₁) W₂ + b₂ at each position; the paper's f is ReLU (§3.3)."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_ff)
-        self.outer = nn.Linear(config.d_ff, config.d_model)
-        self.activation = _ACTIVATIONS[config.activation]
-        self.dropout = nn.Dropout(config.relu_dropout)
-        # Weights keep torch's initialization, ±1/√fan_in: with Glorot's, learning starts later.
-        for linear in (self.inner, self.outer):
-            nn.init.zeros_(linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map […, d_model] to the same shape."""
-        out: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
-        return out
 
 
 class EncoderLayer(nn.Module):

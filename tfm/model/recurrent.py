@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tfm.config import RecurrentConfig
-from tfm.model.attention import AttentionMask, attention_weights, new_additive_weight
+from tfm.model.additive import new_additive_weight
+from tfm.model.attention import attention_weights
 from tfm.model.layers import new_embedding_weights
+from tfm.model.masks import AttentionMask
 from tfm.model.packing import Packing
 
 # Each layer's hidden state [N, d_model] and, in an LSTM, cell state [N, d_model].
@@ -76,9 +78,9 @@ class CrossAttention(nn.Module):
         Returns:
             [B, T, d_model] attended values, and [B, T, S] attention weights before dropout.
         """
-        mask, weight = AttentionMask(key_lengths=memory.lengths), self.additive_weight
-        query = self.query(x)[:, None]
-        weights = attention_weights(query, memory.keys, mask, additive_weight=weight)
+        query, mask = self.query(x)[:, None], AttentionMask(key_lengths=memory.lengths)
+        allowed = mask.allowed(query, memory.keys)
+        weights = attention_weights(query, memory.keys, allowed, self.additive_weight)
         attended = self.dropout(weights).to(memory.values.dtype) @ memory.values
         return attended[:, 0], weights[:, 0]
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfm.config import TransformerConfig
-from tfm.model.cache import DecoderCache, DecodingState, KeysValues, StepRows
+from tfm.model.cache import DecoderCache, DecodingState, KeysValues, StepRows, keys_values
 from tfm.model.layers import DecoderLayer, Embedding, EncoderLayer, new_embedding_weights
 from tfm.model.packing import Layout, Packing, Padded
 
@@ -44,7 +44,7 @@ class Decoder(nn.ModuleList):
     def start(self, encoded: Tensor, lengths: Tensor) -> DecodingState:
         """Return the cache of one hypothesis for each encoded source [B, S, d_model]."""
         layers = list(self.layers())
-        memory = [layer.cross_attention.keys_values(encoded) for layer in layers]
+        memory = [keys_values(layer.cross_attention, encoded) for layer in layers]
         return self.new_cache(memory, lengths, layers[0].self_attention.heads.window)
 
     def new_cache(

@@ -19,8 +19,8 @@ from tfm.disk.files import write_json
 from tfm.disk.tensor_file import write_tensors
 from tfm.errors import UsageError
 from tfm.folders.model_info import ModelInfo
+from tfm.model.attention import sinusoidal_encoding
 from tfm.model.build import Model
-from tfm.model.layers import sinusoidal_encoding
 from tfm.vocabulary.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
 
 _FIRST_BYTE = "<0x00>"

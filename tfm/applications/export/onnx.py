@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tfm.config import SearchConfig
 from tfm.errors import UsageError
+from tfm.model.attention import MultiHeadAttention, sinusoidal_encoding
 from tfm.model.build import Model
-from tfm.model.heads import MultiHeadAttention
-from tfm.model.layers import sinusoidal_encoding
+from tfm.model.cache import DecoderCache, keys_values, split_joint
 from tfm.model.packing import Padded
 from tfm.model.transformer import Transformer
 from tfm.vocabulary.subword import Vocabulary
@@ -133,7 +133,7 @@ class _Encoder(nn.Module):
         """Encode ids [B, S] to N layers' keys [N, B, h, S, d_k] and values [N, B, h, S, d_v]."""
         encoded = self.model.encode(source, Padded(source.size(1), lengths))
         memory = [
-            layer.cross_attention.keys_values(encoded) for layer in self.model.decoder.layers()
+            keys_values(layer.cross_attention, encoded) for layer in self.model.decoder.layers()
         ]
         return torch.stack([keys for keys, _ in memory]), torch.stack([v for _, v in memory])
 
@@ -194,10 +194,10 @@ class _Cache:
 
     def attend_to_past(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
         """Add a position [B, d_model] to a layer, and attend to all up to it."""
-        query, key, value = attention.heads.split_joint(attention.input(x), len(x))
+        query, key, value = split_joint(attention.heads, attention.input(x), len(x))
         self.keys.append(torch.cat([self._past[0][index], key], dim=2))
         self.values.append(torch.cat([self._past[1][index], value], dim=2))
-        attended = attention.heads.attend_cached(
+        attended = DecoderCache.attend(
             query, self.keys[-1].mT, self.values[-1], None, attention.additive_weight
         )
         out: Tensor = attention.output(attended)
@@ -207,7 +207,7 @@ class _Cache:
         """Attend from a position [B, d_model] of a layer to the source."""
         keys, values, bias = self._source
         query = attention.heads.split(attention.input.queries(x), len(x))
-        attended = attention.heads.attend_cached(
+        attended = DecoderCache.attend(
             query, keys[index].mT, values[index], bias, attention.additive_weight
         )
         out: Tensor = attention.output(attended)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tfm.config import ModelConfig, TransformerConfig
 from tfm.errors import UsageError
-from tfm.model.layers import sinusoidal_encoding
+from tfm.model.attention import sinusoidal_encoding
 from tfm.vocabulary.subword import BOS, EOS, UNK, Vocabulary
 
 # The number of exported sinusoidal positions: twice tfm's default maximum source length.

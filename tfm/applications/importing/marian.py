@@ -27,7 +27,7 @@ from tfm.applications.importing.foreign import (
 from tfm.config.values import shown
 from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.model.layers import sinusoidal_encoding
+from tfm.model.attention import sinusoidal_encoding
 from tfm.vocabulary.foreign import with_vocabulary
 
 CONFIG = "config.json"
