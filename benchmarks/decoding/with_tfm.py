@@ -10,7 +10,7 @@ from timing import Sentence, Settings, measure, read_settings
 from tfm import __version__
 from tfm.config import InferenceConfig, Normalization, SearchConfig
 from tfm.folders.model_folder import ModelFolder
-from tfm.search.active import Hypothesis
+from tfm.search.hypotheses import Hypothesis
 from tfm.translation.batches import BatchLimits, SentenceBatch
 from tfm.translation.chain import BatchEngine, Chain
 from tfm.translation.engine import Engine

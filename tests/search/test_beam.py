@@ -11,8 +11,9 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.search import search
-from tfm.search.active import ActiveHypotheses, length_penalty
+from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish, num_candidates
+from tfm.search.hypotheses import length_penalty
 from tfm.search.model import SearchableModel
 from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 

@@ -9,8 +9,8 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.search import search
-from tfm.search.active import length_penalty
 from tfm.search.forced import forced_decoding
+from tfm.search.hypotheses import length_penalty
 from tfm.search.model import Ensemble
 from tfm.vocabulary.subword import BOS, EOS
 

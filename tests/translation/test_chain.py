@@ -6,7 +6,7 @@ import pytest
 
 from tfm.config import SearchConfig
 from tfm.folders.run_folder import checkpoints
-from tfm.search.active import Hypothesis
+from tfm.search.hypotheses import Hypothesis
 from tfm.translation.batches import BatchLimits
 from tfm.translation.chain import Chain
 from tfm.translation.steps import Output, Segment, Step

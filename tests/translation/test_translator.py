@@ -17,7 +17,7 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.machine.compute import choose_compute
-from tfm.search.active import Hypothesis
+from tfm.search.hypotheses import Hypothesis
 from tfm.translation import engine
 from tfm.translation.engine import Engine
 

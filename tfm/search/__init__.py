@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import ActiveHypotheses, Hypothesis, Prefixes, check_finite
+from tfm.search.active import ActiveHypotheses, Prefixes
 from tfm.search.beam import beam_search, diverse_beam_search
 from tfm.search.constraints import Constraints
 from tfm.search.exact import exact_search
+from tfm.search.hypotheses import Hypothesis, check_finite
 from tfm.search.model import SearchableModel
 from tfm.search.sampling import sample
 from tfm.search.spelling import OpenEnd

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import (
-    ActiveHypotheses,
-    Array,
-    Continuations,
-    Hypothesis,
-    keep_best,
-    nth_score,
-    to_host,
-)
+from tfm.search.active import ActiveHypotheses, Array, Continuations, to_host
+from tfm.search.hypotheses import Hypothesis, keep_best, nth_score
 from tfm.vocabulary.subword import EOS
 
 

@@ -11,13 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from tfm.config import SearchConfig
-from tfm.search.active import (
-    ActiveHypotheses,
-    Continuations,
-    Hypothesis,
-    keep_best,
-    nth_score,
-)
+from tfm.search.active import ActiveHypotheses, Continuations
+from tfm.search.hypotheses import Hypothesis, keep_best, nth_score
 from tfm.search.phrases import Progress, RequiredPhrases
 from tfm.vocabulary.subword import EOS, PAD
 

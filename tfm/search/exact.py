@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tfm.config import SearchConfig
-from tfm.search.active import (
-    ActiveHypotheses,
-    Continuations,
-    Hypothesis,
-    keep_best,
-    nth_score,
-    to_host,
-)
+from tfm.search.active import ActiveHypotheses, Continuations, to_host
+from tfm.search.hypotheses import Hypothesis, keep_best, nth_score
 from tfm.vocabulary.subword import EOS
 
 _MAX_ROWS = 64  # prefixes that are extended together

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tfm.config import SearchConfig
 from tfm.model.build import Model
-from tfm.search.active import Hypothesis, check_finite, length_penalty
+from tfm.search.hypotheses import Hypothesis, check_finite, length_penalty
 from tfm.search.model import mean_probability
 from tfm.vocabulary.subword import BOS, EOS, PAD
 

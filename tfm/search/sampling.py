@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import ActiveHypotheses, Array, Continuations, Hypothesis, to_host
+from tfm.search.active import ActiveHypotheses, Array, Continuations, to_host
+from tfm.search.hypotheses import Hypothesis
 from tfm.vocabulary.subword import EOS
 
 

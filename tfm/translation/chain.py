@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from tfm.config import SearchConfig
 from tfm.machine.background import joined_at_exit
 from tfm.reporting import say
-from tfm.search.active import Hypothesis
+from tfm.search.hypotheses import Hypothesis
 from tfm.translation.batches import BatchLimits, LineError, SentenceBatch, SentenceEncoder
 from tfm.translation.steps import Output, Segment, Step
 from tfm.vocabulary.subword import EOS, Vocabulary

@@ -24,9 +24,10 @@ from tfm.machine.compute import (
 from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.search import search
-from tfm.search.active import Hypothesis, Prefixes
+from tfm.search.active import Prefixes
 from tfm.search.constraints import constraints_of
 from tfm.search.forced import forced_decoding
+from tfm.search.hypotheses import Hypothesis
 from tfm.search.model import Ensemble, SearchableModel
 from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings

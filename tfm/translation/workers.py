@@ -23,7 +23,7 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
 from tfm.folders.model_folder import ModelFolder
 from tfm.reporting import say
-from tfm.search.active import Hypothesis
+from tfm.search.hypotheses import Hypothesis
 from tfm.translation.batches import BatchLimits, SentenceBatch
 from tfm.translation.engine import Engine
 

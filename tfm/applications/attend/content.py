@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfm.errors import UsageError
 from tfm.features.attention.maps import AttentionKind, AttentionMaps, attention_maps
 from tfm.model.build import Model
-from tfm.search.active import check_finite
+from tfm.search.hypotheses import check_finite
 from tfm.vocabulary.subword import SPACE_MARK, Vocabulary
 
 # Every picture contains this name, so that no other file is overwritten.

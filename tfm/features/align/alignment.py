@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tfm.machine.compute import Compute
 from tfm.model.attention_weights import cross_attention
 from tfm.model.build import Model
-from tfm.search.active import check_finite
+from tfm.search.hypotheses import check_finite
 from tfm.text.units import units
 from tfm.vocabulary.subword import BOS, EOS, PAD, SubwordModel, Vocabulary
 
