@@ -56,7 +56,6 @@ _SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 32, "d_ff
 _TINY_MODEL = _SHAPE | {"num_heads": 2} | dict.fromkeys(DROPOUTS, 0.1) | {"norm": "pre"}
 TINY = {"model": _TINY_MODEL, "batching": {"batch_tokens": 600, "bucket_tokens": 300}}
 NUM_PAIRS, NUM_LOSSES = 100_000, 50
-VOCAB_SIZES = ("source_vocab_size", "target_vocab_size")
 MAX_DIFFERENCE: dict[Precision, float] = {"fp32": 1e-4, "bf16": 2e-2}  # relative, of losses
 # Of dense products in bf16, by the datasheets of H100 SXM and H200: for the model FLOP utilization.
 PEAK_FLOPS = 989e12
@@ -102,13 +101,13 @@ class Session:
         self, run: RunConfig, compute: Compute, *, compiles: bool, flash: bool = True
     ) -> trainer.Trainer:
         """Make a trainer of a new model on the dataset."""
-        sizes: dict[str, Any] = dict.fromkeys(VOCAB_SIZES, self.vocab_size)
+        sizes = self.vocab_size, self.vocab_size
         torch.manual_seed(run.training.seed)
-        model = new_model(run.model, **sizes).to(compute.device)
+        model = new_model(run.model, sizes).to(compute.device)
         flash = flash and not self.is_dry
         backend = CompiledTraining(flash=flash) if compiles else PLAIN_TRAINING
         with patch.object(trainer, "training_backend", lambda *_, **__: backend):
-            cost = model_cost(run.model, **sizes)
+            cost = model_cost(run.model, sizes)
             return trainer.Trainer(model, self.data(), run, compute, cost=cost)
 
 
@@ -167,8 +166,8 @@ def sentences(session: Session, number: int) -> SentenceBatch:
 def engine(session: Session, arch: str, compute: Compute) -> Engine:
     """Load a new model, drawn by a seed."""
     torch.manual_seed(0)
-    sizes = dict.fromkeys(VOCAB_SIZES, session.vocab_size)
-    model = new_model(session.run(arch).model, **sizes).to(compute.device)
+    sizes = session.vocab_size, session.vocab_size
+    model = new_model(session.run(arch).model, sizes).to(compute.device)
     return Engine([model], compute, backend=inference_backend(compute))
 
 

@@ -64,14 +64,14 @@ def train(data_dir: Path, *, shard: bool) -> dict[str, Any]:
     from tfm.training.trainer import Trainer
 
     run = run_config("base", SETTINGS, {"training": {"seed": 1, "shard": shard}})
-    sizes: dict[str, Any] = dict.fromkeys(("source_vocab_size", "target_vocab_size"), VOCAB_SIZE)
+    sizes = VOCAB_SIZE, VOCAB_SIZE
     data = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
     device = torch.device("cpu")
     torch.manual_seed(1)
     with joined(World.from_environment(), device, timeout=timedelta(seconds=60)) as group:
-        cost = model_cost(run.model, **sizes)
+        cost = model_cost(run.model, sizes)
         compute = Compute(device, torch.float32)
-        made = Trainer(new_model(run.model, **sizes), data, run, compute, cost=cost, group=group)
+        made = Trainer(new_model(run.model, sizes), data, run, compute, cost=cost, group=group)
         reports, hashes = [], []
         for batch in islice(made.batches(), NUM_STEPS):
             assert len(batch.microbatches) == NUM_MICROBATCHES, len(batch.microbatches)

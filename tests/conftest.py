@@ -191,9 +191,9 @@ def new_trainer(data_dir: Path, tiny_run: Callable[..., RunConfig]) -> Callable[
     def make(dataset: ParallelDataset = real_data, **changes: Any) -> Trainer:
         run = tiny_run(**changes)
         torch.manual_seed(run.training.seed)
-        model = Transformer(run.model, source_vocab_size=400, target_vocab_size=400)
+        model = Transformer(run.model, (400, 400))
         compute = choose_compute("cpu", run.training.precision)
-        cost = model_cost(run.model, source_vocab_size=400, target_vocab_size=400)
+        cost = model_cost(run.model, (400, 400))
         return Trainer(model, dataset, run, compute, cost=cost)
 
     return make
@@ -243,7 +243,7 @@ def make_model(
         run = tiny_run(model={"num_encoder_layers": 2, "num_decoder_layers": 2, **shape})
         sizes = (len(vocabulary.source), len(vocabulary.target))
         torch.manual_seed(seed)
-        model = new_model(run.model, source_vocab_size=sizes[0], target_vocab_size=sizes[1])
+        model = new_model(run.model, sizes)
         with torch.no_grad():
             _randomize(model)
         info = ModelInfo(

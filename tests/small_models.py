@@ -40,7 +40,7 @@ def recurrent(vocab_size: int, seed: int = 0, *, sharpness: float = 1.0, **chang
 
 def _random_model(config: ModelConfig, vocab_size: int, seed: int, sharpness: float) -> Model:
     torch.manual_seed(seed)
-    model = new_model(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size).eval()
+    model = new_model(config, (vocab_size, vocab_size)).eval()
     with torch.no_grad():
         model.output_weight.mul_(sharpness)
     return model

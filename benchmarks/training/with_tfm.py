@@ -46,20 +46,17 @@ def main() -> None:
         },
     )
     vocabulary = Vocabulary.load(settings.data)
-    sizes = {
-        "source_vocab_size": len(vocabulary.source),
-        "target_vocab_size": len(vocabulary.target),
-    }
-    dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=tuple(sizes.values()))
+    sizes = len(vocabulary.source), len(vocabulary.target)
+    dataset = ParallelDataset(settings.data / "bin", "train", vocab_sizes=sizes)
     torch.manual_seed(settings.seed)
     compute = choose_compute(run.training.device, run.training.precision, trains=True)
-    model = new_model(run.model, **sizes).to(compute.device)
+    model = new_model(run.model, sizes).to(compute.device)
     trainer = Trainer(
         model,
         dataset,
         run,
         compute,
-        cost=model_cost(run.model, **sizes),
+        cost=model_cost(run.model, sizes),
     )
 
     def step(pairs: Pairs, _rate: float) -> Loss:

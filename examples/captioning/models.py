@@ -21,7 +21,7 @@ RECURRENT = RecurrentConfig(num_decoder_layers=1, attention="additive", **_SHARE
 TRANSFORMER = TransformerConfig(
     num_decoder_layers=2, d_ff=2 * _D_MODEL, num_heads=4, norm="pre", **_SHARED
 )
-_SIZES = {"source_vocab_size": VOCABULARY_SIZE, "target_vocab_size": VOCABULARY_SIZE}
+_SIZES = VOCABULARY_SIZE, VOCABULARY_SIZE
 
 
 def new_captioner(name: CaptionerName) -> "RecurrentCaptioner | TransformerCaptioner":
@@ -59,7 +59,7 @@ class TransformerCaptioner(Transformer):
     """tfm's Transformer decoder, whose cross-attention sees the grid of a picture."""
 
     def __init__(self) -> None:
-        super().__init__(TRANSFORMER, **_SIZES)
+        super().__init__(TRANSFORMER, _SIZES)
         del self.source_embedding, self.encoder
         self.picture_encoder = PictureEncoder()
 
@@ -77,7 +77,7 @@ class RecurrentCaptioner(Recurrent):
     """
 
     def __init__(self, *, pooled: bool = False) -> None:
-        super().__init__(RECURRENT, **_SIZES)
+        super().__init__(RECURRENT, _SIZES)
         del self.source_embedding, self.encoder
         self.picture_encoder = PictureEncoder()
         self.bridge = nn.Linear(_D_MODEL, self.states_per_layer * _D_MODEL)

@@ -23,7 +23,7 @@ from tfm.model.cost import model_cost
 from tfm.training.accumulation import GradientAccumulation
 from tfm.training.trainer import Trainer
 
-SIZES = {"source_vocab_size": VOCAB_SIZE, "target_vocab_size": VOCAB_SIZE}
+SIZES = VOCAB_SIZE, VOCAB_SIZE
 SETTINGS = {"model": {"num_encoder_layers": 2, "num_decoder_layers": 2}}
 MAX_GRAPHS = 7  # forward
 MAX_LAUNCHES = 400  # seen: 373; more if the layers are not compiled
@@ -45,8 +45,8 @@ def dataset(tmp_path_factory):
 def train(dataset, fault=None) -> tuple[Device, set[str]]:
     """Train two steps on one batch; return the device, and what is wrong."""
     run = run_config("base", SETTINGS)
-    cost = model_cost(run.model, **SIZES)
-    model = new_model(run.model, **SIZES)
+    cost = model_cost(run.model, SIZES)
+    model = new_model(run.model, SIZES)
     torch.compiler.reset()
     counters.clear()
     with (

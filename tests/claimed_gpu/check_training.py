@@ -20,7 +20,7 @@ from tfm.training.loss import BatchLoss
 from tfm.training.progress import PendingStep
 from tfm.training.trainer import Trainer
 
-SIZES = {"source_vocab_size": 400, "target_vocab_size": 400}
+SIZES = 400, 400
 DROPOUTS = ("dropout", "embedding_dropout", "relu_dropout", "attention_dropout")
 NUM_STEPS = 3
 NUM_ATTENTIONS = 3  # of a step: one of the encoder, and two of the decoder
@@ -43,9 +43,9 @@ def new_trainer(data_dir, tiny_run):
         }
         run = tiny_run(**{name: each | settings.get(name, {}) for name, each in defaults.items()})
         torch.manual_seed(1)
-        model = new_model(run.model, **SIZES)
+        model = new_model(run.model, SIZES)
         compute = choose_compute(device, precision, trains=True)
-        cost = model_cost(run.model, **SIZES)
+        cost = model_cost(run.model, SIZES)
         return Trainer(model.to(compute.device), dataset, run, compute, cost=cost, group=group)
 
     return make

@@ -70,7 +70,7 @@ def row(name):
 
 
 def cost_of(run):
-    return model_cost(run.model, source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE)
+    return model_cost(run.model, (VOCAB_SIZE, VOCAB_SIZE))
 
 
 def millions(run):

@@ -281,14 +281,14 @@ from tfm.training.trainer import Trainer
 
 data, config, *arguments = sys.argv[1:]
 run = run_config(None, read_toml(Path(config)))
-sizes = dict(source_vocab_size=400, target_vocab_size=400)
+sizes = 400, 400
 dataset = ParallelDataset(Path(data) / "bin", "train", vocab_sizes=(400, 400))
-cost = model_cost(run.model, **sizes)
+cost = model_cost(run.model, sizes)
 compute = Compute(torch.device("cpu"), torch.float32)
 
 def new_trainer(group):
     torch.manual_seed(1)
-    model = new_model(run.model, **sizes)
+    model = new_model(run.model, sizes)
     return Trainer(model, dataset, run, compute, cost=cost, group=group)
 """
 

@@ -15,7 +15,7 @@ VOCAB_SIZE = 37_000
 
 
 def cost_of(config, vocab_size=VOCAB_SIZE):
-    return model_cost(config, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
+    return model_cost(config, (vocab_size, vocab_size))
 
 
 @pytest.mark.parametrize("tied", ["three-way", "two-way", "none"])
@@ -24,7 +24,7 @@ def test_parameter_counts_equal_those_of_a_real_model(tied):
         num_encoder_layers=1, num_decoder_layers=2, d_model=8, d_ff=12, num_heads=2,
         norm="pre", tied_embeddings=tied,
     )  # fmt: skip
-    model = new_model(config, source_vocab_size=50, target_vocab_size=50)
+    model = new_model(config, (50, 50))
     cost = cost_of(config, 50)
     assert cost.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert cost.parameters["embeddings and output"] == {"three-way": 1, "two-way": 2, "none": 3}[
@@ -79,7 +79,7 @@ def counted_flops(config):
     """Count the operations of a model's forward and backward pass."""
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton
 
-    model = new_model(config, source_vocab_size=50, target_vocab_size=50)
+    model = new_model(config, (50, 50))
     source, target = (
         torch.zeros(BATCH, S, dtype=torch.long),
         torch.zeros(BATCH, T, dtype=torch.long),
@@ -117,9 +117,9 @@ def test_a_sharded_model_that_rank_0_cannot_gather_is_a_problem(monkeypatch):
 
 
 def test_a_moving_average_takes_the_memory_of_the_weights(monkeypatch):
-    config, sizes = TransformerConfig(), {"source_vocab_size": 9, "target_vocab_size": 9}
+    config = TransformerConfig()
     plain, averaged = (
-        model_cost(config, **sizes, averages_weights=averages) for averages in (False, True)
+        model_cost(config, (9, 9), averages_weights=averages) for averages in (False, True)
     )
     assert averaged == replace(plain, average_bytes=4 * plain.num_parameters)
     needed = 20 * plain.num_parameters

@@ -163,7 +163,7 @@ def test_tied_embeddings_are_one_parameter():
 
 def test_the_forget_gates_of_an_lstm_start_open():
     config = RecurrentConfig(**SHAPE, cell="lstm", tied_embeddings="two-way")
-    model = Recurrent(config, source_vocab_size=5, target_vocab_size=V)
+    model = Recurrent(config, (5, V))
     for layers in (model.encoder, model.decoder.layers):
         for direction in layers.all_weights:
             *_, bias, hidden_bias = direction

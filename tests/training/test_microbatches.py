@@ -10,8 +10,8 @@ from tfm.model.cost import model_cost
 from tfm.training.microbatches import largest_microbatches, max_microbatch_tokens, num_padded
 
 CPU, GPU = map(torch.device, ("cpu", "cuda"))
-SIZES = {"source_vocab_size": 37_000, "target_vocab_size": 37_000}
-BASE = model_cost(run_config("base", {}).model, **SIZES)
+SIZES = 37_000, 37_000
+BASE = model_cost(run_config("base", {}).model, SIZES)
 
 
 @pytest.mark.parametrize(

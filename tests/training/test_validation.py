@@ -19,7 +19,7 @@ from tfm.metrics.scores import corpus_scores
 from tfm.model.build import new_model
 from tfm.training.data import open_data
 from tfm.training.loss import BatchLoss
-from tfm.training.validation import Validator
+from tfm.training.validation import ValidationStoppedError, Validator
 from tfm.translation.engine import Engine
 
 
@@ -32,9 +32,8 @@ def validate(data_dir, tiny_run):
         run = tiny_run(training={"validation_beam": beam, "best_metric": metric})
         data = open_data(data_dir, run)
         change(data)
-        source_size, target_size = data.info.vocab_sizes
         torch.manual_seed(0)
-        model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+        model = new_model(run.model, data.info.vocab_sizes)
         validator = Validator(
             split=data.valid,
             vocabulary=data.vocabulary,
@@ -114,8 +113,11 @@ def test_a_signal_ends_the_wait_for_a_program(validate):
         requests.append(num_scored)
         raise MetricCommandError("interrupted")
 
-    with MetricCommand("sleep 60", waiting=interrupt) as command:
-        assert validate(1, command=command, should_stop=lambda: bool(requests)) is None
+    with (
+        MetricCommand("sleep 60", waiting=interrupt) as command,
+        pytest.raises(ValidationStoppedError),
+    ):
+        validate(1, command=command, should_stop=lambda: bool(requests))
 
 
 def test_bleu_has_the_tokenizer_of_the_run(validate):

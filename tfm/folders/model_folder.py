@@ -169,14 +169,8 @@ class ModelFolder:
         weights = self._parameters if config is None else {}
         if not weights:
             weights = {name: weight.clone() for name, weight in self.weights().items()}
-        source_size, target_size = self.info.vocab_sizes
         try:
-            model = build_model(
-                config or self.info.run.model,
-                weights,
-                source_vocab_size=source_size,
-                target_vocab_size=target_size,
-            )
+            model = build_model(config or self.info.run.model, weights, self.info.vocab_sizes)
         except ValueError as error:
             raise CheckpointError(
                 f"{self}: the weights do not fit config.json: copy both files from the same model"

@@ -15,14 +15,16 @@ from tfm.model.transformer import Transformer
 Model = Transformer | Recurrent
 
 
-def new_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """Create a model with random weights; three-way tied embeddings need equal vocabularies."""
-    sizes = {"source_vocab_size": source_vocab_size, "target_vocab_size": target_vocab_size}
+def new_model(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Model:
+    """Create a model with random weights, for N source and M target pieces.
+
+    Three-way tied embeddings need equal vocabularies.
+    """
     match config:
         case TransformerConfig():
-            return Transformer(config, **sizes)
+            return Transformer(config, vocab_sizes)
         case RecurrentConfig():
-            return Recurrent(config, **sizes)
+            return Recurrent(config, vocab_sizes)
     raise TypeError(f"{type(config).__name__} describes no model")
 
 
@@ -37,32 +39,24 @@ class _SkipRandomInit(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def empty_model(config: ModelConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
+def empty_model(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Model:
     """Create a model without memory for its weights, on the meta device.
 
     Random initialization is skipped: on the meta device, it loads torch's compiler, which takes
     two seconds.
     """
     with torch.device("meta"), _SkipRandomInit():
-        return new_model(
-            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-        )
+        return new_model(config, vocab_sizes)
 
 
 def build_model(
-    config: ModelConfig,
-    weights: Mapping[str, Tensor],
-    *,
-    source_vocab_size: int,
-    target_vocab_size: int,
+    config: ModelConfig, weights: Mapping[str, Tensor], vocab_sizes: tuple[int, int]
 ) -> Model:
     """Create a model that shares weights […], by parameter; none are drawn at random."""
     # Building a thousand layers to compare their shapes would take half a minute.
     if config.num_encoder_layers + config.num_decoder_layers > len(weights):
         raise ValueError("the model has more layers than weights")
-    model = empty_model(
-        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-    )
+    model = empty_model(config, vocab_sizes)
     if _shapes(dict(model.named_parameters())) != _shapes(weights):
         raise ValueError("the weights have other names, shapes or types than the model's")
     # Tied weights are one parameter of several modules.

@@ -78,25 +78,18 @@ class Cost:
 
 
 def model_cost(
-    config: ModelConfig,
-    *,
-    source_vocab_size: int,
-    target_vocab_size: int,
-    averages_weights: bool = False,
+    config: ModelConfig, vocab_sizes: tuple[int, int], *, averages_weights: bool = False
 ) -> Cost:
     """Compute the cost of a model, without memory for its weights.
 
     Args:
         config: The model.
-        source_vocab_size: Number of source pieces.
-        target_vocab_size: Number of target pieces.
+        vocab_sizes: The numbers of source and target pieces.
         averages_weights: Whether training keeps a moving average of the weights.
     """
-    model = empty_model(
-        config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-    )
+    model = empty_model(config, vocab_sizes)
     parameters = parameters_by_part(model)
-    output = config.d_model * target_vocab_size
+    output = config.d_model * vocab_sizes[1]
     if isinstance(config, RecurrentConfig):
         products, activations = _recurrent_products(config, model, output)
     else:

@@ -249,14 +249,10 @@ class Recurrent(nn.Module):
     max_positions: int | None = None  # sentences may have any length
     output_bias: nn.Parameter | None = None  # of the logits; always without
 
-    def __init__(
-        self, config: RecurrentConfig, *, source_vocab_size: int, target_vocab_size: int
-    ) -> None:
+    def __init__(self, config: RecurrentConfig, vocab_sizes: tuple[int, int]) -> None:
         super().__init__()
         d = config.d_model
-        source_weight, target_weight, output_weight = new_embedding_weights(
-            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-        )
+        source_weight, target_weight, output_weight = new_embedding_weights(config, vocab_sizes)
         self.source_embedding = TokenEmbedding(source_weight, dropout=config.embedding_dropout)
         self.target_embedding = TokenEmbedding(target_weight, dropout=config.embedding_dropout)
         self.encoder = _new_layers(

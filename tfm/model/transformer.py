@@ -88,13 +88,9 @@ class Transformer(nn.Module):
 
     output_bias: nn.Parameter | None  # [V] of the logits, where the settings ask for one
 
-    def __init__(
-        self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int
-    ) -> None:
+    def __init__(self, config: TransformerConfig, vocab_sizes: tuple[int, int]) -> None:
         super().__init__()
-        source_weight, target_weight, output_weight = new_embedding_weights(
-            config, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size
-        )
+        source_weight, target_weight, output_weight = new_embedding_weights(config, vocab_sizes)
         # The maximum number of tokens of a source or target; None if unlimited.
         self.max_positions = config.learned_positions
         self.source_embedding = Embedding(source_weight, config)
@@ -108,7 +104,7 @@ class Transformer(nn.Module):
         self.output_weight = output_weight
         self.output_bias = None
         if config.output_bias:
-            self.output_bias = nn.Parameter(torch.zeros(target_vocab_size))
+            self.output_bias = nn.Parameter(torch.zeros(len(output_weight)))
         self.to_logits = ToLogits()
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:

@@ -21,10 +21,12 @@ from tfm.machine.compute import (
     set_num_threads,
 )
 from tfm.machine.cpu import num_cores
-from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
+from tfm.machine.world import World
+from tfm.model.cost import Cost
 from tfm.reporting import format_duration
 from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
 from tfm.training.microbatches import max_microbatch_tokens
+from tfm.training.setup import cost_of, shortage
 
 _MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
@@ -181,13 +183,7 @@ def forecast(
         check_start(ModelFolder(Path(run.from_model)), data)
     compute, device, warnings = _planned_compute(run, num_local)
     set_num_threads(training.threads, num_processes=num_local)
-    source, target = data.info.vocab_sizes
-    cost = model_cost(
-        run.model,
-        source_vocab_size=source,
-        target_vocab_size=target,
-        averages_weights=run.optimizer.ema is not None,
-    )
+    cost = cost_of(data)
     max_tokens = max_microbatch_tokens(
         run,
         compute.device,
@@ -206,16 +202,10 @@ def forecast(
     estimate = estimate_run(
         data, batcher, cost, compute, num_processes=num_processes, num_local=num_local
     )
-    num_copies = float(num_local) if compute.device.type == "cpu" else 1.0
     warnings += filter(None, [estimate.warning])
-    if training.shard:
-        num_copies /= num_processes
     if _is_here(compute.device):
-        problem = memory_problem(cost, compute.device, num_copies=num_copies) or (
-            gathering_problem(cost, compute.device, num_copies=num_copies)
-            if training.shard
-            else None
-        )
+        world = World(size=num_processes, local_size=num_local)
+        problem = shortage(data, cost, compute.device, world)
         warnings += [] if problem is None else [f"warning: {problem}"]
     return Forecast(
         data=data,

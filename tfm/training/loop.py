@@ -4,68 +4,39 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
-from tfm.config.values import Measured
-from tfm.disk.tensor_file import record_from
-from tfm.errors import (
-    CheckpointError,
-    InterruptedRunError,
-    TrainingError,
-    UnequalRanksError,
-    UsageError,
-)
-from tfm.folders.model_folder import STATE, ModelFolder
-from tfm.folders.model_info import ranking_metric
-from tfm.folders.saving import Saver, last_good_checkpoint
-from tfm.machine.background import run_in_thread
+from tfm.errors import InterruptedRunError, TrainingError, UsageError
+from tfm.folders.model_folder import ModelFolder
 from tfm.machine.compute import Compute, ComputeThreads, measure_fp32_flops
 from tfm.machine.group import Group
-from tfm.machine.interruption import RESUME, StopRequests
+from tfm.machine.interruption import StopRequests
 from tfm.metrics.command import MetricCommand, MetricCommandError
-from tfm.model.build import Model, build_model, new_model
-from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
+from tfm.model.build import Model
 from tfm.reporting import Progress, format_number, say
 from tfm.training.accumulation import StepBatch
-from tfm.training.data import TrainingData, ValidationSplit, num_first_parts
+from tfm.training.checkpoints import Checkpoints
+from tfm.training.data import TrainingData, ValidationSplit
 from tfm.training.progress import (
     ControlFlags,
     Heartbeat,
     PendingStep,
     Position,
+    RunState,
     StepReport,
     mean_nll,
     no_heartbeat,
     progress_statistics,
 )
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
+from tfm.training.setup import cost_of, first_model, resume, shortage, verify_data
 from tfm.training.trainer import Trainer
-from tfm.training.validation import Validation, Validator
+from tfm.training.validation import Validation, ValidationStoppedError, Validator
 from tfm.translation.steps import Step
-
-_MAX_REASON = 100  # characters
-
-
-@dataclass
-class RunState:
-    """The progress of a run, besides the state of its trainer; saved in every checkpoint."""
-
-    best: Measured | None = None  # quality at the best validation so far
-    validations_since_best: int = 0
-    skipped_in_a_row: int = 0  # steps, without overflows of fp16
-    skipped_steps: int = 0  # in total
-    nll: Measured | None = None  # in the newest full line of training, in nats per target token
-    is_validation_due: bool = False  # a signal interrupted the last validation
-    minutes: float = 0.0  # wall time before the run was last resumed
-    capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
 
 
 @dataclass
@@ -94,20 +65,37 @@ class TrainingRun:
 
     def __post_init__(self, checkpoint: ModelFolder | None, start: ModelFolder | None) -> None:
         self._run = self.data.info.run
-        self.cost = self._check_memory()
-        self._verification = self._verify_data()
+        self.cost = cost_of(self.data)
+        world, device = self.group.world, self.compute.device
+        problem = shortage(self.data, self.cost, device, world, gathers=world.is_first)
+        if problems := [each for each in self.group.gather(problem) if each is not None]:
+            raise UsageError(problems[0])
+        self._verification = verify_data(self.data, self.group, self.heartbeat)
         self.heartbeat("building the model")
-        self._model = self._first_model(checkpoint or start).to(self.compute.device)
-        self.trainer = self._new_trainer()
+        model = first_model(self.data, checkpoint or start).to(device)
+        threads = ComputeThreads(self._run.training.threads, num_processes=world.local_size)
+        self.heartbeat("starting the trainers", waits=True)
+        self.trainer = Trainer(
+            model,
+            self.data.train,
+            self._run,
+            self.compute,
+            cost=self.cost,
+            group=self.group,
+            heartbeat=self.heartbeat,
+            threads=threads if device.type == "cpu" else None,
+        )
         self.heartbeat("measuring the speed of the device")
-        self._capacity = self.group.world.size * measure_fp32_flops(self.compute.device)
-        self._saver = Saver(self.run_dir, background=self._run.training.background_saving)
+        self._capacity = world.size * measure_fp32_flops(device)
+        self._checkpoints = Checkpoints(
+            self.run_dir, self.data, self.trainer, group=self.group, heartbeat=self.heartbeat
+        )
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
         self._record = RunRecord(
             self.run_dir,
-            is_first=self.group.world.is_first,
+            is_first=world.is_first,
             tensorboard=self._run.training.tensorboard,
         )
         self.metrics: dict[str, float] = {}
@@ -116,7 +104,10 @@ class TrainingRun:
             None if command is None else MetricCommand(command, waiting=self._await_command)
         )
         if checkpoint is not None:
-            self._resume(checkpoint)
+            self._state, self._record.window = resume(
+                self.trainer, self.data, checkpoint, self.run_dir
+            )
+            self.metrics = dict(checkpoint.info.metrics)
 
     def _await_command(self, num_scored: int) -> None:
         """Report that the metric command works; end it after a signal."""
@@ -127,19 +118,8 @@ class TrainingRun:
     def loop(self) -> None:
         """Train until a limit is reached."""
         interval = self._run.training.checkpoint_steps
-        command = self._metric_command or nullcontext()
-        with closing(self._saver), closing(self._record), command, self._new_bar() as self._bar:
-            self._record.open(self.trainer.position.step)
-            if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
-                self._record.write_texts(self.data.train.texts)
-            if self._state.is_validation_due:
-                self._validate_and_save()
-            elif self._run.from_model and self.data.valid and not self.trainer.position.step:
-                self._validate(self.data.valid)  # what adapting changes
-            self.heartbeat("waiting for all processes to start", waits=True)
-            is_over = self.is_finished() or bool(self.group.largest([self._is_out_of_time()])[0])
-            if is_over:
-                self._say_which_limit()
+        with self._opened():
+            is_over = self._is_over_before_its_first_step()
             batches = self._batches()
             while not is_over:
                 step, flags = self.trainer.step(next(batches), poll=self._poll)
@@ -147,47 +127,52 @@ class TrainingRun:
                     self._save_and_stop(flags.stop)
                 self._unread.append(step)
                 self._read_reports(leave=self._max_unread)
-                is_over = flags.end or self.is_finished()
+                is_over = flags.end or self.limit_reached() is not None
                 is_at_step = interval is not None and self.trainer.position.step % interval == 0
                 is_due = (flags.checkpoint or is_at_step) and not self._may_have_diverged
                 if is_over or is_due:
                     self._validate_and_save()
-                    is_over = is_over or self._has_lost_patience()
-                    if not is_over:
+                    if not is_over and self.limit_reached() is not None:  # --patience
+                        is_over = True
+                        self._say_which_limit()
+                    elif not is_over:
                         self._write_report()
                 elif flags.retry:
                     self._save({})
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Open what is written while the run trains; finish it when a limit is reached."""
+        command = self._metric_command or nullcontext()
+        with closing(self._checkpoints), closing(self._record), command, self._new_bar() as bar:
+            self._bar = bar
+            self._record.open(self.trainer.position.step)
+            yield
             self._write_window(self.trainer.position)
             self._write_report()
             self.heartbeat("saving")
-            self._saver.finish()
+            self._checkpoints.finish()
             self._record.write_end("finished", step=self.trainer.position.step)
 
-    def is_finished(self) -> bool:
-        """Return whether the run has reached its steps, epochs or patience."""
-        return self.limit_reached() is not None
+    def _is_over_before_its_first_step(self) -> bool:
+        """Write and validate what is due first; return whether a limit is reached already."""
+        if self.trainer.position.step == 0 and len(self.data.train.texts) > 1:
+            self._record.write_texts(self.data.train.texts)
+        if self._state.is_validation_due:
+            self._validate_and_save()
+        elif self._run.from_model and self.data.valid and not self.trainer.position.step:
+            self._validate(self.data.valid)  # what adapting changes
+        self.heartbeat("waiting for all processes to start", waits=True)
+        is_over = self.limit_reached() is not None
+        is_over = is_over or bool(self.group.largest([self._is_out_of_time()])[0])
+        if is_over:
+            self._say_which_limit()
+        return is_over
 
     def limit_reached(self) -> str | None:
         """Return the steps, epochs or patience that the run has reached, as a flag, or None."""
-        limits, position, state = self._run.training, self.trainer.position, self._state
-        epochs_done = position.epoch - (position.examples < len(self.data.train))
-        if state.is_validation_due:
-            return None
-        if position.step >= limits.max_steps:
-            return f"--max-steps {limits.max_steps}"
-        if epochs_done >= (limits.max_epochs or math.inf):
-            return f"--max-epochs {limits.max_epochs}"
-        if state.validations_since_best >= (limits.patience or math.inf):
-            metric = ranking_metric(limits.best_metric, state.best)
-            number = limits.patience
-            return f"--patience {number}, {number} validations without a better {metric}"
-        return None
-
-    def _has_lost_patience(self) -> bool:
-        """Return whether a validation before the other limits has ended the run, and say it."""
-        if is_over := self.is_finished():
-            self._say_which_limit()
-        return is_over
+        limits, num_pairs = self._run.training, len(self.data.train)
+        return self._state.limit_reached(limits, self.trainer.position, num_pairs)
 
     def _say_which_limit(self) -> None:
         when = "" if self.trainer.position.step else " before its first step"
@@ -213,9 +198,8 @@ class TrainingRun:
         step, skipped = self.trainer.position.step, self._state.skipped_steps
         if 2 * skipped > step:
             return f"{skipped:,} of {step:,} steps were skipped"
-        window = self._record.window
+        window, (_, vocab_size) = self._record.window, self.data.info.vocab_sizes
         loss = self.metrics.get("loss", mean_nll(window) if window else self._state.nll)
-        _, vocab_size = self.data.info.vocab_sizes
         if loss is None or loss < math.log(vocab_size):
             return None
         return (
@@ -230,13 +214,8 @@ class TrainingRun:
             num_steps = min(num_steps, limits.max_epochs * self.trainer.batcher.num_batches())
         if limits.max_minutes is not None:
             deadline = self._started + 60 * (limits.max_minutes - self._state.minutes)
-        return Progress(
-            "train",
-            total=num_steps,
-            unit="steps",
-            initial=self.trainer.position.step,
-            deadline=deadline,
-        )
+        step = self.trainer.position.step
+        return Progress("train", total=num_steps, unit="steps", initial=step, deadline=deadline)
 
     def _poll(self) -> ControlFlags:
         """Return the control flags of this process."""
@@ -245,58 +224,12 @@ class TrainingRun:
             stop=self.stop.received or 0,
             checkpoint=training.checkpoint_steps is None
             and time.monotonic() - self._validated_at >= 60 * training.checkpoint_minutes,
-            retry=self._saver.is_retry_due(),
+            retry=self._checkpoints.is_retry_due(),
             end=self._is_out_of_time(),
         )
 
     def _minutes(self) -> float:
         return self._state.minutes + (time.monotonic() - self._started) / 60
-
-    def _first_model(self, start: ModelFolder | None) -> Model:
-        """Return the model of a folder with the settings of this run, or a new one without."""
-        if start is not None:
-            return start.model(self._run.model)
-        torch.manual_seed(self._run.training.seed)
-        source, target = self.data.info.vocab_sizes
-        return new_model(self._run.model, source_vocab_size=source, target_vocab_size=target)
-
-    def _check_memory(self) -> Cost:
-        """Return the model's cost; raise UsageError if the device has too little memory for it."""
-        source, target = self.data.info.vocab_sizes
-        cost = model_cost(
-            self._run.model,
-            source_vocab_size=source,
-            target_vocab_size=target,
-            averages_weights=self._run.optimizer.ema is not None,
-        )
-        world, device = self.group.world, self.compute.device
-        num_copies = world.local_size if device.type == "cpu" else 1.0
-        if self._run.training.shard:
-            num_copies /= world.size
-        problem = memory_problem(cost, device, num_copies=num_copies)
-        if problem is None and self._run.training.shard and world.is_first:
-            problem = gathering_problem(cost, device, num_copies=num_copies)
-        if problems := [each for each in self.group.gather(problem) if each is not None]:
-            raise UsageError(problems[0])
-        return cost
-
-    def _verify_data(self) -> Future[None]:
-        """Verify parts of the dataset once per machine; later ones in the background.
-
-        Processes wait for each other at each part: verifying all parts on a slow disk could take
-        longer than a collective may.
-        """
-        dataset, is_local_first = self.data.train, self.group.world.local_rank == 0
-        num_parts = len(dataset.parts)
-        num_first = num_parts if self._run.training.verify_data else num_first_parts(dataset)
-        for number in range(num_first):
-            self.heartbeat(f"verifying part {number + 1} of {num_parts} of the data")
-            if is_local_first:
-                dataset.verify([number])
-            self.heartbeat(f"waiting for part {number + 1} of {num_parts} of the data", waits=True)
-            self.group.largest([0])
-        others = range(num_first, num_parts) if is_local_first else []
-        return run_in_thread(partial(dataset.verify, others))
 
     def _batches(self) -> Iterator[StepBatch]:
         """Yield the batches of steps, without end; raise DataError once a part is damaged.
@@ -310,44 +243,6 @@ class TrainingRun:
             if self._verification.done():
                 self._verification.result()
             yield batch
-
-    def _new_trainer(self) -> Trainer:
-        num_processes = self.group.world.local_size
-        threads = ComputeThreads(self._run.training.threads, num_processes=num_processes)
-        self.heartbeat("starting the trainers", waits=True)
-        return Trainer(
-            self._model,
-            self.data.train,
-            self._run,
-            self.compute,
-            cost=self.cost,
-            group=self.group,
-            heartbeat=self.heartbeat,
-            threads=threads if self.compute.device.type == "cpu" else None,
-        )
-
-    def _resume(self, checkpoint: ModelFolder) -> None:
-        saved, info = checkpoint.training_state(), checkpoint.info
-        if saved.get("dataset") != self.data.checksum:
-            raise UsageError(
-                f"{self.run_dir} was started on other data than {self.data.data_dir}: train on "
-                "the same data, or choose another folder with --run"
-            )
-        try:
-            self.trainer.load_state(saved["trainer"])
-            self._state = record_from(RunState, saved)
-            self._record.window = [record_from(StepReport, report) for report in saved["window"]]
-            if self.trainer.position.step != info.step:
-                raise ValueError(f"it is of step {self.trainer.position.step}, not {info.step}")
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{checkpoint.path / STATE} is not the state of this run ({type(error).__name__}: "
-                f"{str(error)[:_MAX_REASON]}): remove {checkpoint.path} to resume from an older "
-                "checkpoint"
-            ) from error
-        if self._run.training.best_metric != info.run.training.best_metric:
-            self._state.best, self._state.validations_since_best = None, 0
-        self.metrics = dict(info.metrics)
 
     @property
     def _max_unread(self) -> int:
@@ -365,7 +260,7 @@ class TrainingRun:
         report, window = step.report(), self._record.window
         window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
-        problem = [self._saver.problem] if self._saver.problem else []
+        problem = [self._checkpoints.problem] if self._checkpoints.problem else []
         self._bar.update(1, statistics=problem + progress_statistics(window))
         if report.skipped:
             self._count_skip(report, step)
@@ -409,39 +304,10 @@ class TrainingRun:
         """Raise TrainingError because training has diverged, after what is underway is saved."""
         self._write_window(position)
         self._record.write_end("diverged", step=position.step)
-        good = self._last_good_checkpoint(before=position.step - self._state.skipped_in_a_row)
+        good = self._checkpoints.last_good(before=position.step - self._state.skipped_in_a_row)
         raise TrainingError(
             f"step {position.step:,}: {problem}; last good checkpoint: {good}. Train in "
             f"another --run with a lower --learning-rate or with --clip-norm{more_advice}"
-        )
-
-    def _last_good_checkpoint(self, *, before: int) -> str:
-        """Return the path of the newest good checkpoint, after what is underway is saved.
-
-        Only rank 0 saves, and knows what is saved; all ranks must call this together.
-        """
-        is_first = self.group.world.is_first
-        self.heartbeat("saving", waits=not is_first)
-        good, unsaved = None, ""
-        try:
-            self._saver.finish()
-        except CheckpointError as error:
-            unsaved = f"; {error}"
-        if is_first:
-            good = last_good_checkpoint(self.run_dir, before=before)
-        return str(self.group.gather(f"{good or 'none'}{unsaved}")[0])
-
-    def _check_ranks(self) -> None:
-        """Raise UnequalRanksError if the weights of some ranks differ from those of the others."""
-        difference = self.trainer.difference_between_ranks()
-        if difference is None:
-            return
-        step = self.trainer.position.step
-        good = self._last_good_checkpoint(before=step)
-        raise UnequalRanksError(
-            f"step {step:,}: {difference}, so this step was not saved; last good checkpoint: "
-            f"{good}; {RESUME}. If this recurs, a device computes wrong results, or this version "
-            "of torch does not sum gradients"
         )
 
     def _validate_and_save(self) -> None:
@@ -459,19 +325,15 @@ class TrainingRun:
 
         After a signal, or without a finite loss, this ends the run.
         """
-        model, position = self._full_model(), self.trainer.position
+        model, position = self.trainer.full_model(self.data.info.vocab_sizes), self.trainer.position
         splits = {"": split, **self.data.also_valid}
         validations = {name: self._validate_on(each, model) for name, each in splits.items()}
         loss = validations[""].metrics["loss"]
         if not math.isfinite(loss):
             self._fail(position, f"the validation loss is {loss}")
         self.metrics = all_metrics(validations)
-        metric, best = self._run.training.best_metric, self._state.best
-        quality = replace(self.data.info, metrics=self.metrics).quality(metric)
-        if quality is not None and (best is None or quality > best):
-            self._state.best, self._state.validations_since_best = quality, 0
-        elif quality is not None:  # it is None if the metric command has failed
-            self._state.validations_since_best += 1
+        metric = self._run.training.best_metric
+        self._state.count_validation(replace(self.data.info, metrics=self.metrics).quality(metric))
         # Before the checkpoint: if the process is killed in between, the line is written again.
         self._record.validated(
             validations,
@@ -496,56 +358,31 @@ class TrainingRun:
             steps=self.validation_steps,
             command=self._metric_command,
         )
-        validation = validator.validate(model)
-        if validation is None:
+        try:
+            return validator.validate(model)
+        except ValidationStoppedError:
             self._save_and_stop(self.group.largest([self.stop.received or 0])[0])
-        return validation
-
-    def _full_model(self) -> Model:
-        """Return the model to validate in this process, with full, not sharded, weights."""
-        is_sharded = self._run.training.shard and not self.group.is_alone
-        if not is_sharded and self._run.optimizer.ema is None:
-            return self._model
-        self.heartbeat("gathering the weights", waits=True)
-        weights = self.trainer.weights()
-        source, target = self.data.info.vocab_sizes
-        model = build_model(
-            self._run.model, weights, source_vocab_size=source, target_vocab_size=target
-        )
-        return model.to(self.compute.device)
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._read_reports()
         self.heartbeat("checking the weights", waits=True)
-        self._check_ranks()
+        self._checkpoints.check_ranks()
         if not self.trainer.has_finite_weights():
             self._fail(self.trainer.position, "the weights are not finite")
-        self.heartbeat("saving", waits=True)
-        is_first = self.group.world.is_first
-        weights, trainer = self.trainer.weights(keep=is_first), self.trainer.state(keep=is_first)
-        if not is_first:
-            return
-        state = {
-            "trainer": trainer,
-            "dataset": self.data.checksum,
-            "window": [asdict(report) for report in self._record.window],
-            **asdict(self._state),
-            "minutes": self._minutes(),
-        }
-        info = replace(self.data.info, step=self.trainer.position.step, metrics=metrics)
-        self.heartbeat("writing a checkpoint")
-        self._saver.save(info, weights, state, self.data.model_files)
+        window = [asdict(report) for report in self._record.window]
+        state = {"window": window, **asdict(self._state), "minutes": self._minutes()}
+        self._checkpoints.save_run(metrics, state)
 
     def _save_and_stop(self, signal_number: int) -> NoReturn:
         """Save unless this step is saved already, then raise InterruptedRunError."""
         step = self.trainer.position.step
         self.heartbeat("saving")
-        self._saver.wait()
+        self._checkpoints.wait()
         self.heartbeat("agreeing on whether to save", waits=True)
-        is_unsaved = self.group.world.is_first and step not in (0, self._saver.saved_step)
+        is_unsaved = self.group.world.is_first and step not in (0, self._checkpoints.saved_step)
         if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
-        self._saver.finish()
+        self._checkpoints.finish()
         self._write_window(self.trainer.position)
         self._record.write_end("stopped", step=step)
         saved = f"stopped and saved at step {step:,}; run the same command to resume"

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm.config import TrainingConfig
 from tfm.config.values import Measured
 from tfm.dataset.parallel import Integers
+from tfm.folders.model_info import ranking_metric
 from tfm.reporting import format_number
 from tfm.training.loss import perplexity
 
@@ -60,6 +62,44 @@ class Position:
         self.pairs += num_pairs
         self.tokens += num_tokens
         self.flops += flops
+
+
+@dataclass
+class RunState:
+    """The progress of a run, besides the state of its trainer; saved in every checkpoint."""
+
+    best: Measured | None = None  # quality at the best validation so far
+    validations_since_best: int = 0
+    skipped_in_a_row: int = 0  # steps, without overflows of fp16
+    skipped_steps: int = 0  # in total
+    nll: Measured | None = None  # in the newest full line of training, in nats per target token
+    is_validation_due: bool = False  # a signal interrupted the last validation
+    minutes: float = 0.0  # wall time before the run was last resumed
+    capacity_flops: float = 0.0  # time × peak FLOP/s of the devices (the paper's estimate, §6.1)
+
+    def count_validation(self, quality: float | None) -> None:
+        """Count a validation, whose quality is None if the metric command has failed."""
+        if quality is not None and (self.best is None or quality > self.best):
+            self.best, self.validations_since_best = quality, 0
+        elif quality is not None:
+            self.validations_since_best += 1
+
+    def limit_reached(
+        self, limits: TrainingConfig, position: Position, num_pairs: int
+    ) -> str | None:
+        """Return the steps, epochs of N pairs, or patience that the run has reached, as a flag."""
+        epochs_done = position.epoch - (position.examples < num_pairs)
+        if self.is_validation_due:
+            return None
+        if position.step >= limits.max_steps:
+            return f"--max-steps {limits.max_steps}"
+        if epochs_done >= (limits.max_epochs or math.inf):
+            return f"--max-epochs {limits.max_epochs}"
+        if self.validations_since_best >= (limits.patience or math.inf):
+            metric = ranking_metric(limits.best_metric, self.best)
+            number = limits.patience
+            return f"--patience {number}, {number} validations without a better {metric}"
+        return None
 
 
 class DeviceClock:

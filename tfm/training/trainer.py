@@ -16,7 +16,7 @@ from tfm.disk.tensor_file import count, record_from
 from tfm.machine.background import read_ahead
 from tfm.machine.compute import Compute, ComputeThreads
 from tfm.machine.group import Group
-from tfm.model.build import Model, freeze
+from tfm.model.build import Model, build_model, freeze
 from tfm.model.cost import Cost
 from tfm.training.accumulation import GradientAccumulation, Poll, StepBatch
 from tfm.training.gradients import full_tensor, gradient_norm, is_sharded, local_part, shard_like
@@ -230,6 +230,15 @@ class Trainer:
             name: full_tensor(averages.get(parameter, parameter), keep=keep)
             for name, parameter in self.model.named_parameters()
         }
+
+    def full_model(self, vocab_sizes: tuple[int, int]) -> Model:
+        """Return a model of these vocabularies with full, not sharded, `weights`, to validate."""
+        is_sharded = self._run.training.shard and not self._group.is_alone
+        if not is_sharded and self._average is None:
+            return self.model
+        self._heartbeat("gathering the weights", waits=True)
+        model = build_model(self._run.model, self.weights(), vocab_sizes)
+        return model.to(self._compute.device)
 
     def _trained_parameters(self) -> dict[str, nn.Parameter]:
         return {name: each for name, each in self.model.named_parameters() if each.requires_grad}

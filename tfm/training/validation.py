@@ -32,6 +32,10 @@ _PAIRS_PER_TEXT = 200  # of each training text, of which the loss is computed
 _MAX_SAMPLE_LENGTH = 500  # characters
 
 
+class ValidationStoppedError(Exception):
+    """Validation was stopped, in all processes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A sentence of a validation set with its translation; long ones are cut off."""
@@ -85,18 +89,17 @@ class Validator:
     steps: Sequence[Step] = ()  # around the search of translations
     command: MetricCommand | None = None  # a further metric, which only the first process runs
 
-    def validate(self, model: Model) -> Validation | None:
-        """Validate a model with full weights, equal on all processes; None if interrupted."""
-        losses = self._losses(model)
-        if losses is None:
-            return None
-        loss, *text_losses = losses
+    def validate(self, model: Model) -> Validation:
+        """Validate a model with full weights, equal on all processes.
+
+        Raises:
+            ValidationStoppedError: A process should stop.
+        """
+        loss, *text_losses = self._losses(model)
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.info.run.training.validation_beam or not math.isfinite(loss):
             return Validation(metrics=metrics, text_losses=text_losses)
         outputs = self._translate(model)
-        if outputs is None:
-            return None
         self.heartbeat("scoring the validation outputs")
         [score] = corpus_scores(
             outputs,
@@ -106,9 +109,7 @@ class Validator:
         )
         metrics[SCORES[self.info.task]] = score.value
         if self.command is not None:
-            if (measured := self._run(self.command, outputs)) is None:
-                return None
-            metrics |= measured
+            metrics |= self._run(self.command, outputs)
         return Validation(
             metrics=metrics, score=score, text_losses=text_losses, samples=self._samples(outputs)
         )
@@ -124,10 +125,10 @@ class Validator:
             for i, (source, reference, output) in zip(indices, texts, strict=True)
         ]
 
-    def _run(self, command: MetricCommand, outputs: list[str]) -> dict[str, float] | None:
-        """Return the mean score that a program gives to outputs; None if interrupted.
+    def _run(self, command: MetricCommand, outputs: list[str]) -> dict[str, float]:
+        """Return the mean score that a program gives to outputs, equal on all processes.
 
-        It is equal on all processes, and missing, with a warning, if the program fails.
+        It is missing, with a warning, if the program fails.
         """
         measured: dict[str, float] | None = {}
         if self.group.world.is_first:
@@ -141,29 +142,25 @@ class Validator:
                     say(f"warning: {error}; training continues without this score")
         self.heartbeat("waiting for the metric command", waits=True)
         result: dict[str, float] | None = self.group.gather(measured)[0]
+        if result is None:
+            raise ValidationStoppedError
         return result
 
-    def _losses(self, model: Model) -> list[float] | None:
+    def _losses(self, model: Model) -> list[float]:
         """Return the loss of the split, and of a sample of each training text if several.
 
-        They are in nats per target token, EOS included. None is returned if interrupted.
+        They are in nats per target token, EOS included.
         """
         loss = BatchLoss(evaluation_copy(model), label_smoothing=0.0)
         valid = Batcher(self.split.pairs, self.info.run.batching, seed=0)
-        parts = [(valid, valid.epoch(1))]
+        losses = [self._mean_nll(loss, valid, valid.epoch(1))]
         if self.train is not None:
-            parts += [
-                (self.train, [indices]) for indices in self.train.text_samples(_PAIRS_PER_TEXT)
-            ]
-        losses = []
-        for batcher, batches in parts:
-            if (nll := self._mean_nll(loss, batcher, batches)) is None:
-                return None
-            losses.append(nll)
+            samples = self.train.text_samples(_PAIRS_PER_TEXT)
+            losses += [self._mean_nll(loss, self.train, [indices]) for indices in samples]
         return losses
 
-    def _mean_nll(self, loss: BatchLoss, batcher: Batcher, batches: list[Integers]) -> float | None:
-        """Return the negative log-likelihood of batches per target token; None if interrupted."""
+    def _mean_nll(self, loss: BatchLoss, batcher: Batcher, batches: list[Integers]) -> float:
+        """Return the negative log-likelihood of batches per target token."""
         world = self.group.world
         microbatches = [each for indices in batches for each in batcher.split(indices)]
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
@@ -179,16 +176,18 @@ class Validator:
                 sums += torch.tensor([float(nll), batch.num_tokens, 0])
         self.heartbeat("summing the validation loss", waits=True)
         total, num_tokens, num_interrupted = self.group.sum(sums).tolist()
-        return None if num_interrupted else float(total / num_tokens)
+        if num_interrupted:
+            raise ValidationStoppedError
+        return float(total / num_tokens)
 
-    def _translate(self, model: Model) -> list[str] | None:
-        """Translate the split with validation_beam; None if a process was interrupted."""
+    def _translate(self, model: Model) -> list[str]:
+        """Translate the split with validation_beam."""
         world, num_sources = self.group.world, len(self.split.sources)
         outputs = self._translate_slice(model, range(world.rank, num_sources, world.size))
         self.heartbeat("gathering the validation outputs", waits=True)
         outputs_by_rank = self.group.gather(outputs)
         if None in outputs_by_rank:
-            return None
+            raise ValidationStoppedError
         return [outputs_by_rank[i % world.size][i // world.size] for i in range(num_sources)]
 
     def _translate_slice(self, model: Model, indices: Sequence[int]) -> list[str] | None:

@@ -46,8 +46,7 @@ def recurrent(trained_run, tmp_path_factory):
     info = ModelFolder(folder).info
     run = run_config("rnn", {"model": {"d_model": 8, "num_encoder_layers": 1}})
     torch.manual_seed(0)
-    source_size, target_size = info.vocab_sizes
-    model = new_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+    model = new_model(run.model, info.vocab_sizes)
     path = tmp_path_factory.mktemp("models") / "recurrent"
     save_checkpoint(
         path,

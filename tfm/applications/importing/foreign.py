@@ -342,8 +342,8 @@ def _take(weights: dict[str, Tensor], name: str, part: str) -> Tensor:
 
 
 def _check_shapes(model: ForeignModel, run: RunConfig, weights: Mapping[str, Tensor]) -> None:
-    source_size, target_size = (len(side.original_ids) for side in model.tokens)
-    empty = empty_model(run.model, source_vocab_size=source_size, target_vocab_size=target_size)
+    source, target = model.tokens
+    empty = empty_model(run.model, (len(source.original_ids), len(target.original_ids)))
     for name, parameter in empty.named_parameters():
         if weights[name].shape != parameter.shape:
             raise CheckpointError(
