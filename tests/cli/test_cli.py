@@ -16,14 +16,8 @@ import typer.main
 
 import tfm
 from tfm.cli.main import app
-from tfm.config import (
-    BatchingConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainingConfig,
-    TransformerConfig,
-    flag_of,
-)
+from tfm.commands.declaration import declaration_of
+from tfm.config import RUN_SETTINGS, RunConfig, by_section
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.saving import newest_intact_checkpoint
 from tfm.machine.compute import torch_and_device
@@ -49,8 +43,6 @@ COMMANDS = [
     "evaluate",
 ]
 TFM = [sys.executable, "-m", "tfm"]
-RUN_GROUPS = [TransformerConfig, OptimizerConfig, BatchingConfig, TrainingConfig]
-RUN_SETTINGS = [(group, item) for group in RUN_GROUPS for item in dataclasses.fields(group)]
 
 LONG_COMMANDS = ["prepare", "train", "generate", "evaluate", "check", "serve"]
 
@@ -133,7 +125,7 @@ def test_help_of_commands_with_many_flags_fits_a_screen(run, monkeypatch, comman
 
 def test_help_shows_every_default(run):
     out = re.sub(r"\s+", " ", run("train", "--help-all")[1])
-    for _, item in RUN_SETTINGS:
+    for item in (item for group in RUN_SETTINGS for item in dataclasses.fields(group)):
         if item.default not in (None, ()):
             default = {"True": "yes", "False": "no"}.get(str(item.default), item.default)
             assert f"{item.metadata['help']} (default: {default})" in out
@@ -179,34 +171,41 @@ def test_a_shell_completes_commands_flags_and_values(run, monkeypatch, words, co
 # --- settings
 
 
-def different_value(group, item):
-    """Return a value for a setting that differs from its default."""
-    hint = typing.get_type_hints(group)[item.name]
-    if typing.get_origin(hint) is typing.Literal:
-        return next(choice for choice in typing.get_args(hint) if choice != item.default)
-    if hint is bool:
-        return not item.default
-    texts = {"best_metric": "loss", "freeze": "encoder", "also_valid": "general=data/general"}
-    texts |= {"license": "CC-BY-4.0", "metric_command": "comet"}
-    if item.name in texts:
-        return texts[item.name]
-    return 0.5 if hint in (float, float | None) else 64
+HELP_AND_PAIRS = ("help", "help_all", "train", "valid", "test", "languages")
 
 
-@pytest.mark.parametrize(("group", "item"), RUN_SETTINGS, ids=lambda x: getattr(x, "name", ""))
-def test_every_flag_of_train_reaches_its_setting(run, group, item):
-    value = different_value(group, item)
-    flags = {"average_last": ["--keep-last", 64], "weight_decay": ["--optimizer", "adamw"]}.get(
-        item.name, []
-    )
-    name = flag_of(item).removeprefix("--")
-    given = [f"--{name}", value]
-    if isinstance(value, bool):
-        given = [f"--{name}" if value else f"--no-{name}"]
-    out, _ = run.ok("train", *given, *flags, "--print-config")
-    assert tomllib.loads(out)[group.section][item.name] == (
-        [value] if isinstance(item.default, tuple) else value
-    )
+def other_value(hint, number):
+    """Return a word for a flag, and the value that it stands for."""
+    kinds = [hint, *typing.get_args(hint)]
+    if choices := [word for kind in kinds for word in typing.get_args(kind) if type(word) is str]:
+        return choices[-1], choices[-1]
+    kind = next(each for each in (int, float, Path, str) if {each, list[each]} & {*kinds})
+    return str(number), kind(str(number))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_reaches_its_parameter_or_setting(command):
+    parsed = typer.main.get_command(app).commands[command]
+    name = {"import": "import_model"}.get(command, command.replace("-", "_"))
+    declaration = declaration_of(getattr(tfm, name))
+    words, expected = [], {}
+    hints = typing.get_type_hints(parsed.callback)
+    for option in parsed.params:
+        if option.param_type_name == "argument" or option.name in HELP_AND_PAIRS:
+            continue
+        if option.is_flag:
+            value = not option.default
+            words.append((option.opts if value else option.secondary_opts)[0])
+        else:
+            word, value = other_value(hints[option.name], len(words))
+            words += [option.opts[0], word]
+        expected[option.name] = [value] if option.multiple else value
+    found = parsed.make_context(command, [*words, "."], resilient_parsing=True).params
+    assert {name: found[name] for name in expected} == expected
+    settings = {name: found[name] for name in declaration.settings()}
+    tables = by_section(declaration.groups, settings, without=declaration.without)
+    for name, kinds in declaration.settings().items():
+        assert all(tables[kind.section][name] == expected[name] for kind in kinds)
 
 
 CHOSEN = "train: --arch tiny, for 200 pairs on a CPU (choose another with --arch)\n"

@@ -177,13 +177,9 @@ def test_a_rule_that_drops_much_of_a_text_is_warned_of(data_dir, tmp_path, capsy
 
 UNIGRAM, DROPOUT = {"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}
 BAD_SETTINGS = [
-    ({"subword": {"character_coverage": 0.97}}, "character_coverage is 0.97, but must be at least"),
     ({"subword": {"symbols": "<a> <b> <a>"}}, "symbols .* <a> twice"),
     ({"subword": {"symbols": "<a> <x>", "vocab_size": 262}}, "vocab_size is 262, .* more than 262"),
     ({"subword": {"byte_fallback": False, "symbols": "<a> <b> <c>", "vocab_size": 8}}, "than 8"),
-    ({"subword": {"sample_sentences": 100}}, "sample_sentences is 100, but must be at least 101"),
-    ({"subword": {"threads": 1025}}, "threads is 1025, but must be at most 1024"),
-    ({"subword": {"model_type": "char"}}, "model_type"),
     ({"subword": {"symbols": "<a\N{LOWER ONE EIGHTH BLOCK}>"}}, "symbols .* in angle brackets"),
     ({"subword": {"symbols": "<0x41>"}}, "symbols .* piece that every vocabulary has"),
     ({"subword": {"model_type": "unigram"}, "binarize": DROPOUT}, "needs --model-type bpe"),

@@ -33,7 +33,7 @@ def picture(trained_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def draw(sentence=SENTENCE, *, model=trained_run, target=None, out=(), search=SHORT, **choice):
-        monkeypatch.setattr("tfm.commands.attend._search_settings", lambda _: search)
+        monkeypatch.setattr("tfm.commands.attend.settings_from", lambda *_: search)
         return attend(model, sentence, target=target, out=out, device="cpu", **choice)
 
     return draw
@@ -157,28 +157,6 @@ def test_the_recurrent_model_has_cross_attention_of_one_head(picture, recurrent)
         picture(model=recurrent, kind="encoder", out=["y.svg"])
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"layer": 2}, r"--layer 2: cross-attention has layers 1 to 1"),
-        ({"head": 0}, r"--head 0: cross-attention has heads 1 to 2"),
-    ],
-    ids=str,
-)
-def test_layers_and_heads_that_do_not_exist_are_refused(picture, tmp_path, choice, message):
-    with pytest.raises(UsageError, match=message):
-        picture(target="eins", **choice)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("empty", ["", "  "])
-def test_empty_sentences_are_refused(picture, empty):
-    with pytest.raises(UsageError, match=r"^the sentence is empty"):
-        picture(empty)
-    with pytest.raises(UsageError, match=r"^--target is empty"):
-        picture(target=empty)
-
-
 def test_long_sentences_are_refused(picture, tmp_path):
     with pytest.raises(UsageError, match=r"^the sentence has \d\d\d pieces, more than the 80 that"):
         picture("seven " * 100)
@@ -195,14 +173,6 @@ def test_a_model_with_fewer_positions_takes_shorter_sentences(picture, make_mode
     model = make_model(learned_positions=positions)
     with pytest.raises(UsageError, match=rf"^the sentence has \d+ pieces, more than the {most} "):
         picture("seven " * most, model=model)
-
-
-@pytest.mark.parametrize("name", ["x", "x.html.gz"])
-def test_other_picture_formats_are_refused(picture, name):
-    with pytest.raises(
-        UsageError, match=rf"^{name} is not a picture: use a name.*\.html, \.png, \.svg"
-    ):
-        picture(out=["good.html", name])
 
 
 @pytest.mark.parametrize("name", ["x.html", "x.png"])
