@@ -32,19 +32,19 @@ from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
+from tfm.commands.score import ScoreResult
 from tfm.config.schema import Rules
 from tfm.dataset import manifest, parallel
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
-from tfm.folders import model_folder, run_folder
+from tfm.folders import last_generation, model_folder, run_folder
+from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import model_summaries, partial_output, score
+from tfm.stages import model_summaries, partial_output
 from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
-from tfm.stages.score import ScoreResult
-from tfm.stages.score_lines import LineScore
 from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
 from tfm.text import seen
@@ -78,7 +78,7 @@ _FORMATS = {
     "`seen.safetensors` of a dataset": seen.FORMAT,
     "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
-    "`last-generation.json` in `runs/`": score.LAST_GENERATION_FORMAT,
+    "`last-generation.json` in `runs/`": last_generation.FORMAT,
     "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,
 }
 _RESULTS = (

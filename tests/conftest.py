@@ -370,7 +370,7 @@ class ForkedPython:
             "stdin": stdin and str(stdin),
         }
         context = multiprocessing.get_context("forkserver")
-        stages = ("train", "generate", "prepare", "score")
+        stages = ("train", "generate", "prepare")
         context.set_forkserver_preload(
             [
                 "tfm.cli.main",

@@ -85,7 +85,7 @@ def test_functions_and_commands_give_the_same_results(run, elsewhere, text, capf
     found = tfm.score("out.de", "test.de", metric=["bleu", "ter"], lowercase=True, paper=True)
     words = "--hypotheses out.de --reference test.de --metric bleu --metric ter --lowercase --paper"
     code, out, _ = run("score", *words.split(), "--json")
-    assert (code, json.loads(out)) == (0, found.to_json())
+    assert (code, json.loads(out)) == (0, found.record())
     assert [score.name for score in found.scores] == ["bleu", "paper-bleu", "ter"]
     assert len(tfm.Translator.load(averaged.model_dir).translate(["seven"], beam=2)) == 1
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from tfm.commands.average import average
+from tfm.commands.score import score
 from tfm.commands.translator import Translator
-from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, run_config
+from tfm.config import InferenceConfig, SearchConfig, run_config
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.generate import generate, plan_generation
 from tfm.stages.prepare import prepare
-from tfm.stages.score import score
 from tfm.stages.train import train
 from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees
@@ -98,14 +98,14 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
     )
     config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
     steps = ModelSteps(info=plan.info, folder=plan.models[0]).around(config)
-    outputs = list(generate(plan, config, steps=steps, inference=CPU, runs_dir=Path("runs")))
+    outputs = list(generate(plan, config, steps=steps, inference=CPU))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
         tree = parse_tree_line(best.text, where="output")
         assert words_of(tree) == sentence.split()
     assert "repairs to the trees" in capfd.readouterr().err
     Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))
-    [result] = score(Path("out"), [], config=ScoreConfig(), runs_dir=Path("runs")).scores
+    [result] = score("out").scores
     assert result.name == "bracket-f1"
     assert result.details["errors"] == 0
 

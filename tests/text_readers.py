@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfm.stages import score
+from tfm.metrics import texts
 from tfm.text.lines import read_lines
 from tfm.translation.reader import LineReader, count_lines
 
@@ -42,9 +42,9 @@ def _piped(read):
 READERS = {
     "prepare": lambda path: [line.decode() for line in read_lines(path, strict=True, part="src")],
     "generate": read_sources,
-    "score": score.read_lines,
-    "reference": lambda path: score.read_lines(path, part="ref"),
-    "score stdin": _piped(score.read_hypotheses),
+    "score": texts.read_lines,
+    "reference": lambda path: texts.read_lines(path, part="ref"),
+    "score stdin": _piped(lambda _: next(iter(texts.read(None).values()))),
     "generate stdin": _piped(read_sources),
 }
 EVERY_READER = pytest.mark.parametrize("reader", READERS)

@@ -37,11 +37,12 @@ def plan(trained_run, tmp_path):
 
 
 @pytest.fixture
-def generated(tmp_path):
-    """Generate by a plan; record it in tmp_path."""
+def generated(elsewhere):
+    """Generate by a plan."""
+    (elsewhere / "runs").mkdir()
 
     def run(plan, config=CONFIG, inference=CPU, **options):
-        return list(generate(plan, config, inference=inference, runs_dir=tmp_path, **options))
+        return list(generate(plan, config, inference=inference, **options))
 
     return run
 
@@ -132,8 +133,8 @@ def test_without_text_the_test_set_of_the_newest_run_is_translated(
     assert (planned.source.path, planned.source.split) == (data_dir / "test.en", "test")
     assert planned.source.references == (data_dir / "test.de",)
     assert len(generated(planned)) == 12
-    note = json.loads((tmp_path / "last-generation.json").read_text())
-    assert (note["split"], note["reference"]) == ("test", str(data_dir / "test.de"))
+    note = json.loads((tmp_path / "runs" / "last-generation.json").read_text())
+    assert note["references"] == [str(data_dir / "test.de")]
     assert note["language"] == "de"
 
 
@@ -187,7 +188,7 @@ def test_targets_are_scored_as_in_the_library_and_summed(
         f"generate: 3 targets of {num_tokens} tokens, EOS included: "
         f"log probability {total:,.1f}, perplexity "
     ) in capsys.readouterr().err
-    assert not (tmp_path / "last-generation.json").exists()
+    assert not (tmp_path / "runs" / "last-generation.json").exists()
 
 
 def test_files_of_different_length_are_refused_before_any_work(plan, tmp_path):

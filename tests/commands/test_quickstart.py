@@ -34,7 +34,7 @@ STUB = """
         assert not sys.stdin.read()
         pathlib.Path("test.en").write_text("one\\ntwo\\nthree\\nfour\\nfive\\n")
         pathlib.Path("test.de").write_text("eins\\nzwei\\ndrei\\nvier\\nfünf\\n")
-        record = {"format": 1, "source": "test.en", "reference": "test.de"}
+        record = {"format": 1, "source": "test.en", "references": ["test.de"]}
         pathlib.Path("runs/last-generation.json").write_text(json.dumps(record))
         print("eins\\nzwei\\n[bold]drei\\nvier\\nsechs")
     if stage == "score":

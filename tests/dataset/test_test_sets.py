@@ -23,7 +23,6 @@ from tfm.dataset.manifest import Manifest
 from tfm.dataset.test_sets import NamedSet
 from tfm.errors import DataError, DownloadError, UsageError
 from tfm.folders.run_folder import checkpoints
-from tfm.stages import score as stage
 from tfm.text.sources import Downloads
 
 SOURCE = ["Two dogs &amp; a cat.", "It's  5 o'clock, isn't it?", "Türkçe, 中文, العربية 😀"]
@@ -230,7 +229,7 @@ def test_translations_are_scored_against_a_set_by_its_name(mirror, tmp_path, mon
     assert result.references == ["sgm14/two:en-de reference 1", "sgm14/two:en-de reference 2"]
     with pytest.raises(UsageError, match=r"name them, as in --test-set sgm14:en-de"):
         tfm.score("out.de", test_set="sgm14", mirror=str(mirror))
-    with pytest.raises(UsageError, match="leave out --reference"):
+    with pytest.raises(UsageError, match="--reference exclude each other"):
         tfm.score("out.de", "out.de", test_set="sgm14")
     with pytest.raises(UsageError, match="no effect without --test-set"):
         tfm.score("out.de", "out.de", mirror=str(mirror))
@@ -296,11 +295,7 @@ def test_generate_translates_a_set_and_score_knows_all_its_references(
     edit_model(model, data_dir="data")
     tfm.generate(model, split="sgm14/two", output="out.de", device="cpu")
     record = json.loads((tmp_path / "runs" / "last-generation.json").read_text())
-    assert record["more_references"] == ["data/sets/sgm14_two.2.de"]
-    assert [path.name for path in stage.default_references(tmp_path / "runs")] == [
-        "sgm14_two.de",
-        "sgm14_two.2.de",
-    ]
+    assert record["references"] == ["data/sets/sgm14_two.de", "data/sets/sgm14_two.2.de"]
     scores = tfm.score("out.de").scores
     assert "nrefs:2" in scores[0].signature
     # The languages are those of the last generation.

@@ -4,7 +4,7 @@ import pytest
 from text_readers import EVERY_READER, READERS, read_sources, write
 
 from tfm.errors import DataError, UsageError
-from tfm.stages import score
+from tfm.metrics import texts
 from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.formats import FORMATS, columns_in
 from tfm.text.looks import look
@@ -119,8 +119,8 @@ def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path, capsys
     assert read_sources(path) == ["A < B", "Two."]
     assert by_second_column(path) == ["A < B!", "Zwei."]  # B lacks one
     assert by_prepare(path, None) == [["A < B", "A < B!"], ["Two.", "Zwei."]]
-    assert score.read_hypotheses(path) == ["B.", "Zwo."]
-    assert list(score._read_references([path], "").values()) == [
+    assert texts.read_lines(path) == ["B.", "Zwo."]
+    assert list(texts.read_references([path], "").values()) == [
         ["A < B!", "Zwei."],
         ["AB", "Zweie."],
     ]
@@ -128,7 +128,7 @@ def test_parts_of_wmt_are_the_lines_that_a_reference_translates(tmp_path, capsys
     neither = write(
         tmp_path, WMT.replace('<seg id="2">Zwei.</seg>', "").replace(">AB<", "><"), "two.xml"
     )
-    assert score._read_references([neither], "") == {f"{neither} (ref)": ["A und B", "Zweie."]}
+    assert texts.read_references([neither], "") == {f"{neither} (ref)": ["A und B", "Zweie."]}
     complete = [name for name, lines in columns_in(path).items() if all(lines)]
     assert complete == ["src", "ref:A", "ref:C", "hyp:Online"]
     lines = [line for line in WMT.splitlines() if "<ref" not in line and "<hyp" not in line]
@@ -151,7 +151,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(tmp_path, content, message):
 def test_several_systems_and_one_sided_pairs_are_refused(tmp_path):
     second = WMT.replace("</hyp>", '</hyp><hyp system="B"><seg id="1">x</seg></hyp>')
     with pytest.raises(DataError, match=r"several.*hyp:Online, hyp:B"):
-        score.read_hypotheses(write(tmp_path, second, "wmt.xml"))
+        texts.read_lines(write(tmp_path, second, "wmt.xml"))
     with pytest.raises(DataError, match="no <src>"):
         by_prepare(write(tmp_path, SGML, "x.sgm"), None)
     with pytest.raises(UsageError, match="two files"):
@@ -166,7 +166,7 @@ def test_references_in_sets_are_told_apart_by_their_names(tmp_path):
         .replace('<seg id="2"/>', '<seg id="2">b</seg>')
     )
     path = write(tmp_path, one + two, "x.sgm")
-    assert score.read_lines(path, part="ref") == [
+    assert texts.read_lines(path, part="ref") == [
         SEGMENTS[0],
         "b",
         SEGMENTS[2].replace("Zwei", "2"),

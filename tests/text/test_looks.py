@@ -5,10 +5,9 @@ from itertools import chain
 
 import pytest
 
-from tfm.config import ScoreConfig
+from tfm.commands.score import score
 from tfm.errors import DataError
 from tfm.stages.prepare import prepare
-from tfm.stages.score import score
 from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.looks import SIGNS, look
 
@@ -86,25 +85,25 @@ def test_advised_commands_join_pieces_as_they_were():
         assert done.stdout.decode() == "Hunde spielen .\nSchnee\n"
 
 
-def test_scores_of_pieces_are_refused_unless_they_are_asked_for(tmp_path):
-    cut, config = [["Zw@@ ei Hun@@ de ."] * 4] * 2, ScoreConfig(tokenize="none")
+def test_scores_of_pieces_are_refused_unless_they_are_asked_for():
+    cut = [["Zw@@ ei Hun@@ de ."] * 4] * 2
     for hypotheses, reference in (cut, (cut[0], ["Zwei Hunde ."] * 4), (["Zwei"] * 4, cut[0])):
         with pytest.raises(DataError, match=r"have words cut by @@.*sed -E .*--tokenize none"):
-            score(hypotheses, [reference], config=ScoreConfig(), runs_dir=tmp_path)
-    result = score(cut[0], [cut[1]], metrics=["bleu"], config=config, runs_dir=tmp_path)
+            score(hypotheses, [reference])
+    result = score(cut[0], [cut[1]], metric="bleu", tokenize="none")
     assert result.scores[0].value == pytest.approx(100)
 
 
-def test_only_differences_from_the_reference_are_reported(tmp_path, capsys):
-    marked, config = ["<b>Zwei Hunde</b> spielen"] * 4, ScoreConfig()
-    score(marked, [marked], config=config, runs_dir=tmp_path)
+def test_only_differences_from_the_reference_are_reported(capsys):
+    marked = ["<b>Zwei Hunde</b> spielen"] * 4
+    score(marked, [marked])
     assert "markup" not in capsys.readouterr().err
-    score(marked, [["Zwei Hunde spielen"] * 4], config=config, runs_dir=tmp_path)
+    score(marked, [["Zwei Hunde spielen"] * 4])
     assert "warning: hypotheses: 4 of the first 4 lines have markup" in capsys.readouterr().err
     for records in (['{"a": "b"}'] * 4, ["a\tb"] * 4):
         for texts, name in ((records, marked), "hypotheses"), ((marked, records), "reference"):
             with pytest.raises(DataError, match=rf"{name}.*: 4 of .* (are JSON|have a tab)"):
-                score(texts[0], [texts[1]], config=config, runs_dir=tmp_path)
+                score(texts[0], [texts[1]])
 
 
 def test_prepare_reports_what_models_would_learn(tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_pairs_are_kept_by_the_scores_that_generate_prints(
         [trained_run], input_path=files[0], split=None, runs_dir=files[0].parent, targets=files[1]
     )
     inference = InferenceConfig(device="cpu")
-    found = generate(plan, SearchConfig(), inference=inference, runs_dir=files[0].parent)
+    found = generate(plan, SearchConfig(), inference=inference)
     scored = [each for _, [each] in found]
     means = [each.log_prob / len(each.pieces) for each in scored]
     minimum = sum(sorted(means)[20:22]) / 2  # 21 pairs have less

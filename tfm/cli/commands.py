@@ -158,22 +158,30 @@ def _import(call: Call, /) -> None:
     _print_paths(result.out_dir)
 
 
-def _print_result(call: Call, /, *, json: bool = False) -> None:
-    """Print scores, or a list of runs or models.
+def _print_or_json(call: Call, /, *, json: bool = False) -> None:
+    """Print what a command returns.
 
     Args:
-        call: Scores or lists.
+        call: Calls the command.
         json: Print the result as one JSON object.
     """
-    from tfm.cli.output import print_scores, print_summaries
+    print_result(call(), as_json=json)
+
+
+def _print_result(call: Call, /, *, json: bool = False) -> None:
+    """Print a list of runs or models.
+
+    Args:
+        call: Lists.
+        json: Print the result as one JSON object.
+    """
+    from tfm.cli.output import print_summaries
 
     result = call()
-    if json and isinstance(result, list):
+    if json:
         typer.echo(json_format.dumps({call.func.__name__: [asdict(each) for each in result]}))
-    elif isinstance(result, list):
-        print_summaries(result)
     else:
-        print_scores(result, as_json=json)
+        print_summaries(result)
 
 
 def _evaluate(
@@ -296,7 +304,7 @@ add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")
 add_command(models, _print_result, panel="Models")
 add_command(generate, _generate, panel="Translations")
-add_command(score, _print_result, panel="Translations", cls=_ScoreCommand)
+add_command(score, _print_or_json, panel="Translations", cls=_ScoreCommand)
 add_command(evaluate, _evaluate, panel="Translations")
 add_command(check, _check, panel="Translations")
 add_command(attend, _attend, panel="Translations")

@@ -15,10 +15,8 @@ from tfm.table import Table
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
-    from tfm.metrics.metric import Comparison
     from tfm.stages.model_summaries import ModelSummary
     from tfm.stages.run_summaries import RunSummary
-    from tfm.stages.score import ScoreResult
     from tfm.text.corpus.recipe import Recipe
 
 
@@ -99,48 +97,3 @@ def print_check(result: "CheckResult", *, as_json: bool) -> None:
     num_failed = sum(bool(row.failures) for row in result.rows)
     protected = "with" if result.protects else "without"
     say(f"check: {num_failed} of {len(result.rows)} rows failed, {protected} protected text")
-
-
-def print_scores(result: "ScoreResult", *, as_json: bool) -> None:
-    """Print scores, each with its signature."""
-    if as_json:
-        print(json.dumps(result.to_json(), ensure_ascii=False))  # noqa: T201
-        return
-    references = ", ".join(result.references)
-    say(f"score: {result.num_lines:,} lines of {result.hypotheses} and {references}")
-    console = Console(highlight=False)
-    columns = console.width if sys.stdout.isatty() else None
-    for score in result.scores:
-        value = f"{score.label} = {score.value:.{score.decimals}f}"
-        fits = columns is None or len(value) + 2 + len(score.signature) <= columns
-        console.print(value, style="bold", end="  " if fits else "\n  ", markup=False)
-        console.print(score.signature, style="dim", markup=False, soft_wrap=True)
-        details = (
-            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
-            for name, value in score.details.items()
-        )
-        texts = [", ".join(details), score.note]
-        if score.comparison is not None:
-            texts.insert(1, _format_comparison(score.value, score.comparison, score.decimals))
-        for text in filter(None, texts):
-            Table([["  ", text]]).print()
-    if result.seen is not None:
-        Table([[result.seen.summary]]).print()
-    for line in result.worst:
-        numbers = f"chrF {line.chrf:.1f}, BLEU {line.bleu:.1f}, TER {line.ter:.1f}"
-        lines = {f"line {line.line:,}": numbers, "  source": line.source}
-        lines |= {"  reference": line.reference, "  output": line.text}
-        Table([(n, printable(text)) for n, text in lines.items() if text is not None]).print()
-
-
-def _format_comparison(value: float, comparison: "Comparison", decimals: int) -> str:
-    difference = f"{value - comparison.baseline:+.{decimals}f}"
-    text = f"baseline {comparison.baseline:.{decimals}f}, difference {difference}"
-    if comparison.p_value is not None:
-        text += f", p = {comparison.p_value:.4f} (paired bootstrap)"
-    elif value == comparison.baseline:
-        text += ", no difference to test"
-    if comparison.mean is not None and comparison.interval is not None:
-        interval = f"{comparison.mean:.{decimals}f} ± {comparison.interval:.{decimals}f}"
-        text += f", 95 % of samples in {interval}"
-    return text

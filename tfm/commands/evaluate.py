@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import Flag, NewFile, NewFolder, argument, command, one_or_several
+from tfm.commands.declaration import Flag, NewFile, NewFolder, command
 from tfm.commands.generate import Models, generate, where_to_compute
-from tfm.commands.score import requested_metrics
+from tfm.commands.score import metrics_and_config, score_texts, suitable
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
 from tfm.disk.paths import (
     RUNS_ROOT,
@@ -19,6 +19,7 @@ from tfm.disk.paths import (
 )
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.metrics.metric import MetricName
+from tfm.metrics.texts import read, read_references
 from tfm.steps import StepsConfig
 from tfm.text.formats import columns_in
 from tfm.text.languages import target_language
@@ -78,19 +79,11 @@ def evaluate(
     from tfm.applications.evaluate.tables import Evaluation, SetResult
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.stages.score import check_settings, score
 
     folder = out or Path("evaluation")
-    metrics = requested_metrics(
-        argument("metric", one_or_several(metric), tuple[str, ...]),
-        [*settings["score"]],
-        paper=False,
-        has_baseline=True,
-    )
+    metrics, config = metrics_and_config(metric, settings["score"])
     if settings["search"].get("mbr") != "command":  # then the program only scores
         settings["search"].pop("metric_command", None)
-    config = settings_from(ScoreConfig, settings["score"])
-    check_settings(metrics, config)
     paths = models or (newest_run(RUNS_ROOT),)
     opened = {str(path): ModelFolder.open(path) for path in paths}
     searches = {name: _search(model, settings["search"]) for name, model in opened.items()}
@@ -101,27 +94,28 @@ def evaluate(
         for set_name, paths in texts.items()
         for name, model in opened.items()
     }
-    read = [*chain(*texts.values()), *map(_existing, kept.values())]
-    check_streams(read)
+    inputs = [*chain(*texts.values()), *map(_existing, kept.values())]
+    check_streams(inputs)
     if page is not None:
-        check_outputs([OutputPath(path=page, flag="--page")], read)
+        check_outputs([OutputPath(path=page, flag="--page")], inputs)
     results = []
     for set_name, (source, *references) in texts.items():
         outputs = {
             name: _translated(model, source, kept[set_name, name], settings, gpus)
             for name, model in opened.items()
         }
+        chosen = suitable(metrics, references[0])
         scored = {
-            name: score(
-                outputs[name],
-                references,
-                metrics=metrics,
+            name: score_texts(
+                read(outputs[name]),
+                read_references(references, "reference"),
+                metrics=chosen,
                 config=config,
-                baseline=outputs[first],  # that of the first also has intervals so
                 language=target_language(model.info.target, searches[name].get("tag")),
-                source=source,
+                baseline=read(outputs[first]),  # that of the first also has intervals so
+                source=read(source, "source", SOURCE) if "command" in chosen else {},
+                translated=source,
                 models=[model],
-                runs_dir=RUNS_ROOT,
             )
             for name, model in opened.items()
         }

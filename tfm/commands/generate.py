@@ -212,7 +212,7 @@ def _lines(
     from tfm.stages import generate as stage
 
     first = 1 if output is None else output.num_lines + 1
-    found = stage.generate(plan, config, runs_dir=RUNS_ROOT, output=output, **work)
+    found = stage.generate(plan, config, output=output, **work)
     if plan.targets is not None:
         return _target_lines(found, form, first)
     if plan.is_document:

@@ -147,10 +147,11 @@ def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
 
 def _samples(out: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
     """Show the translations at the beginning, the middle and the end of the test set."""
-    from tfm.stages.score import read_lines
+    from tfm.metrics.texts import read_lines
 
     record = read_json(out / "runs" / LAST_GENERATION)
-    sources, references = (read_lines(out / record[key]) for key in ("source", "reference"))
+    paths = (record["source"], record["references"][0])
+    sources, references = (read_lines(out / path) for path in paths)
     return [
         row
         for number in (0, (len(translations) - 1) // 2, len(translations) - 1)

@@ -19,23 +19,23 @@ from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, Settings, settings_to
 from tfm.dataset.shortlist import FILE as SHORTLIST
-from tfm.disk.files import STDIN_FILE, sha256_of, write_record
+from tfm.disk.files import STDIN_FILE, sha256_of
 from tfm.disk.paths import (
-    LAST_GENERATION,
     PARTIAL,
+    RUNS_ROOT,
     OutputPath,
     check_outputs,
     existing_file,
     files_of_command,
 )
 from tfm.errors import DataError, UsageError
+from tfm.folders.last_generation import LastGeneration
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.reporting import Progress, format_number, say
 from tfm.search.constraints import read_phrases
 from tfm.stages.partial_output import PartialOutput
-from tfm.stages.score import LAST_GENERATION_FORMAT, LastGeneration
 from tfm.steps import StepsConfig
 from tfm.text.formats import format_of
 from tfm.text.languages import target_language
@@ -235,7 +235,6 @@ def generate(
     *,
     steps: Sequence[Step] = (),
     inference: InferenceConfig,
-    runs_dir: Path,
     num_processes: int | None = None,
     output: PartialOutput | None = None,
 ) -> Iterator[tuple[str, list[Output]]]:
@@ -243,7 +242,7 @@ def generate(
 
     The output does not depend on the number of worker processes, each of which has its own GPU if
     the device is cuda; by default, a long text is divided among the cores of a CPU. What is
-    translated is recorded in `runs_dir`, for `tfm score`.
+    translated is recorded for `tfm score`.
 
     Lines whose outputs an earlier call has written to `output` are left out; the caller writes the
     others to it.
@@ -254,7 +253,7 @@ def generate(
     """
     scores_given = plan.targets is not None
     if not scores_given:
-        _record_generation(plan, target_language(plan.info.target, config.tag), runs_dir)
+        _record_generation(plan, target_language(plan.info.target, config.tag))
     num_done = 0 if output is None else output.num_lines
     since = f", from line {num_done + 1:,}" if num_done else ""
     proofs = Counter[bool | None]()
@@ -403,23 +402,15 @@ def _start_engine(
     return Workers(engine, inference=inference, num_workers=num_threads)
 
 
-def _record_generation(plan: Generation, target: str, runs_dir: Path) -> None:
+def _record_generation(plan: Generation, target: str) -> None:
     """Record what is translated, for `tfm score` at the other end of a pipe."""
     source = plan.source
-    if not source.references and not runs_dir.is_dir():
+    if not source.references and not RUNS_ROOT.is_dir():
         return  # there is no reference to record, and no older record to replace
-    references = [*map(str, source.references)]
-    record = LastGeneration(
+    LastGeneration(
         model=tuple(map(str, plan.models)),
-        data=plan.info.data_dir,
-        split=source.split,
         source=str(source),
-        reference=next(iter(references), None),
-        more_references=tuple(references[1:]),
+        references=tuple(map(str, source.references)),
         language=target,
         source_language=plan.info.source,
-    )
-    try:
-        write_record(runs_dir / LAST_GENERATION, record, format_=LAST_GENERATION_FORMAT)
-    except OSError as error:
-        say(f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this time")
+    ).save()

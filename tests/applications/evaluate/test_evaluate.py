@@ -207,7 +207,7 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
         ({"on": "ref.xml"}, UsageError, r"ref\.xml has no source: give SOURCE:REFERENCE"),
         ({"on": "wmt14:en-fr"}, UsageError, "wmt14:en-fr is not from en to de"),
         ({"n_best": 2, "beam": 2}, UsageError, "one translation of each line"),
-        ({"metric": "ter", "tokenize": "zh"}, UsageError, "only affects bleu"),
+        ({"metric": "ter", "tokenize": "zh"}, UsageError, "only on bleu"),
         ({"metric": "blue"}, UsageError, "no metric"),
     ],
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import number_pairs, write_lines
 
-from tfm.config import BinarizeConfig, ScoreConfig
+from tfm.commands.score import score
+from tfm.config import BinarizeConfig
 from tfm.dataset.manifest import Manifest
 from tfm.disk.files import sha256_of
 from tfm.disk.paths import OutputPath, check_outputs
@@ -16,7 +17,6 @@ from tfm.errors import UsageError
 from tfm.features.seen.report import find_seen
 from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
 from tfm.stages.binarize import binarize
-from tfm.stages.score import score
 from tfm.text.seen import FILE, SeenText
 
 NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]
@@ -184,7 +184,7 @@ def test_another_text_in_the_same_folder_is_named(model, training_pairs, data_di
 
 
 @pytest.fixture
-def scored(tmp_path, model, data_dir, training_pairs):
+def scored(elsewhere, tmp_path, model, training_pairs):
     """Score text of which half has been seen, by the record of a generation."""
 
     def run(hypotheses, **changes):
@@ -193,13 +193,12 @@ def scored(tmp_path, model, data_dir, training_pairs):
             write_lines(tmp_path / name, [pair[side] for pair in pairs])
             for side, name in enumerate(("test.en", "test.de"))
         )
-        record = {"format": 1, "model": [str(model)], "data": str(data_dir), "split": "test"}
-        record |= {"source": str(source), "reference": str(reference), "language": "de"} | changes
-        runs_dir = tmp_path / "runs"
-        runs_dir.mkdir(exist_ok=True)
-        (runs_dir / "last-generation.json").write_text(json.dumps(record))
-        hypothesis_path = write_lines(tmp_path / "out.de", hypotheses or [t for _, t in pairs])
-        return score(hypothesis_path, [reference], config=ScoreConfig(), runs_dir=runs_dir)
+        record = {"format": 2, "model": [str(model)], "source": str(source)}
+        record |= {"references": [str(reference)], "source_language": "en", "language": "de"}
+        Path("runs").mkdir(exist_ok=True)
+        Path("runs/last-generation.json").write_text(json.dumps(record | changes))
+        write_lines(tmp_path / "out.de", hypotheses or [target for _, target in pairs])
+        return score("out.de", reference)
 
     return run
 
@@ -212,7 +211,7 @@ def test_the_clean_part_is_scored_beside_the_whole(scored):
     [clean, chrf] = result.seen.clean_scores
     assert (clean.name, clean.signature, chrf.name) == ("bleu", bleu.signature, "chrf")
     assert clean.value > bleu.value > 0
-    assert result.to_json()["seen"]["seen"]["pairs"] == {"exactly": 6, "nearly": 0}
+    assert result.record()["seen"]["seen"]["pairs"] == {"exactly": 6, "nearly": 0}
     figures, summary = result.seen.figures, result.seen.summary
     assert "sources 6 exactly, 0 nearly; targets 6 exactly, 0 nearly; pairs 6" in summary
     assert f"; the 6 other lines: BLEU = {clean.value:.2f}, chrF2 = " in summary
@@ -221,9 +220,13 @@ def test_the_clean_part_is_scored_beside_the_whole(scored):
 
 
 def test_only_this_text_and_others_of_as_many_lines_are_looked_up(scored, tmp_path):
-    assert scored(None, reference=None).seen.num_clean == 6
+    assert scored(None, references=[]).seen.num_clean == 6
     one, twelve = (str(write_lines(tmp_path / f"{n}", ["One."] * n)) for n in (1, 12))
-    others = {"reference": None, "source": one}, {"source": "standard input"}, {"reference": twelve}
+    others = (
+        {"references": [], "source": one},
+        {"source": "standard input"},
+        {"references": [twelve]},
+    )
     for changes in others:
         assert scored(None, **changes).seen is None
 
@@ -239,7 +242,7 @@ def test_a_record_that_cannot_be_used_is_warned_of(scored, model, tmp_path, caps
     for changes in ({"format": 9}, {"model": 3}):
         assert scored(None, **changes).seen is None
         [line] = capsys.readouterr().err.splitlines()
-        assert "last-generation.json recorded of the last generation is not used: " in line
+        assert "record of the last generation is not used: " in line
 
 
 def test_a_text_of_which_nothing_was_seen_is_not_scored_again(model):

@@ -1,0 +1,96 @@
+"""The scores of single lines: in a file, on a page, and the worst of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm.config import ScoreConfig
+from tfm.disk.files import write_text
+from tfm.metrics.texts import Texts, read_confidences
+
+_COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineScore:
+    """The scores of a translated line, as sacreBLEU scores sentences."""
+
+    line: int  # from 1
+    system: str  # the file of the translation
+    chrf: float
+    bleu: float
+    ter: float
+    confidence: float | None  # if the file has it
+    source: str | None
+    reference: str
+    text: str
+
+
+def report_lines(
+    translations: Texts,
+    references: Texts,
+    source: Texts,
+    config: ScoreConfig,
+    language: str,
+    *,
+    per_line: Path | None,
+    page: Path | None,
+) -> list[LineScore]:
+    """Write the scores of each line of translations, which are named by their files.
+
+    Returns those of the first translations, the lowest chrF first.
+    """
+    from tfm.metrics.sacre import sentence_scores  # here, because few commands need it
+
+    first, *_ = of_references = [*references.values()]
+    sources = next(iter(source.values()), [None] * len(first))
+    rows: list[list[LineScore]] = [[] for _ in first]
+    for name, lines in translations.items():
+        confidences = read_confidences(Path(name)) or [None] * len(rows)
+        found = sentence_scores(lines, of_references, config, language)
+        for index, scores in enumerate(found):
+            line = LineScore(
+                line=index + 1,
+                system=name,
+                confidence=confidences[index],
+                source=sources[index],
+                reference=first[index],
+                text=lines[index],
+                **scores,
+            )
+            rows[index].append(line)
+    if per_line is not None:
+        _write_lines(per_line, rows)
+    rows.sort(key=lambda row: row[0].chrf)
+    if page is not None:
+        _write_page(page, rows, language)
+    return [row[0] for row in rows]
+
+
+def _write_lines(path: Path, rows: Sequence[Sequence[LineScore]]) -> None:
+    every = [vars(line) for row in rows for line in row]
+    if path.suffix == ".jsonl":
+        lines = [json.dumps(each, ensure_ascii=False) for each in every]
+    else:
+        table = [_COLUMNS, *([each[name] for name in _COLUMNS] for each in every)]
+        lines = ["\t".join(map(_shown, row)) for row in table]
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str("" if value is None else value)
+
+
+def _write_page(path: Path, rows: Sequence[Sequence[LineScore]], language: str) -> None:
+    from tfm.metrics.page import MAX_LINES, PageLine, write_page  # here, because few scores need it
+
+    lines = []
+    for row in rows[:MAX_LINES]:
+        scores = [
+            {"chrF": x.chrf, "BLEU": x.bleu, "TER": x.ter, "confidence": x.confidence} for x in row
+        ]
+        texts = [(each.system, each.text, its) for each, its in zip(row, scores, strict=True)]
+        lines.append(PageLine(f"Line {row[0].line:,}", row[0].source, row[0].reference, texts))
+    note = f"{len(lines):,} of {len(rows):,} lines with the lowest chrF."
+    write_page(path, "Scored lines", note, lines, language=language)
