@@ -1,5 +1,6 @@
 """Settings of Sphinx for `make docs`."""
 
+import re
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -51,13 +52,21 @@ def _list_contents(app: Any, page: str, template: str, context: dict[str, Any], 
         context["body"] = context["body"].replace("</h1>", f"</h1>{contents}", 1)
 
 
-def _link_lab_book(app: Any, path: Any, page: str, content: list[str]) -> None:
-    content[0] = content[0].replace("(benchmarks/README.md", "(docs/contributing/lab-book.md")
+def _link_lab_book(app: Any, page: str, content: list[str]) -> None:
+    """Offer the lab book, which is no page of these documents, as a file to download."""
+    content[0] = re.sub(r"\]\(((?:\.\./)*benchmarks/README\.md)[^)]*", r"](path:\1", content[0])
+
+
+def _link_included_lab_book(app: Any, path: Any, page: str, content: list[str]) -> None:
+    """Do the same in README.md, whose links begin in the folder above."""
+    content[0] = content[0].replace("(benchmarks/", "(../benchmarks/")
+    _link_lab_book(app, page, content)
 
 
 def setup(app: Any) -> None:
-    """Highlight shell commands, link the lab book, fit tables and contents to narrow screens."""
+    """Highlight shell commands, offer the lab book, fit tables and contents to narrow screens."""
     app.add_lexer("sh", _ShellLexer)
-    app.connect("include-read", _link_lab_book)
+    app.connect("source-read", _link_lab_book)
+    app.connect("include-read", _link_included_lab_book)
     app.connect("doctree-read", _stack_tables)
     app.connect("html-page-context", _list_contents)

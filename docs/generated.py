@@ -131,7 +131,7 @@ def commands() -> str:
 
 
 def command_page(name: str) -> str:
-    """Return the help of a command, and a table for each panel of its arguments and flags."""
+    """Return the help of a command, its arguments and flags, and links to its settings."""
     command = _COMMANDS[name]
     # Commands remember the flags for help of the first context that asks for them.
     context = command.make_context(
@@ -156,13 +156,22 @@ def command_page(name: str) -> str:
 
 
 def _panels(command: Any, context: Any) -> str:
-    """Return a section with a table for each panel of the help."""
+    """Return a section with a table for each panel of the help, and links to the settings."""
     panels = defaultdict(list)
     for parameter in command.params:
         title = parameter.rich_help_panel or "Arguments and flags"
         panels[title].append(_flag(parameter, context))
-    columns = ("flag", "default", "meaning")
-    return "".join(f"\n## {title}\n\n{_table(columns, rows)}" for title, rows in panels.items())
+    groups = {f"[{kind.section}]": f"{kind.section}-{kind.__name__}" for kind in all_groups()[::-1]}
+    sections, settings = "", dict[str, str]()
+    for title, rows in panels.items():
+        if title.startswith("Settings"):
+            settings |= {each: groups[each] for each in title.split()[1:]}
+        else:
+            sections += f"\n## {title}\n\n{_table(('flag', 'default', 'meaning'), rows)}"
+    links = (f"[`{name}`](../settings.md#{anchor.lower()})" for name, anchor in settings.items())
+    if settings:
+        sections += f"\n## Settings\n\n`--help-all` lists the flags of {', '.join(links)}.\n"
+    return sections
 
 
 def _flag(parameter: Any, context: Any) -> Sequence[str]:
