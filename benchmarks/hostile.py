@@ -157,6 +157,15 @@ def not_http(draw: random.Random) -> Hostile:
     return Hostile(data, is_left=b"\r\n\r\n" not in data)  # the server waits for its end
 
 
+def changed_bytes(draw: random.Random) -> Hostile:
+    """Return a request some of whose bytes are replaced, and perhaps its end is missing."""
+    data = bytearray(translate())
+    for _ in range(draw.randrange(4)):
+        place = draw.randrange(len(data))
+        data[place : place + draw.randrange(9)] = draw.randbytes(draw.randrange(9))
+    return Hostile(bytes(data[: draw.choice([len(data), draw.randrange(len(data))])]), is_left=True)
+
+
 def paths_and_methods(draw: random.Random) -> Hostile:
     """Return a request for an unknown path, or with an unknown method."""
     paths = (
@@ -247,6 +256,7 @@ KINDS: Mapping[Callable[[random.Random], Hostile], int] = {
     compressed: 20,
     wrong_lengths: 15,
     not_http: 20,
+    changed_bytes: 20,
     paths_and_methods: 30,
     strange_texts: 30,
     strange_markup: 15,

@@ -38,10 +38,10 @@ _FEW_LINES = 32
 _ESCAPED = _ESCAPE + SPACE_MARK + "\u2585\t\x1f"
 ESCAPES = {char: f"{_ESCAPE}{number}" for number, char in enumerate(_ESCAPED)}
 # A model of another program may name pieces that its segmentation lacks, but its outputs have: they
-# are unused, of this score. SentencePiece's BPE would join them to longer pieces.
+# are unused, of this score. SentencePiece's BPE would join them to longer pieces, but not control
+# pieces. These are the ends of the messages of both.
 ABSENT_SCORE = -float(2**24)
-_ABSENT_END = b"\x15" + struct.pack("<f", ABSENT_SCORE) + b"\x18"  # of its message; then the type
-_UNUSED, _CONTROL = b"\x05", b"\x03"
+_UNUSED, _CONTROL = (b"\x15%b\x18%c" % (struct.pack("<f", ABSENT_SCORE), each) for each in (5, 3))
 # Field 200, which SentencePiece leaves to others, gives the size of the vocabulary at the end of a
 # model of another program. Its further pieces divide text, but stand for unknown text.
 _SIZE = re.compile(rb"\xc2\x0c.([0-9]+)\Z", re.DOTALL)
@@ -63,9 +63,8 @@ class SubwordModel:
             self._size = int(named[1]) if named else self._processor.GetPieceSize()
             piece_of = self._processor.IdToPiece
             self._pieces = [piece_of(i) for i in range(len(self))]  # not UTF-8 if damaged
-            if _ABSENT_END in content and self.is_bpe:
-                parts = content.split(_ABSENT_END + _UNUSED)
-                self._encoder = _load((_ABSENT_END + _CONTROL).join(parts))
+            if _UNUSED in content and self.is_bpe:
+                self._encoder = _load(content.replace(_UNUSED, _CONTROL))
         except (RuntimeError, UnicodeDecodeError, IndexError) as error:
             raise DataError(f"{origin} is not a SentencePiece model: learn it again") from error
         ids = [getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]

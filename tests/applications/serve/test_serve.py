@@ -62,6 +62,12 @@ def address(start, model):
     return start(routes_of([model]))
 
 
+@pytest.fixture
+def plain(start):
+    """A server with a stand-in for a model, whose translations are in capitals."""
+    return start(stand_in(upper))
+
+
 def recorder(release=None):
     """Return the batches of a stand-in for a model, and the stand-in, which may wait."""
     batches = []
@@ -96,21 +102,8 @@ def test_translations_are_those_of_the_library_and_keep_white_space(address, tra
         assert address.post("/translate", {"q": q, **PAIR}) == answer
 
 
-def test_requests_and_models_may_have_other_codes_of_a_language(start):
-    pytest.importorskip("py3langid")
-    [route] = stand_in(upper).values()
-    address = start({("zho_Hans", "eng"): replace(route, source="zho_Hans", target="eng")})
-    chinese = "狗在雪地里玩。"
-    codes = ("zh", "en"), ("cmn_Hans", "en-GB"), ("auto", "en"), ("zho_Hans", "eng")
-    for source, target in codes:
-        fields = {"q": chinese, "source": source, "target": target}
-        status, answer = address.post("/translate", fields)
-        assert (status, answer.get("translatedText")) == (200, chinese)
-    assert address.post("/translate", {"q": "a", "source": "zh_Hant", "target": "en"})[0] == 400
-
-
-def test_clients_learn_common_codes_of_languages(start):
-    """Mastodon, Discourse and others compare them with their own, which are those of ISO 639-1."""
+def test_clients_use_common_codes_of_languages_or_others(start):
+    """Mastodon, Discourse and others compare codes with their own, which are those of ISO 639-1."""
     pytest.importorskip("py3langid")
     [route] = stand_in(upper).values()
     pairs = [("zho_Hans", "eng"), ("zho_Hant", "eng"), ("en", "zho_Hans")]
@@ -119,9 +112,13 @@ def test_clients_learn_common_codes_of_languages(start):
     assert found == [("zh", ["en"]), ("en", ["zh"]), ("zh-Hant", ["en"])]
     shown = address.send("/frontend/settings")[1]["language"]
     assert [shown[side]["code"] for side in ("source", "target")] == ["zh", "en"]
-    fields = {"q": "狗在雪地里玩。", "source": "auto", "target": "en"}
-    assert address.post("/detect", fields)[1][0]["language"] == "zh"
-    assert address.post("/translate", fields)[1]["detectedLanguage"]["language"] == "zh"
+    chinese = {"q": "狗在雪地里玩。"}
+    assert address.post("/detect", chinese)[1][0]["language"] == "zh"
+    for source, target in ("zh", "en"), ("cmn_Hans", "en-GB"), ("auto", "en"), ("zho_Hans", "eng"):
+        status, answer = address.post("/translate", {**chinese, "source": source, "target": target})
+        assert (status, answer["translatedText"]) == (200, chinese["q"])
+        assert answer.get("detectedLanguage", {}).get("language", "zh") == "zh"
+    assert address.post("/translate", {"q": "a", "source": "zh", "target": "zh_Hant"})[0] == 400
 
 
 def sent_as_forms(address, fields):
@@ -150,14 +147,6 @@ def sent_as_forms(address, fields):
 def test_forms_may_have_several_texts(start, fields, translated):
     for found in sent_as_forms(start(stand_in(upper)), [*PAIR.items(), *fields]):
         assert found == (200, {"translatedText": translated})
-
-
-def test_a_field_that_is_given_twice_is_refused(start):
-    address = start(stand_in(upper))
-    for name in ("source", "target", "format", "api_key", "glossary", "x" * 50):
-        fields = [("q", "a"), *PAIR.items(), (name, "en"), (name, "en")]
-        error = {"error": f"{name[:20]} is given more than once: give it once"}
-        assert sent_as_forms(address, fields) == [(400, error)] * 3
 
 
 def test_sentences_of_a_paragraph_are_translated_separately(start):
@@ -194,13 +183,12 @@ def test_auto_chooses_among_the_source_languages(address, monkeypatch):
         assert 'source "auto" needs py3langid, which is not installed' in answer["error"]
 
 
-def test_the_query_the_form_and_json_are_read_together(start):
-    address = start(stand_in(upper))
+def test_the_query_the_form_and_json_are_read_together(plain):
     translated = (200, {"translatedText": "ÄPFEL & BIRNEN"})
     text = {"q": "äpfel & birnen"}
     query, languages_of = parse.urlencode({**text, **PAIR}), parse.urlencode(PAIR)
-    assert address.send(f"/translate?{query}", b"") == translated
-    assert address.send(f"/translate?{query}", b"", "application/json") == translated
+    assert plain.send(f"/translate?{query}", b"") == translated
+    assert plain.send(f"/translate?{query}", b"", "application/json") == translated
     for kind, body in (
         ("application/json; charset=utf-8", json.dumps(text)),
         ("application/problem+json", json.dumps({**text, "source": "EN"})),
@@ -208,11 +196,10 @@ def test_the_query_the_form_and_json_are_read_together(start):
     ):
         path = f"//translate/?{languages_of}&q=other"
         headers = {"Content-Encoding": "identity"}
-        assert address.send(path, body.encode(), kind, **headers) == translated
+        assert plain.send(path, body.encode(), kind, **headers) == translated
 
 
-def test_text_that_needs_no_translation_comes_back(start):
-    address = start(stand_in(upper))
+def test_text_that_needs_no_translation_comes_back(plain):
     for source, target, q in (
         ("de", "de", "kein Wort"),
         ("en", "en-GB", ["no", "word"]),
@@ -220,21 +207,20 @@ def test_text_that_needs_no_translation_comes_back(start):
         ("en", "de", " \n"),
     ):
         answer = (200, {"translatedText": q})
-        assert address.post("/translate", {"q": q, "source": source, "target": target}) == answer
+        assert plain.post("/translate", {"q": q, "source": source, "target": target}) == answer
     fields = {"q": "a", "source": "fr", "target": "fr"}
-    assert address.post("/translate", fields)[0] == 400  # it is not served
+    assert plain.post("/translate", fields)[0] == 400  # it is not served
     fields = {"q": "a", "source": "de", "target": "de", "alternatives": 9}
-    assert address.post("/translate", fields) == (200, {"translatedText": "a", "alternatives": []})
+    assert plain.post("/translate", fields) == (200, {"translatedText": "a", "alternatives": []})
 
 
-def test_languages_are_detected_among_those_that_are_served(start):
+def test_languages_are_detected_among_those_that_are_served(plain):
     pytest.importorskip("py3langid")
-    address = start(stand_in(upper))
     german, french = "Der Hund spielt im Schnee.", "Le chien joue dans la neige."
-    assert address.post("/detect", {"q": german})[1][0]["language"] == "de"
-    _, [found, *_] = address.post("/detect", {"q": french})
+    assert plain.post("/detect", {"q": german})[1][0]["language"] == "de"
+    _, [found, *_] = plain.post("/detect", {"q": french})
     assert found["language"] in ("en", "de")
-    _, answer = address.post("/translate", {"q": german, "source": "auto", "target": "DE"})
+    _, answer = plain.post("/translate", {"q": german, "source": "auto", "target": "DE"})
     assert answer["translatedText"] == german
     assert answer["detectedLanguage"]["language"] == "de"
 
@@ -333,22 +319,11 @@ def test_translations_continue_a_prefix(address):
     best, *others = [each["text"] for each in explained["translations"]]
     assert best == texts[0]
     assert len({text.split()[1] for text in [best, *others]}) == 1 + len(others) > 3
-    for changes, message in (
-        ({"q": "seven cars\ntwo trees"}, "prefix is for a single sentence, but q has 2"),
-        ({"q": ["seven cars"]}, "prefix is for a single sentence of plain text"),
-        ({"format": "html"}, "prefix is for a single sentence of plain text"),
-        ({"prefix": "a " * 9000}, "allowed: shorten it"),
-    ):
-        status, answer = address.post("/translate", {**fields, **changes})
-        assert (status, message in answer["error"]) == (400, True)
+    status, answer = address.post("/translate", {**fields, "prefix": "a " * 9000})
+    assert (status, "allowed: shorten it" in answer["error"]) == (400, True)
 
 
-def test_html_keeps_its_tags(start, model):
-    address = start(stand_in(upper))
-    fields = {"q": ["<p>a &amp; <br>b</p>", "c"], **PAIR, "format": "html"}
-    expected = ["<p>A &amp; <br>B</p>", "C"]
-    assert address.post("/translate", fields) == (200, {"translatedText": expected})
-    address = start(routes_of([model]))
+def test_html_keeps_its_tags(address):
     fields = {"q": '<p>seven <a href="x">cars</a></p>', **PAIR, "format": "html"}
     status, answer = address.post("/translate", fields)
     assert status == 200
@@ -366,9 +341,8 @@ def test_html_keeps_its_tags(start, model):
         *((f"empty{ending}", "", "") for ending in (".txt", ".html", ".xml", ".srt")),
     ],
 )
-def test_files_are_translated(start, name, text, translated):
-    address = start(stand_in(upper))
-    status, answer = address.upload(name, text.encode())
+def test_files_are_translated(plain, name, text, translated):
+    status, answer = plain.upload(name, text.encode())
     assert status == 200
     url = answer["translatedFileUrl"]
     with request.urlopen(url, timeout=20) as file:
@@ -376,7 +350,7 @@ def test_files_are_translated(start, name, text, translated):
         stem, ending = re.split("[/\\\\]", name)[-1].rsplit(".", 1)
         assert file.headers["content-disposition"].endswith(parse.quote(f"{stem}_de.{ending}"))
         assert file.headers["content-type"] == "application/octet-stream"
-    assert address.send("/download_file/guessed/a.txt")[0] == 404
+    assert plain.send("/download_file/guessed/a.txt")[0] == 404
 
 
 X = {name: f"X-Forwarded-{name}" for name in ("Proto", "Host", "Port", "Prefix")}
@@ -455,12 +429,11 @@ def test_clients_can_ask_what_the_server_offers(address):
     assert address.send("/health") == (200, {"status": "ok"})
 
 
-def test_metrics_count_requests_and_lines(start):
-    address = start(stand_in(upper))
-    address.post("/translate", {"q": "a\nb", **PAIR})
-    address.post("/translate", {"q": "a"})
-    address.send("/nowhere/at/all")
-    _, text = address.send("/metrics")
+def test_metrics_count_requests_and_lines(plain):
+    plain.post("/translate", {"q": "a\nb", **PAIR})
+    plain.post("/translate", {"q": "a"})
+    plain.send("/nowhere/at/all")
+    _, text = plain.send("/metrics")
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     assert samples['tfm_requests_total{path="/translate",status="200"}'] == "1"
     assert samples['tfm_requests_total{path="/translate",status="400"}'] == "1"
@@ -497,6 +470,9 @@ FIELDS = [
     ({"prefix": ["a"]}, 400, "prefix must be a text"),
     ({"prefix": "a" * 101}, 413, "prefix has 101 characters"),
     ({"prefix": "\udfff"}, 400, "prefix has half of a surrogate pair"),
+    ({"prefix": "a", "q": "b\nc"}, 400, "prefix is for a single sentence, but q has 2"),
+    ({"prefix": "a", "q": ["b"]}, 400, "prefix is for a single sentence of plain text"),
+    ({"prefix": "a", "format": "html"}, 400, "prefix is for a single sentence of plain text"),
     ({"glossary": ["a", "b"]}, 400, "glossary must be an object of terms"),
     ({"glossary": {"a": 1}}, 400, "glossary must be an object of terms"),
     ({"glossary": "a=b"}, 400, "glossary must be an object of terms"),
@@ -530,6 +506,9 @@ FILES = [
 ]
 
 
+TWICE = ("source", "target", "format", "api_key", "glossary")
+
+
 def test_wrong_requests_are_refused(start):
     address = start(stand_in(upper), ServeConfig(max_characters=100, max_body_bytes=150_000))
     fields = {"q": "a", **PAIR}
@@ -537,6 +516,11 @@ def test_wrong_requests_are_refused(start):
         *((address.post("/translate", {**fields, **each[0]}), *each) for each in FIELDS),
         *((address.send("/translate", *each[:2]), *each) for each in BODIES),
         *((address.upload(*each[:2]), *each) for each in FILES),
+        *(
+            (each, 400, f"{name[:20]} is given more than once: give it once")
+            for name in (*TWICE, "x" * 50)
+            for each in sent_as_forms(address, [("q", "a"), *PAIR.items(), *[(name, "en")] * 2])
+        ),
         (address.post("/explain", {**fields, "q": ["a", "b"]}), 400, "q must be a single text"),
         (address.send("/translate", b"{}", **{"Content-Encoding": "gzip"}), 415, "is gzip: send"),
         (address.send("/nowhere"), 404, "Not Found"),
@@ -621,35 +605,13 @@ def test_a_client_that_leaves_is_not_translated(start):
     assert lines_of(batches) == ["first"]
 
 
-def test_random_requests_never_break_the_server(start):
-    """Whatever bytes a client sends, and whenever it leaves, there is no status of 500."""
-    address = start(stand_in(upper), ServeConfig(receive_seconds=1, max_body_bytes=5_000))
-    draw = random.Random(1)
-    body = json.dumps({"q": "ab", **PAIR}).encode()
-    for _ in range(80):
-        data = bytearray(
-            b"POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
-        for _ in range(draw.randrange(4)):
-            place = draw.randrange(len(data))
-            data[place : place + draw.randrange(9)] = draw.randbytes(draw.randrange(9))
-        with address.connect() as connection:
-            connection.settimeout(0.05)
-            connection.sendall(data[: draw.choice([len(data), draw.randrange(len(data))])])
-            with contextlib.suppress(TimeoutError, ConnectionResetError):
-                assert not connection.recv(12).endswith(b" 500")
-    assert address.post("/translate", json.loads(body)) == (200, {"translatedText": "AB"})
-    assert 'status="500"' not in address.send("/metrics")[1]
-
-
 def test_hostile_requests_are_refused_and_never_break_the_server(start, capfd):
     config = ServeConfig(receive_seconds=1, max_body_bytes=300_000)
     address = start(stand_in(upper, config), config)
     statuses = set()
     for kind in (kind for kind in KINDS if kind.__name__ not in ("slow", "costly")):
         draw = random.Random(kind.__name__)
-        for _ in range(5):
+        for _ in range(10):
             hostile = kind(draw)
             with address.connect() as connection, contextlib.suppress(ConnectionError):
                 connection.sendall(hostile.data)
@@ -657,7 +619,7 @@ def test_hostile_requests_are_refused_and_never_break_the_server(start, capfd):
                     statuses.add(connection.recv(12)[9:])
     assert statuses <= {b"", *(str(n).encode() for n in (200, 400, 403, 404, 405, 408, 413, 415))}
     assert address.post("/translate", {"q": "a", **PAIR}) == (200, {"translatedText": "A"})
-    assert 'status="500"' not in address.send("/metrics")[1]
+    assert 'status="500"' not in address.send("/metrics")[1]  # nor after a client has left
     log = capfd.readouterr().err.splitlines()
     assert [line for line in log if not line.startswith("warning: a tag in line")] == []
 
@@ -665,9 +627,8 @@ def test_hostile_requests_are_refused_and_never_break_the_server(start, capfd):
 # --- the page
 
 
-def test_the_page_loads_nothing_and_runs_only_its_own_script(start):
-    address = start(stand_in(upper))
-    with request.urlopen(address + "/") as answer:
+def test_the_page_loads_nothing_and_runs_only_its_own_script(plain):
+    with request.urlopen(plain + "/") as answer:
         policy, page = answer.headers["content-security-policy"], answer.read().decode()
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     for element in ("script", "style"):
