@@ -105,44 +105,37 @@ def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quick
 
 
 def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
-    """Run a command, or several that are joined by pipes.
+    """Run a command, or several, each of which reads the output of the one before.
 
     Returns:
-        The output of each piped command; a single command writes to the terminal instead.
+        The output of each of several commands; a single command writes to the terminal instead.
     """
-    piped = subprocess.PIPE if len(commands) > 1 else None
-    processes = [
-        subprocess.Popen(  # noqa: S603 - this program itself
+    outputs: dict[str, bytes] = {}
+    output: bytes | None = None
+    for each in commands:
+        process = subprocess.Popen(  # noqa: S603 - this program itself
             [*_THIS_PROGRAM, *each.split()],
             cwd=out,
             # Standard input is not inherited: tfm generate would translate it.
-            stdin=piped if number else subprocess.DEVNULL,
-            stdout=piped,
+            stdin=subprocess.DEVNULL if output is None else subprocess.PIPE,
+            stdout=subprocess.PIPE if len(commands) > 1 else None,
         )
-        for number, each in enumerate(commands)
-    ]
-    outputs: list[bytes | None] = [None]
-    try:
-        for process in processes:
-            outputs.append(process.communicate(outputs[-1])[0])
-    except KeyboardInterrupt:
-        # Ctrl-C interrupts the stages as well; they may be saving their work.
-        for process in processes:
-            process.wait()
-        raise InterruptedRunError(
-            f"quickstart: stopped in tfm {commands[0]}", exit_code=130
-        ) from None
-    for name, process in zip(commands, processes, strict=True):
+        try:
+            output, _ = process.communicate(output)
+        except KeyboardInterrupt:
+            process.wait()  # Ctrl-C interrupts the stage as well, which may be saving its work
+            raise InterruptedRunError(f"quickstart: stopped in tfm {each}", exit_code=130) from None
         # Popen returns -N for signal N, a shell 128 + N.
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if code:
             raise TfmError(
-                f'"tfm {name}" in {out} failed with exit code {code} (see its message '
+                f'"tfm {each}" in {out} failed with exit code {code} (see its message '
                 "above): correct the cause and resume there with "
                 + tfm_command("quickstart", "--out", out),
                 exit_code=code,
             )
-    return {c: o for c, o in zip(commands, outputs[1:], strict=True) if o is not None}
+        outputs[each] = output or b""
+    return outputs
 
 
 def _samples(out: Path, translations: Sequence[str]) -> list[tuple[str, str]]:
