@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from tfm.applications.serve.files import TranslatedFiles
 from tfm.applications.serve.metrics import MEDIA_TYPE, RequestMetrics, metric
 from tfm.applications.serve.page import Page
 from tfm.applications.serve.proxies import Proxies
-from tfm.applications.serve.queue import Answer, TranslationQueue, answered
+from tfm.applications.serve.queue import TranslationQueue
 from tfm.applications.serve.requests import (
     FILE_FORMATS,
     Fields,
@@ -38,6 +38,7 @@ from tfm.errors import DataError, TfmError, UsageError
 from tfm.text import languages
 from tfm.translation.steps import Output
 
+Answer = TypeVar("Answer")
 # A language with its probability in percent.
 Detected = dict[str, Any]
 
@@ -182,11 +183,24 @@ class Service:
         routes: Iterable[Route | None],
         work: Callable[[], Awaitable[Answer]],
     ) -> Answer:
-        """Return the result of some work, for which the request waits in the queues of routes."""
-        with ExitStack() as places:
+        """Return the result of some work, which is dropped if the client leaves or time is up.
+
+        Meanwhile, the request has a place in the queues of the routes.
+        """
+        seconds = self._config.answer_seconds
+        with ExitStack() as stack:
             for queue in {route.model.queue for route in routes if route is not None}:
-                places.enter_context(queue.place())
-            return await answered(request, work(), self._config.answer_seconds)
+                stack.enter_context(queue.place())
+            task = asyncio.ensure_future(work())
+            stack.callback(task.cancel)
+            gone = asyncio.ensure_future(_disconnect(request))
+            stack.callback(gone.cancel)
+            await asyncio.wait((task, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise ClientDisconnect
+            raise HTTPException(504, f"not translated within {seconds:g} seconds: send less text")
 
     async def _find_routes(
         self, asked: TranslationRequest
@@ -292,6 +306,11 @@ class Service:
         for name, meaning, value in metrics:
             lines += metric(name, meaning, {labels: value(each) for labels, each in queues.items()})
         return PlainTextResponse("\n".join([*lines, ""]), media_type=MEDIA_TYPE)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _translations(

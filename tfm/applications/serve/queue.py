@@ -1,14 +1,12 @@
 """The requests that wait for a model."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
 
 from tfm.config import SearchConfig
 from tfm.translation.steps import Output
@@ -32,7 +30,6 @@ class LineConfig:
     prefix: str | None = None
 
 
-Answer = TypeVar("Answer")
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], LineConfig], list[list[Output]]]
 
@@ -170,24 +167,3 @@ class TranslationQueue:
             job.outputs += [next(remaining) for _ in part]
             if len(job.outputs) == len(job.lines) and not job.answer.done():
                 job.answer.set_result(job.outputs)
-
-
-async def answered(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
-    """Return the result of some work, which is dropped if the client leaves or time is up."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((task, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise ClientDisconnect
-        raise HTTPException(504, f"not translated within {seconds:g} seconds: send less text")
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
