@@ -65,10 +65,13 @@ TESTED_ELSEWHERE = {
     "tfm/text/corpus/loading.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
     "tfm/text/corpus/recipe.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
     "tfm/text/corpus/texts.py": ["tests/text/test_corpus.py", "tests/text/test_opus.py"],
-    "tfm/dataset/text_writer.py": [
-        "tests/commands/test_prepare.py",
-        "tests/commands/test_prepare_parts.py",
-    ],
+    **{
+        f"tfm/dataset/{name}.py": [
+            "tests/commands/test_prepare.py",
+            "tests/commands/test_prepare_parts.py",
+        ]
+        for name in ("checks", "clean_text", "text_parts", "text_writer")
+    },
 }
 
 

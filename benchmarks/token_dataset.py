@@ -10,6 +10,7 @@ import numpy as np
 
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import DatasetIndex, Ids, Integers, Part, id_dtype
+from tfm.text.corpus.recipe import Recipe
 from tfm.vocabulary.learning import learn_word_model
 from tfm.vocabulary.subword import UNK, Vocabulary, model_paths
 
@@ -57,7 +58,7 @@ def write_token_dataset(
         fingerprint=vocabulary.fingerprint,
         parts={"train": (Part.of_files(bin_dir, "train", _LANGUAGES),)},
     ).save(bin_dir)
-    manifest = Manifest.draft(data_dir, name="synthetic", source=source, target=target, settings={})
+    manifest = Manifest.draft(data_dir, Recipe(name="synthetic", source=source, target=target))
     # The ids are drawn at random, not encoded from text.
     manifest.record(BINARIZE, inputs={"text": {}}, outputs=bin_dir.iterdir(), result={})
     manifest.save()

@@ -32,9 +32,10 @@ from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
+from tfm.commands.prepare import PrepareResult
 from tfm.commands.score import ScoreResult
 from tfm.config.schema import Rules
-from tfm.dataset import manifest, parallel
+from tfm.dataset import manifest, parallel, rerun
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
@@ -43,7 +44,6 @@ from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.stages import model_summaries, partial_output
 from tfm.stages.model_summaries import ModelSummary
-from tfm.stages.prepare import PrepareResult
 from tfm.stages.run_summaries import RunSummary
 from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
@@ -76,7 +76,7 @@ _FORMATS = {
     "`alignment.json` of a model folder": heads.FORMAT,
     "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
     "`seen.safetensors` of a dataset": seen.FORMAT,
-    "`runs.json` of a dataset": run_folder.RUNS_FORMAT,
+    "`runs.json` of a dataset": rerun.RUNS_FORMAT,
     "`data.json` of a run": run_folder.DATA_FORMAT,
     "`last-generation.json` in `runs/`": last_generation.FORMAT,
     "`FILE.partial.json` of `tfm generate --output FILE`": partial_output.FORMAT,

@@ -18,13 +18,11 @@ from typing import Any
 import hypothesis
 import pytest
 import typer
-from helpers import number_pairs, write_dataset
+from helpers import binarize, learn_bpe, number_pairs, write_dataset
 
 from tfm.cli import main as cli
 from tfm.config import BinarizeConfig, RunConfig, SubwordConfig, run_config
 from tfm.machine.cpu import Cpu, this_cpu
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.vocabulary.subword import BOS, PAD, UNK, Vocabulary
 
 # Reproducible sums in every process, for any number of threads and alignment of memory.

@@ -17,10 +17,13 @@ from importlib import resources
 from html_pages import read_page, text_of
 from hypothesis import strategies as st
 
+from tfm.dataset import subword_models, token_ids
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
+from tfm.dataset.text_parts import lock_dataset
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
+from tfm.text.corpus.recipe import Recipe
 from tfm.vocabulary.subword import Vocabulary
 
 
@@ -55,10 +58,22 @@ def write_pairs(folder, name, pairs, languages=("en", "de")):
 
 def write_dataset(folder, splits):
     """Write the text of a dataset, as tfm prepare does; return the folder."""
-    Manifest.draft(folder, name="x", source="en", target="de", settings={}).save()
+    Manifest.draft(folder, Recipe(name="x", source="en", target="de")).save()
     for split, pairs in splits.items():
         write_pairs(folder, split, pairs)
     return folder
+
+
+def learn_bpe(folder, config, **options):
+    """Learn the subword models of a dataset with all settings, not over those that it keeps."""
+    with lock_dataset(folder):
+        return subword_models.update(Manifest.load(folder), config, **options)
+
+
+def binarize(folder, config, **options):
+    """Encode the text of a dataset with all settings, not over those that it keeps."""
+    with lock_dataset(folder):
+        return token_ids.update(Manifest.load(folder), config, **options)
 
 
 def write_tar(path, members):

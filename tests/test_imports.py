@@ -8,7 +8,7 @@ from tfm.folders.run_folder import checkpoint_path
 from tfm.folders.saving import save_checkpoint
 
 HEAVY = "torch numpy sentencepiece sacrebleu matplotlib safetensors"
-MODULES = "tfm, tfm.stages.prepare, tfm.stages.learn_bpe, tfm.stages.binarize, tfm.commands.score"
+MODULES = "tfm, tfm.dataset.clean_text, tfm.dataset.checks, tfm.commands.score"
 MODULES += ", tfm.stages.run_summaries, tfm.stages.model_summaries, tfm.applications.doctor.checks"
 PREPARING = """
 import shutil

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tfm.commands.average import average
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.score import score
 from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig, run_config
@@ -16,7 +17,6 @@ from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
 from tfm.stages.generate import generate, plan_generation
-from tfm.stages.prepare import prepare
 from tfm.stages.train import train
 from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees

@@ -14,10 +14,10 @@ from tfm.applications.evaluate.tables import Evaluation as Evaluation
 from tfm.commands.attend import AttendResult as AttendResult
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
+from tfm.commands.prepare import PrepareResult as PrepareResult
 from tfm.commands.score import ScoreResult as ScoreResult
 from tfm.commands.translator import Translator as Translator
 from tfm.stages.model_summaries import ModelSummary as ModelSummary
-from tfm.stages.prepare import PrepareResult as PrepareResult
 from tfm.stages.run_summaries import RunSummary as RunSummary
 from tfm.stages.train import TrainResult as TrainResult
 from tfm.training.averaging import AverageResult as AverageResult

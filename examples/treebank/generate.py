@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from tfm.config import Table, read_toml
-from tfm.dataset.manifest import SPLITS, Split
+from tfm.text.corpus.texts import SPLITS, Split
 from tfm.text.trees import TOP, TRACE, Tree, bare_label, bracketed, parse_trees, unescaped
 
 _SIZES = (20_000, 300, 1_000)

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import contents, decoded, opened, write_dataset, write_pairs
+from helpers import binarize, contents, decoded, learn_bpe, opened, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import token_parts
 from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.vocabulary.subword import SubwordModel, Vocabulary
 
 CONFIG = BinarizeConfig(threads=1)

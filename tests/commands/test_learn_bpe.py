@@ -3,12 +3,11 @@
 import dataclasses
 
 import pytest
-from helpers import write_dataset
+from helpers import learn_bpe, write_dataset
 
 from tfm.config import SubwordConfig
 from tfm.dataset.manifest import Manifest
 from tfm.errors import UsageError
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.vocabulary.subword import Vocabulary
 
 ENGLISH = ["the cat sat on the mat", "a dog lay on the log", "no bird sang"] * 5

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from helpers import contents, write_pairs, write_tar
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import Normalization, SubwordConfig
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.text_parts import Share
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
-from tfm.stages.prepare import prepare
 from tfm.text.corpus.loading import load_recipe, recipe_from_files
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import Archive, MonoText, TextFiles

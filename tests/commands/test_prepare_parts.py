@@ -10,8 +10,11 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from helpers import contents, number_pairs, opened, write_pairs
+from helpers import binarize, contents, learn_bpe, number_pairs, opened, write_pairs
 
+from tfm.commands import binarize as command
+from tfm.commands.prepare import append_text
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import text_parts
 from tfm.dataset.manifest import Manifest
@@ -19,9 +22,6 @@ from tfm.dataset.text_parts import Share, lock_dataset, lock_share
 from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DataError, UsageError
-from tfm.stages.binarize import binarize, binarize_share
-from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import append_text, prepare
 from tfm.text import cleaning
 from tfm.text.cleaning import SeenHashes
 from tfm.text.corpus.recipe import Recipe
@@ -232,22 +232,22 @@ def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
     ).data_dir
     learn_bpe(folder, SubwordConfig(**SETTINGS["subword"]))
     for number in (2, 1):
-        binarize_share(folder, BinarizeConfig(), Share(number, 2))
+        command.binarize(folder, share=f"{number}/2")
     written = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
     assert len(written) == 4 * len(Manifest.load(folder).part_sizes())
     assert binarize(folder, BinarizeConfig())
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert rows_of(folder) == rows_of(whole)
     with pytest.raises(UsageError, match="use fewer shares"):
-        binarize_share(folder, BinarizeConfig(), Share(9, 9))
+        command.binarize(folder, share="9/9")
 
 
 def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_path):
     folder = prepare(recipe("a", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
     before = rows_of(folder)
-    binarize_share(folder, BinarizeConfig(), Share(1, 2))
+    command.binarize(folder, share="1/2")
     assert rows_of(folder) == before
-    binarize_share(folder, BinarizeConfig(max_length=20), Share(1, 2))
+    command.binarize(folder, share="1/2", max_length=20)
     with pytest.raises(DataError, match="holds no binarized dataset: run tfm binarize"):
         rows_of(folder)
     binarize(folder, BinarizeConfig())
@@ -298,7 +298,7 @@ def test_a_dataset_has_one_writer_at_a_time(recipe, tmp_path, monkeypatch, lock)
             lambda: prepare(texts, folder, share=Share(2, 3)),
             lambda: learn_bpe(folder, SubwordConfig(vocab_size=350), force=True),
             lambda: binarize(folder, BinarizeConfig(), force=True),
-            lambda: binarize_share(folder, BinarizeConfig(), Share(2, 3)),
+            lambda: command.binarize(folder, share="2/3"),
         ):
             with pytest.raises(LockedFolderError, match=r"(x|2-of-3) is being written to by proc"):
                 work()

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from helpers import write_lines, write_pairs
+from helpers import binarize, write_lines, write_pairs
 
+from tfm.commands.prepare import append_text
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.text_parts import Share
 from tfm.errors import DataError, UsageError
-from tfm.stages.binarize import binarize
-from tfm.stages.prepare import append_text, prepare
 from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.corpus.texts import MonoText
 from tfm.text.seen import FILE, SeenText

@@ -5,8 +5,8 @@ import tarfile
 
 import pytest
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.dataset.parallel import ParallelDataset
-from tfm.stages.prepare import prepare
 from tfm.text.corpus.loading import load_recipe, recipe_from_trees
 from tfm.text.sources import Downloads
 from tfm.text.trees import bracketed, linearize, normalize, words_of

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import edit_json, metrics_of, number_pairs, same_weights, steps_of
+from helpers import binarize, edit_json, metrics_of, number_pairs, same_weights, steps_of
 
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config, settings_to
 from tfm.disk.lock import LockedFolderError, lock_folder
@@ -24,7 +24,6 @@ from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.machine.compute import choose_compute, one_thread
 from tfm.model.build import new_model
-from tfm.stages.binarize import binarize
 from tfm.stages.forecast import forecast
 from tfm.stages.train import _with_history, train
 from tfm.training.data import open_data

@@ -9,13 +9,16 @@ from helpers import edit_json
 from tfm.config import Normalization
 from tfm.dataset.manifest import Manifest, newest_dataset
 from tfm.errors import DataError
+from tfm.text.corpus.recipe import Recipe
 
 INPUTS = {"text": {"train.en": "abc"}, "limit": 250}
 
 
-def create(folder, **changes):
-    facts = {"name": "x", "source": "en", "target": "de", "settings": {"subword": {"a": 1}}}
-    manifest = Manifest.draft(folder, **(facts | changes))
+RECIPE = Recipe(name="x", source="en", target="de")
+
+
+def create(folder, **subword):
+    manifest = Manifest.draft(folder, RECIPE, {"subword": subword or {"a": 1}})
     manifest.save()
     return manifest
 
@@ -65,7 +68,7 @@ def test_a_step_with_missing_or_resized_outputs_is_not_current(manifest):
 
 def test_creating_a_manifest_again_keeps_steps_and_replaces_settings(manifest):
     record(manifest)
-    again = create(manifest.data_dir, settings={"subword": {"a": 2}})
+    again = create(manifest.data_dir, a=2)
     assert again.is_current("step", INPUTS)
     assert Manifest.load(manifest.data_dir).settings("subword") == {"a": 2}
 
@@ -88,8 +91,8 @@ def test_the_normalization_of_a_later_version_is_refused(manifest):
 
 def test_a_draft_changes_nothing_on_disk_until_it_is_saved(manifest):
     record(manifest)
-    facts = {"name": "y", "source": "de", "target": "en", "settings": {}}
-    draft = Manifest.draft(manifest.data_dir, **facts, keep_steps=False)
+    other = Recipe(name="y", source="de", target="en")
+    draft = Manifest.draft(manifest.data_dir, other, keep_steps=False)
     draft.record("other", inputs={}, outputs=[], result={})
     assert Manifest.load(manifest.data_dir).is_current("step", INPUTS)
     (manifest.data_dir / "manifest.json").write_text("cut sh")  # a damaged one can be replaced

@@ -6,11 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import edit_model, metrics_of, number_pairs, write_pairs
+from helpers import binarize, edit_model, learn_bpe, metrics_of, number_pairs, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.commands.attend import attend
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset.manifest import Manifest, TrainingText
@@ -18,9 +19,6 @@ from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.plan import Mixture, apportion, expand
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import prepare
 from tfm.stages.train import train
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import TextFiles

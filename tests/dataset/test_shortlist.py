@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers import binarize
 from small_models import batch_of, recurrent, transformer
 
 from tfm.backends.inference_cpu import CpuInference
@@ -26,7 +27,6 @@ from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
 from tfm.search.shortlist import search_shortlist
-from tfm.stages.binarize import binarize
 from tfm.stages.train import train
 from tfm.vocabulary.learning import learn_word_model
 from tfm.vocabulary.subword import EOS, PAD, Vocabulary

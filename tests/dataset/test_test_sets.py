@@ -217,7 +217,7 @@ def test_a_dataset_is_validated_on_sets_by_their_names(mirror, tmp_path):
         valid=own, valid_set="sgm14/two", out=tmp_path / "data", text_only=True, **options
     )
     assert not again.is_new
-    with pytest.raises(UsageError, match="about training text: leave out --valid-set"):
+    with pytest.raises(UsageError, match="--valid-set and --append exclude each other"):
         tfm.prepare(valid_set="sgm14", append=True, out=tmp_path / "data", **options)
 
 
@@ -273,7 +273,7 @@ def test_a_dataset_holds_sets_by_name_beside_its_own_text(dataset, tmp_path, cap
     assert "sgm14" not in said
     with pytest.raises(UsageError, match="sgm14:de-en is not from en to de"):
         dataset("sgm14:de-en")
-    with pytest.raises(UsageError, match="leave out --test-set"):
+    with pytest.raises(UsageError, match="--test-set and --append exclude each other"):
         dataset("sgm14", append=True)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import read_toml, run_config, run_table
 from tfm.dataset.manifest import Manifest
 from tfm.model.cost import model_cost
-from tfm.stages.prepare import prepare
 from tfm.text.corpus.loading import load_recipe
 from tfm.text.sources import Downloads
 

@@ -17,8 +17,6 @@ from tfm.folders.run_folder import (
     checkpoints,
     newest_run,
     record_dataset,
-    record_run,
-    recorded_runs,
     trained_on,
 )
 from tfm.folders.saving import (
@@ -76,32 +74,6 @@ def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
     name = "a folder/\udcff"  # a name that is not UTF-8
     record_dataset(run_dir, Path(name))
     assert trained_on(run_dir) == Path(name)
-
-
-def test_a_dataset_records_its_runs_but_not_those_of_another_that_it_is_a_copy_of(tmp_path):
-    first, copy = tmp_path / "first", tmp_path / "copy"
-    first.mkdir()
-    for name, needed in (("a", "1"), ("b", "1"), ("a", "2")):
-        record_run(first, tmp_path / name, needed)
-    assert recorded_runs(first) == {str(tmp_path / "a"): "2", str(tmp_path / "b"): "1"}
-    shutil.copytree(first, copy)
-    assert recorded_runs(copy) == {}
-    record_run(copy, tmp_path / "a", "1")
-    assert recorded_runs(copy) == {str(tmp_path / "a"): "1"}
-    first.rename(tmp_path / "moved")
-    assert len(recorded_runs(tmp_path / "moved")) == 2
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "data_dir": "/", "runs": 3}', "[]"])
-def test_a_damaged_record_of_runs_names_none_with_a_warning(tmp_path, capsys, content):
-    assert recorded_runs(tmp_path) == {}
-    assert not capsys.readouterr().err
-    (tmp_path / "runs.json").write_text(content)
-    assert recorded_runs(tmp_path) == {}
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        f"warning: it is unknown which runs need {tmp_path}: {tmp_path}/runs.json"
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ import unicodedata
 
 import pytest
 import regex
-from helpers import contents, decoded
+from helpers import binarize, contents, decoded
 
 from tfm.config import BinarizeConfig
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
 from tfm.errors import UsageError
-from tfm.stages.binarize import binarize
 from tfm.text.copies import COPIES, Copier
 
 PAIRS = [(f"A dog sees {i} other dogs.", f"Ein Hund sieht {i} andere Hunde.") for i in range(400)]

@@ -5,9 +5,9 @@ from itertools import chain
 
 import pytest
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.score import score
 from tfm.errors import DataError
-from tfm.stages.prepare import prepare
 from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.looks import SIGNS, look
 

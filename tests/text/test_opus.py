@@ -8,8 +8,8 @@ from http.server import SimpleHTTPRequestHandler
 
 import pytest
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.errors import UsageError
-from tfm.stages.prepare import prepare
 from tfm.text.corpus.loading import load_recipe
 from tfm.text.corpus.texts import TextFiles
 from tfm.text.sources import Downloads

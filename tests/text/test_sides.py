@@ -5,9 +5,9 @@ from importlib.util import find_spec
 import pytest
 from helpers import number_pairs, write_pairs
 
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import CleaningConfig
 from tfm.errors import DataError
-from tfm.stages.prepare import prepare
 from tfm.text.cleaning import look_swapped
 from tfm.text.corpus.loading import recipe_from_files
 from tfm.text.pair_checks import are_swapped

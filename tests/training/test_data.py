@@ -7,12 +7,12 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from helpers import binarize
 
 from tfm.config import BinarizeConfig
 from tfm.dataset import manifest
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError
-from tfm.stages.binarize import binarize
 from tfm.stages.train import train
 from tfm.text.masks import MASKS
 from tfm.training.data import open_data

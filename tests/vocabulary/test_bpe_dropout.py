@@ -6,15 +6,13 @@ import sys
 import numpy as np
 import pytest
 import sentencepiece
-from helpers import contents, number_pairs, opened
+from helpers import binarize, contents, learn_bpe, number_pairs, opened
 
 from tfm.config import BatchingConfig, BinarizeConfig, SubwordConfig
 from tfm.dataset.batching import Batcher
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.errors import DataError, UsageError
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.vocabulary.bpe_dropout import BpeDropout
 from tfm.vocabulary.subword import Vocabulary
 
@@ -57,7 +55,7 @@ def test_runs_with_any_number_of_threads_and_other_processes_write_the_same_byte
 from pathlib import Path
 from tfm.config import BinarizeConfig
 from tfm.text import lines
-from tfm.stages.binarize import binarize
+from helpers import binarize
 
 lines._BLOCK_BYTES = 1000
 binarize(Path({str(folder)!r}), {DROPOUT!r}, force=True)

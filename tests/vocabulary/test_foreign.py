@@ -6,12 +6,10 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import sentencepiece
-from helpers import decoded, number_pairs, write_dataset, write_pairs
+from helpers import binarize, decoded, learn_bpe, number_pairs, write_dataset, write_pairs
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.errors import DataError, UsageError
-from tfm.stages.binarize import binarize
-from tfm.stages.learn_bpe import learn_bpe
 from tfm.vocabulary import foreign
 from tfm.vocabulary.foreign import (
     load_subword_models,

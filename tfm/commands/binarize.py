@@ -1,11 +1,16 @@
 """tfm binarize: text and subword model of a dataset → token ids on disk."""
 
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tfm.commands.declaration import Dataset, Share, command
-from tfm.config import BinarizeConfig
+from tfm.config import BinarizeConfig, Table
 from tfm.config.schema import merged
 from tfm.errors import UsageError
+
+if TYPE_CHECKING:
+    from tfm.dataset.manifest import Manifest
 
 
 @command(BinarizeConfig)
@@ -31,17 +36,36 @@ def binarize(
             sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
         LockedFolderError: Another process writes to the dataset.
     """
-    from tfm.dataset import text_parts
+    from tfm.dataset import text_parts, token_ids
     from tfm.dataset.manifest import Manifest, chosen_dataset
-    from tfm.stages import binarize as stage
 
     folder, given = chosen_dataset(data), settings["binarize"]
     config = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
     if share is None:
-        return stage.binarize(folder, config, force=force)
+        with text_parts.lock_dataset(folder):
+            manifest = Manifest.load(folder)
+            origins = find_origins(manifest, config)
+            return token_ids.update(manifest, config, origins, force=force)
     if "shortlist" in given:
         raise UsageError(
             "--shortlist has no effect with --share: give it to tfm binarize without --share"
         )
-    stage.binarize_share(folder, config, text_parts.Share.parse(share), force=force)
+    part = text_parts.Share.parse(share)
+    with text_parts.lock_share(folder, part):
+        token_ids.encode_share(Manifest.load(folder), config, part, force=force)
     return True
+
+
+def find_origins(manifest: "Manifest", config: BinarizeConfig) -> list[Table]:
+    """Describe the models that wrote some of the text, and their ancestors.
+
+    Models that are gone are described as before. Raises the errors of opening a model.
+    """
+    from tfm.dataset.manifest import SEEN
+    from tfm.folders.model_folder import ModelFolder
+
+    known, paths = manifest.inputs(SEEN) or {}, [*map(Path, config.written_by)]
+    if known.get("written_by") == [*config.written_by] and not all(map(Path.exists, paths)):
+        return list(known["origins"])
+    folders = map(ModelFolder.open, paths)
+    return [asdict(each) for folder in folders for each in folder.lineage()]

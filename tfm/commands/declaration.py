@@ -255,7 +255,8 @@ class Declaration:
         """
         given = {}
         for name, each in self.parameters.items():
-            value = Given(each.flag_name, checked[name], each.rules)
+            label = each.flag_name if each.has_flag else each.flag.metavar or name
+            value = Given(label, checked[name], each.rules)
             given[name] = replace(value, is_default=not value.is_on or each.is_default(value.value))
         for name, items in self.settings().items():
             [(kind, item), *_] = items.items()

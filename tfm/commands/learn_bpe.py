@@ -29,9 +29,11 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
         DataError: There is no dataset, or no training text.
         LockedFolderError: Another process writes to the dataset.
     """
+    from tfm.dataset import subword_models
     from tfm.dataset.manifest import Manifest, chosen_dataset
-    from tfm.stages import learn_bpe as stage
+    from tfm.dataset.text_parts import lock_dataset
 
     folder = chosen_dataset(data)
     config = merged(SubwordConfig, Manifest.load(folder).settings("subword"), settings["subword"])
-    return stage.learn_bpe(folder, config, force=force)
+    with lock_dataset(folder):
+        return subword_models.update(Manifest.load(folder), config, force=force)

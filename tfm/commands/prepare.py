@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tfm.commands.binarize import find_origins
 from tfm.commands.declaration import (
     Flag,
     Hidden,
@@ -17,14 +18,17 @@ from tfm.commands.declaration import (
     command,
     one_or_several,
 )
-from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig
+from tfm.config import BinarizeConfig, CleaningConfig, Settings, SubwordConfig, Table, settings_from
+from tfm.config.schema import Rules, merged_table
 from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
 from tfm.errors import UsageError
+from tfm.reporting import say
 
 if TYPE_CHECKING:
+    from tfm.dataset import text_parts
     from tfm.dataset.test_sets import NamedSet
-    from tfm.stages.prepare import PrepareResult
+    from tfm.text.cleaning import Score
     from tfm.text.corpus.recipe import Recipe
     from tfm.text.sources import Downloads
 
@@ -33,34 +37,50 @@ Texts = Annotated[
     StrPath | Sequence[StrPath] | Sequence[Sequence[StrPath]],
     Flag("SRC TGT", kind=TextPairs),
 ]
-Trees = Annotated[tuple[Path, ...], existing_path, Flag("PATH", hidden=True)]
+Names = Annotated[tuple[str, ...], Flag("NAME")]
+_OF_TEXT = ("train", "valid", "test", "languages", "columns")
+Trees = Annotated[
+    tuple[Path, ...], existing_path, Flag("PATH", hidden=True), Rules(excludes=_OF_TEXT)
+]
+# What has no effect on the user's own files alone.
+_OF_DOWNLOADS = Rules(needs=("recipe", "valid_set", "test_set", "protect"))
+_FETCH_ONLY = replace(_OF_DOWNLOADS, excludes=("append", "share", "text_only", "force"))
+_OF_RECIPE = Rules(excludes=(*_OF_TEXT, "train_trees", "valid_trees", "test_trees"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareResult:
+    """The dataset folder, and whether its text was written; False if it was up to date."""
+
+    data_dir: Path
+    is_new: bool
 
 
 @command(CleaningConfig, SubwordConfig, BinarizeConfig)
 def prepare(
-    recipe: Annotated[str | None, Flag("RECIPE")] = None,
+    recipe: Annotated[str | None, Flag("RECIPE"), _OF_RECIPE] = None,
     *,
     train: Texts = (),
     valid: Texts = (),
     test: Texts = (),
-    valid_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
-    test_set: Annotated[tuple[str, ...], Flag("NAME")] = (),
+    valid_set: Annotated[Names, Rules(excludes=("append",))] = (),
+    test_set: Annotated[Names, Rules(excludes=("append", "share"))] = (),
     languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
     columns: Hidden[Annotated[str | None, Flag("S,T")]] = None,
     train_trees: Trees = (),
     valid_trees: Trees = (),
     test_trees: Trees = (),
     out: NewFolder = None,
-    mirror: str | None = None,
-    downloads: Hidden[NewFolder] = None,
+    mirror: Annotated[str | None, _OF_DOWNLOADS] = None,
+    downloads: Hidden[Annotated[NewFolder, _OF_DOWNLOADS]] = None,
     verify: Hidden[bool] = True,
     text_only: bool = False,
-    append: bool = False,
-    share: Hidden[Share] = None,
-    fetch_only: Hidden[bool] = False,
+    append: Annotated[bool, Rules(needs=("out",), excludes=("force",))] = False,
+    share: Hidden[Annotated[Share, Rules(excludes=("append", "text_only", "force"))]] = None,
+    fetch_only: Hidden[Annotated[bool, _FETCH_ONLY]] = False,
     force: bool = False,
     **settings: Any,
-) -> "PrepareResult":
+) -> PrepareResult:
     r"""Prepare a dataset: download, clean, split, learn subwords, binarize.
 
     Examples::
@@ -103,40 +123,21 @@ def prepare(
             which is checked before anything is downloaded.
         LockedFolderError: Another process writes to the dataset.
     """
-    for_downloads = mirror is not None or downloads is not None or not verify or fetch_only
-    has_sets = valid_set or test_set or settings["cleaning"].get("protect")
-    if recipe is None and not has_sets and for_downloads:
-        raise UsageError(
-            "--mirror, --downloads, --no-verify and --fetch-only have no effect without a recipe"
-        )
-    if test_set and (append or share):
-        raise UsageError("--append and --share are about training text: leave out --test-set")
-    if valid_set and append:
-        raise UsageError("--append is about training text: leave out --valid-set")
-    if append and (out is None or force):
-        raise UsageError("--append needs --out, the dataset to add to, and cannot go with --force")
-    exclusive = [bool(share), fetch_only, append]
-    if sum(exclusive) > 1 or (any(exclusive[:2]) and (force or text_only)):
-        raise UsageError(
-            "--share, --fetch-only and --append exclude each other, and the first two --force and "
-            "--text-only, too: give one"
-        )
     texts = {"train": train, "valid": valid, "test": test}
     pairs = {name: _pairs(name, given) for name, given in texts.items()}
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
     chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out)
     folder = out or DATA_ROOT / chosen.name
     from tfm.dataset import text_parts
-    from tfm.stages import prepare as stage
     from tfm.text.sources import Downloads
 
     sets = _named_sets(test_set, chosen)
     archives = Downloads(mirror=mirror, folder=downloads, verify=verify)
     if valid_set:
-        chosen = _validated_on(chosen, _named_sets(valid_set, chosen).values(), archives)
+        chosen = _validated_on(chosen, valid_set, archives)
     if append:
-        return stage.append_text(chosen, folder, settings, archives, text_only=text_only)
-    return stage.prepare(
+        return append_text(chosen, folder, settings, archives, text_only=text_only)
+    return prepare_recipe(
         chosen,
         folder,
         settings,
@@ -147,6 +148,161 @@ def prepare(
         share=None if share is None else text_parts.Share.parse(share),
         force=force,
     )
+
+
+def prepare_recipe(
+    recipe: "Recipe",
+    out_dir: Path,
+    overrides: Mapping[str, Table] = {},
+    downloads: "Downloads | None" = None,
+    *,
+    sets: "Mapping[str, NamedSet] | None" = None,
+    text_only: bool = False,
+    fetch_only: bool = False,
+    share: "text_parts.Share | None" = None,
+    force: bool = False,
+) -> PrepareResult:
+    """Prepare a dataset by a recipe, whose settings `overrides` replace: {section: {name: value}}.
+
+    Only training text is cleaned; validation and test text keep every line, with Unicode composed.
+    A step is skipped if its inputs have not changed and its outputs exist, so files that only
+    earlier steps read may be deleted, and a killed call is resumed by the next one.
+
+    A call without a `share` joins the shares of earlier calls, which different machines may clean
+    at the same time. `force` replaces another dataset in the folder, which stays as it was until
+    all text of the new one is complete.
+    """
+    from tfm.dataset import checks, subword_models, text_writer, token_ids
+    from tfm.dataset.clean_text import CleanText
+    from tfm.dataset.manifest import Manifest
+    from tfm.dataset.test_sets import write_sets
+    from tfm.dataset.text_parts import lock_dataset, lock_share
+
+    tables = _tables(recipe, overrides)
+    cleaning = settings_from(CleaningConfig, tables["cleaning"])
+    subword = settings_from(SubwordConfig, tables["subword"])
+    binarization = settings_from(BinarizeConfig, tables["binarize"])
+    checks.check_settings(recipe, subword, binarization)
+    scorers = _scorers(recipe, cleaning)
+    is_new = False
+    with lock_dataset(out_dir) if share is None else lock_share(out_dir, share):
+        checks.check_folder(recipe, out_dir, text_only=text_only, force=force)
+        manifest = Manifest.draft(out_dir, recipe, tables, keep_steps=not force)
+        # Before the long work, because they may be unavailable.
+        origins = find_origins(manifest, binarization)
+        text = CleanText(recipe, manifest, cleaning, downloads, scorers=scorers, force=force)
+        files = {name: named.fetch(text.downloads) for name, named in (sets or {}).items()}
+        if share is not None:
+            text_writer.write_share(manifest, text, share)
+        elif fetch_only:
+            text_writer.fetch_text(manifest, text)
+        else:
+            is_new = text_writer.update_text(manifest, text)
+            if is_new or text_only:
+                manifest.save()
+            if not recipe.valid:
+                say("warning: there is no validation text, so training cannot tell when to stop")
+            if not text_only:  # refused before the manifest is saved, if runs need the older ones
+                subword_models.update(manifest, subword, force=force)
+                token_ids.update(manifest, binarization, origins, force=force)
+            write_sets(manifest, sets or {}, files, force=force)
+    if is_new and text.sources.unpacked_paths:
+        say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
+    return PrepareResult(data_dir=out_dir, is_new=is_new)
+
+
+def append_text(
+    recipe: "Recipe",
+    out_dir: Path,
+    overrides: Mapping[str, Table] = {},
+    downloads: "Downloads | None" = None,
+    *,
+    text_only: bool = False,
+) -> PrepareResult:
+    """Add the training text of a recipe to a dataset, in further parts of it.
+
+    It is cleaned by the rules of the dataset, unless the recipe or `overrides` change them, and
+    pairs that the dataset has are dropped. The subword model stays, and only the new text is
+    encoded.
+    """
+    from tfm.dataset import checks, rerun, text_writer, token_ids
+    from tfm.dataset.clean_text import CleanText
+    from tfm.dataset.manifest import Manifest
+    from tfm.dataset.text_parts import lock_dataset
+
+    given = _tables(recipe, overrides)
+    with lock_dataset(out_dir):
+        manifest = Manifest.load(out_dir)
+        rules, kept = manifest.normalization, manifest.settings("binarize")
+        before = (manifest.inputs("clean") or {}).get("cleaning", {})
+        table = {"normalize_unicode": rules.unicode, **before, **given["cleaning"]}
+        cleaning = settings_from(CleaningConfig, table)
+        checks.check_appended(recipe, manifest, cleaning, overrides)
+        added = {"written_by": given["binarize"].get("written_by", ())}
+        writers = (*kept.get("written_by", ()), *settings_from(BinarizeConfig, added).written_by)
+        binarization = settings_from(
+            BinarizeConfig, {**kept, "written_by": [*dict.fromkeys(writers)]}
+        )
+        origins = find_origins(manifest, binarization)  # before the long work
+        if not text_only:
+            checks.check_encoded(manifest, binarization)
+        text = CleanText(
+            recipe,
+            manifest,
+            cleaning,
+            downloads,
+            normalization=rules,
+            scorers=_scorers(recipe, cleaning),
+            # An identical call finds the text that it has unpacked.
+            step=f"append-{len(manifest.appended()) + 1}",
+        )
+        runs = ", ".join(map(str, rerun.runs_on(out_dir)))
+        is_new = text_writer.append_text(manifest, text)
+        manifest.save()
+        if not text_only:
+            token_ids.update(manifest, binarization, origins)
+        if is_new and runs:
+            say(
+                f"warning: {runs} cannot be resumed on a dataset that has grown: start another run "
+                "from it with tfm train --from"
+            )
+    return PrepareResult(data_dir=out_dir, is_new=is_new)
+
+
+def _tables(recipe: "Recipe", overrides: Mapping[str, Table]) -> dict[str, dict[str, Any]]:
+    """Return the settings of a recipe by section, with those of a user and all tags."""
+    kinds: Sequence[type[Settings]] = (CleaningConfig, SubwordConfig, BinarizeConfig)
+    tables = {
+        kind.section: merged_table(
+            kind, recipe.settings(kind.section), overrides.get(kind.section, {})
+        )
+        for kind in kinds
+    }
+    if tags := recipe.tags():
+        known = (tables["subword"].get("symbols") or "").split()
+        symbols = [*known, *(tag for tag in tags if tag not in known)]
+        tables["subword"]["symbols"] = " ".join(symbols)
+    return tables
+
+
+def _scorers(
+    recipe: "Recipe", cleaning: CleaningConfig
+) -> "dict[str, tuple[str, Callable[[str | None], Score]]]":
+    """Return {path: (checksum, scorer)} of the models that score training text; check its rules."""
+    from tfm.dataset.clean_text import cleaning_of
+    from tfm.text.pair_checks import pair_checks
+
+    configs = [cleaning_of(text, cleaning) for text in recipe.train]
+    for config in configs:
+        pair_checks(config, recipe.source, recipe.target)
+    paths = dict.fromkeys(config.score_model for config in configs if config.score_model)
+    if not paths:
+        return {}
+    from tfm.translation.pair_scores import PairScorer  # imports torch, which takes seconds
+
+    languages: Table = {"source": recipe.source, "target": recipe.target}
+    scorers = {path: PairScorer(Path(path), **languages) for path in paths}
+    return {path: (each.fingerprint, each.for_text) for path, each in scorers.items()}
 
 
 def _chosen_recipe(
@@ -161,13 +317,7 @@ def _chosen_recipe(
     from tfm.text.corpus import loading
 
     if name_or_path is not None:
-        if languages or columns or any((*text.values(), *trees.values())):
-            raise UsageError(
-                "a recipe names its own files: leave out --train, --valid, --test and --columns"
-            )
         return loading.load_recipe(name_or_path)
-    if (languages or columns or any(text.values())) and any(trees.values()):
-        raise UsageError("text and trees exclude each other: give --train or --train-trees")
     if not (text["train"] or trees["train"]):
         raise UsageError(
             f"name a recipe ({', '.join(loading.builtin_recipes())}, or a TOML file; --list "
@@ -202,14 +352,14 @@ def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]"
     return {name: NamedSet.parse(name).between(recipe.source, recipe.target) for name in names}
 
 
-def _validated_on(recipe: "Recipe", sets: "Iterable[NamedSet]", archives: "Downloads") -> "Recipe":
+def _validated_on(recipe: "Recipe", names: Sequence[str], archives: "Downloads") -> "Recipe":
     """Return a recipe with test sets, which are fetched, as further validation text."""
     from tfm.text.corpus.texts import TextFiles
 
     if recipe.task == "parsing":
         raise UsageError("--valid-set is for text, not for trees: leave it out")
-    files = (map(str, each.write(archives)) for each in sets)
-    texts = [TextFiles(source=source, target=target) for source, target in files]
+    files = [named.write(archives) for named in _named_sets(names, recipe).values()]
+    texts = [TextFiles(source=str(source), target=str(target)) for source, target in files]
     return replace(recipe, valid=(*recipe.valid, *texts))
 
 

@@ -12,6 +12,7 @@ from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
+from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Language
 
 FORMAT = 1
@@ -93,41 +94,45 @@ class Manifest:
     "parsing", whose targets are linearized trees.
     """
 
-    def __init__(self, data_dir: Path, content: _Content) -> None:
+    def __init__(self, data_dir: Path, content: _Content, *, keeps_steps: bool = True) -> None:
         self.data_dir = data_dir
         self.name = content.name
         self.source = content.source
         self.target = content.target
         self.task = content.settings.task
         self._content = content
+        self._keeps_steps = keeps_steps
 
     @classmethod
     def draft(
         cls,
         data_dir: Path,
+        recipe: Recipe,
+        settings: Mapping[str, Table] = {},
         *,
-        name: str,
-        source: str,
-        target: str,
-        settings: Table,
         keep_steps: bool = True,
     ) -> "Manifest":
-        """Describe a dataset, without writing its manifest yet.
+        """Describe the dataset of a recipe, without writing its manifest yet.
 
-        `settings` is {section: {name: value}} of the recipe for later steps, and "task". With
+        `settings` of the steps "subword" and "binarize" are kept for later calls. With
         `keep_steps`, the steps of an existing manifest are kept; otherwise, it is not read.
         """
         content = _Content(
-            name=name,
-            source=source,
-            target=target,
-            settings=from_table(_Settings, settings),
+            name=recipe.name,
+            source=recipe.source,
+            target=recipe.target,
+            settings=_Settings(
+                task=recipe.task,
+                subword=settings.get("subword", {}),
+                binarize=settings.get("binarize", {}),
+                search=recipe.settings("search"),
+            ),
             steps={},
         )
         if keep_steps and (data_dir / "manifest.json").exists():
             older = _read(data_dir)
             content = replace(content, steps=older.steps, text_files=older.text_files)
-        return cls(data_dir, content)
+        return cls(data_dir, content, keeps_steps=keep_steps)
 
     @classmethod
     def load(cls, data_dir: Path) -> "Manifest":
@@ -272,6 +277,11 @@ class Manifest:
     def save(self) -> None:
         """Write the manifest."""
         write_record(self.data_dir / "manifest.json", self._content, format_=FORMAT)
+
+    def save_progress(self) -> None:
+        """Write the manifest, unless an older dataset still needs its own."""
+        if self._keeps_steps or not (self.data_dir / "manifest.json").exists():
+            self.save()
 
     def inputs(self, step: str) -> dict[str, Any] | None:
         """Return the recorded inputs of a step; None if it was not done."""

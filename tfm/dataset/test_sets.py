@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfm.config.suggestions import did_you_mean
 from tfm.dataset.manifest import Manifest, set_split
+from tfm.dataset.rerun import is_due
 from tfm.disk.files import write_text
 from tfm.disk.lock import lock_folder
 from tfm.disk.paths import existing_file
@@ -186,16 +187,15 @@ def write_sets(
     files: Mapping[str, Mapping[str, Path]],
     *,
     force: bool,
-) -> bool:
-    """Write test sets into a dataset, from the files of each; return whether any is new.
+) -> None:
+    """Write test sets into a dataset, from the files of each; both by the names that a user gives.
 
-    Sets and files are by the names that a user gives.
+    A set that is up to date is left as it is.
     """
-    is_new = False
     for name, named in sets.items():
         split = set_split(name)
         inputs = {"pair": named.pair, "downloads": [asdict(each) for each in named.archives]}
-        if manifest.is_current(split, inputs):
+        if not is_due(manifest, split, inputs):
             continue
         path = manifest.text_path(split, manifest.source)
         if path.exists() and manifest.inputs(split) is None and not force:
@@ -204,9 +204,8 @@ def write_sets(
         paths = write_set(texts, manifest.data_dir / split, manifest.languages)
         result = {"pairs": texts[0].count("\n"), "references": len(texts) - 1}
         manifest.record(split, inputs=inputs, outputs=paths, result=result)
+        manifest.save()
         say(f"test set {name} ({named.pair}): {result['pairs']:,} pairs")
-        is_new = True
-    return is_new
 
 
 def read_protected(

@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
@@ -175,40 +175,34 @@ def remove_shares(data_dir: Path) -> None:
             path.unlink()
 
 
-@dataclass
 class PartWriter:
     """Writes pairs to the parts of a split, one after the other.
 
-    All parts replace older files when `stack` is closed without an error.
-
-    Attributes:
-        stack: Keeps the files open.
-        manifest: The dataset.
-        split: The split.
-        max_pairs: Maximum number of pairs in a part; None: there is only one part.
-        first: Number of the first part to write.
-        sizes: Numbers of pairs in the parts so far.
-        files: The files that are written, by path.
+    All parts replace older files when `stack` is closed without an error. A part has at most
+    `max_pairs` pairs; if they are None, there is only one part. The parts count from `first` on.
     """
 
-    stack: ExitStack
-    manifest: Manifest
-    split: str
-    _: KW_ONLY
-    max_pairs: int | None
-    first: int = 1
-    sizes: list[int] = field(default_factory=list, init=False)
-    files: dict[Path, IO[bytes]] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        manifest: Manifest,
+        split: str,
+        *,
+        max_pairs: int | None,
+        first: int = 1,
+    ) -> None:
+        self._stack, self._manifest, self._split = stack, manifest, split
+        self._max_pairs, self._first = max_pairs, first
+        self.sizes: list[int] = []  # numbers of pairs in the parts so far
+        self.files: dict[Path, IO[bytes]] = {}
         self._start_part()
 
     def write(self, pairs: list[BytesPair]) -> None:
         """Write pairs of lines."""
         while pairs:
-            if self.sizes[-1] == self.max_pairs:
+            if self.sizes[-1] == self._max_pairs:
                 self._start_part()
-            room = len(pairs) if self.max_pairs is None else self.max_pairs - self.sizes[-1]
+            room = len(pairs) if self._max_pairs is None else self._max_pairs - self.sizes[-1]
             for number, file in enumerate(self._current):
                 file.writelines(pair[number] + b"\n" for pair in pairs[:room])
             self.sizes[-1] += len(pairs[:room])
@@ -216,9 +210,9 @@ class PartWriter:
 
     def open(self, suffix: str) -> IO[bytes]:
         """Open another file of the part."""
-        name = part_name(self.split, self.first + len(self.sizes) - 1)
-        path = self.manifest.text_path(name, suffix)
-        self.files[path] = self.stack.enter_context(atomic_write(path))
+        name = part_name(self._split, self._first + len(self.sizes) - 1)
+        path = self._manifest.text_path(name, suffix)
+        self.files[path] = self._stack.enter_context(atomic_write(path))
         return self.files[path]
 
     def flush(self) -> None:
@@ -229,4 +223,4 @@ class PartWriter:
 
     def _start_part(self) -> None:
         self.sizes.append(0)
-        self._current = [self.open(language) for language in self.manifest.languages]
+        self._current = [self.open(language) for language in self._manifest.languages]

@@ -24,7 +24,7 @@ from tfm.text.lines import Block, read_blocks
 from tfm.vocabulary.bpe_dropout import TokenIds
 from tfm.vocabulary.subword import UNK, SubwordModel, Vocabulary
 
-_NUM_SPELLED = 5  # characters that the warning about bytes names
+NUM_SPELLED = 5  # characters that the warning about bytes names
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -212,7 +212,7 @@ def _write(
         "too_long": tuple(too_long.tolist()),
         "unknown": tuple(writer.num_unknown for writer in writers),
         "byte_pieces": tuple(writer.num_bytes for writer in writers),
-        "spelled": tuple(dict(writer.spelled.most_common(_NUM_SPELLED)) for writer in writers),
+        "spelled": tuple(dict(writer.spelled.most_common(NUM_SPELLED)) for writer in writers),
     }
 
 

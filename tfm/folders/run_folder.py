@@ -1,17 +1,13 @@
 """Run folders: where their checkpoints are, and what they record besides these."""
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.disk.files import is_same_file, read_record, write_record
-from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
-from tfm.reporting import say
+from tfm.disk.files import read_record, write_record
+from tfm.errors import CheckpointError, UsageError, tfm_command
 
 DATA, DATA_FORMAT = "data.json", 1
-RUNS, RUNS_FORMAT = "runs.json", 1  # in a dataset
 SETTINGS, METRICS = "config.toml", "metrics.jsonl"
 PREFIX, _NUM_DIGITS = "step-", 8  # at least
 _NAME = re.compile(rf"{PREFIX}[0-9]{{{_NUM_DIGITS},18}}")
@@ -23,14 +19,6 @@ class _TrainedOn:
     """The record of the dataset of a run, as the user named it."""
 
     data_dir: str
-
-
-@dataclass(frozen=True)
-class _DatasetRuns:
-    """The record of the runs of a dataset: which content of it each needs to be resumed."""
-
-    data_dir: str
-    runs: Mapping[str, str]
 
 
 def is_run(folder: Path) -> bool:
@@ -77,31 +65,6 @@ def check_new_run(run_dir: Path) -> None:
 def record_dataset(run_dir: Path, data_dir: Path) -> None:
     """Write the dataset of a run, as the user gave it, so that the run resumes on it."""
     write_record(run_dir / DATA, _TrainedOn(str(data_dir)), format_=DATA_FORMAT)
-
-
-def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
-    """Write to a dataset, if that is possible, which content of it a run needs to be resumed."""
-    runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
-    record = _DatasetRuns(str(data_dir.absolute()), runs)
-    with suppress(OSError, UsageError):
-        write_record(data_dir / RUNS, record, format_=RUNS_FORMAT)
-
-
-def recorded_runs(data_dir: Path) -> dict[str, str]:
-    """Return the paths of the runs that a dataset records, and what they need.
-
-    There are none if it is a copy of the dataset that did, or, with a warning, if it is damaged.
-    """
-    try:
-        record = read_record(data_dir / RUNS, _DatasetRuns, format_=RUNS_FORMAT, advice="remove it")
-    except FileNotFoundError:
-        return {}
-    except (DataError, OSError) as error:
-        say(f"warning: it is unknown which runs need {data_dir}: {error}")
-        return {}
-    original = Path(record.data_dir)
-    is_copy = original.exists() and not is_same_file(original, data_dir)
-    return {} if is_copy else dict(record.runs)
 
 
 def trained_on(run_dir: Path) -> Path | None:

@@ -12,12 +12,13 @@ from tfm import __version__
 from tfm.backends.selection import verified_compute
 from tfm.config import AverageConfig, RunConfig, run_toml, settings_to
 from tfm.config.values import differences
+from tfm.dataset.rerun import record_run
 from tfm.disk.files import write_text
 from tfm.disk.lock import lock_folder
 from tfm.errors import DETAIL, CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
-from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset, record_run
+from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset
 from tfm.folders.saving import newest_intact_checkpoint
 from tfm.machine.compute import oversubscription
 from tfm.machine.group import Group, joined

@@ -3,6 +3,9 @@
 import io
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,41 @@ def default_vocab_size(num_pairs: int, *, for_trees: bool = False) -> int:
     pairs, sizes = zip(*(_TREE_VOCABULARIES if for_trees else _VOCABULARIES), strict=True)
     size = np.exp(np.interp(np.log(max(1, num_pairs)), np.log(pairs), np.log(sizes)))
     return sizes[-1] if num_pairs >= pairs[-1] else int(float(f"{size:.1e}"))
+
+
+def learn_subword_models(
+    source: Sequence[Path], target: Sequence[Path], config: SubwordConfig
+) -> list[SubwordModel]:
+    """Learn a joint model, or models of source and target, from the files of both sides."""
+    more = f" and {len(source) - 1} more parts" if source[1:] else ""
+    say(f"learn-bpe: learning from {source[0]} and {target[0]}{more}")
+    if not config.separate:
+        return [_learn_sides([source, target], config)]
+    if config.target_words:
+        target_model = learn_word_model(target)
+        return [_learn_sides([source], config), target_model]
+    return [
+        _learn_sides([source], config),
+        _learn_sides([target], replace(config, symbols=None)),
+    ]
+
+
+def _learn_sides(sides: Sequence[Sequence[Path]], config: SubwordConfig) -> SubwordModel:
+    """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
+    learn = partial(learn_subword_model, [*chain(*sides)], config)
+    if config.vocab_size is not None:
+        return learn(vocab_size=config.vocab_size)
+    num_pairs = sum(1 for path in sides[0] for _ in read_lines(path, strict=False))
+    size = default_vocab_size(num_pairs, for_trees=config.target_words)
+    try:
+        model = learn(vocab_size=size)
+    except VocabularySizeError as error:
+        model = learn(vocab_size=error.nearest)
+    say(
+        f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
+        "with --vocab-size)"
+    )
+    return model
 
 
 def learn_subword_model(

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from helpers import number_pairs, write_lines
 
+from tfm.commands.binarize import binarize
 from tfm.commands.score import score
-from tfm.config import BinarizeConfig
 from tfm.dataset.manifest import Manifest
 from tfm.disk.files import sha256_of
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import UsageError
 from tfm.features.seen.report import find_seen
 from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
-from tfm.stages.binarize import binarize
 from tfm.text.seen import FILE, SeenText
 
 NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]
@@ -151,7 +150,7 @@ def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
     model, training_pairs, own, data_dir
 ):
     checksum = sha256_of(own / FILE)
-    assert binarize(own, BinarizeConfig(threads=1, written_by=(str(model),))) is False
+    assert binarize(own, threads=1, written_by=[model.path]) is False
     assert sha256_of(own / FILE) != checksum
     [origin] = SeenText.load(own / FILE).origins
     assert (origin["path"], origin["data_dir"]) == (str(model), str(data_dir))
@@ -162,17 +161,17 @@ def test_what_models_have_seen_that_wrote_some_of_the_text_counts(
     assert Manifest.load(own).settings("binarize") == {"written_by": [str(model)]}
     shutil.rmtree(model.path)
     record = (own / FILE).read_bytes()
-    binarize(own, BinarizeConfig(threads=1, written_by=(str(model),)), force=True)
+    binarize(own, threads=1, written_by=[model.path], force=True)
     assert (own / FILE).read_bytes() == record
     with pytest.raises(UsageError, match="does not exist"):
-        binarize(own, BinarizeConfig(threads=1, written_by=(str(model), "runs/none")))
+        binarize(own, threads=1, written_by=[model.path, "runs/none"])
 
 
 def test_binarizing_makes_a_missing_or_damaged_record_again(own):
     before = (own / FILE).read_bytes()
     for damage in DAMAGE:
         damage(own / FILE)
-        assert binarize(own, BinarizeConfig(threads=1)) is False
+        assert binarize(own, threads=1) is False
         assert (own / FILE).read_bytes() == before
 
 

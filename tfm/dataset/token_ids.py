@@ -1,24 +1,24 @@
-"""tfm binarize: text and subword model of a dataset → token ids on disk."""
+"""The step binarize: text and subword model of a dataset → token ids, and what is learned there."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tfm.config import BinarizeConfig, Table, Task
 from tfm.config.normalization import is_combining
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
+from tfm.dataset.rerun import is_due
 from tfm.dataset.shortlist import FILE as SHORTLIST
 from tfm.dataset.shortlist import FORMAT as SHORTLIST_FORMAT
 from tfm.dataset.shortlist import learn_shortlist
-from tfm.dataset.text_parts import Share, lock_dataset, lock_share
+from tfm.dataset.subword_models import STEP as LEARNING
+from tfm.dataset.text_parts import Share
 from tfm.dataset.token_parts import (
+    NUM_SPELLED,
     BinarizedPart,
     binarize_split,
     encoding_changes,
@@ -27,16 +27,14 @@ from tfm.dataset.token_parts import (
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.reporting import say
-from tfm.stages.dataset_runs import check_runs
-from tfm.stages.learn_bpe import STEP as LEARNING
 from tfm.text.seen import FILE as SEEN_TEXT
 from tfm.text.seen import FORMAT as SEEN_FORMAT
 from tfm.text.seen import SeenText
 from tfm.vocabulary.subword import SubwordModel, Vocabulary, shown_tags
 
-_UNKNOWN_WARNING_RATE = 0.001
 # The names of token ids, and of the records of parts.
 _OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.v[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
+_UNKNOWN_WARNING_RATE = 0.001
 # Warn of single bytes if they are more than this share of the tokens of a side. A share that is
 # many times that of the training text is unusual, too, unless it is tiny.
 _BYTE_WARNING_RATE = 0.01
@@ -44,96 +42,50 @@ _UNUSUAL_TIMES, _UNUSUAL_BYTE_RATE = 10, 0.001
 _MIN_BYTE_PIECES = 50  # an emoji of several characters in a small text is no reason to warn
 
 
-def binarize(data_dir: Path, config: BinarizeConfig, *, force: bool = False) -> bool:
-    """Encode all splits of a dataset, unless text, subword model and settings are unchanged.
+def update(
+    manifest: Manifest,
+    config: BinarizeConfig,
+    origins: Sequence[Table] = (),
+    *,
+    force: bool = False,
+) -> bool:
+    """Encode all splits of a dataset; return False if text, models and settings are unchanged.
 
-    Parts of the text that have not changed, or that `binarize_share` has encoded, are not encoded
+    Parts of the text that have not changed, or that `encode_share` has encoded, are not encoded
     again. Memory use does not depend on the size of the text; the output not on the number of
-    threads. Returns the result and raises the errors of the command.
+    threads. `origins` describe the models that wrote some of the text.
     """
-    with lock_dataset(data_dir):
-        return update_token_ids(Manifest.load(data_dir), config, force=force)
-
-
-def binarize_share(
-    data_dir: Path, config: BinarizeConfig, share: Share, *, force: bool = False
-) -> None:
-    """Encode one share of the parts of the training text, for a later call of `binarize`.
-
-    Each share may be encoded by another machine at the same time. Raises the errors of the command.
-    """
-    with lock_share(data_dir, share):
-        manifest = Manifest.load(data_dir)
-        names = manifest.text_parts("train")
-        if len(names) < share.number:
-            raise UsageError(
-                f"--share {share}: the training text in {data_dir} has {len(names)} parts: use "
-                "fewer shares, or prepare the text with a smaller --part-pairs"
-            )
-        vocabulary = Vocabulary.load(data_dir, manifest.normalization)
-        _check(manifest, vocabulary, config)
-        share_names = names[share.number - 1 :: share.count]
-        done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
-    say(f"binarize: share {share} with {sum(each.read for each in done):,} pairs")
-
-
-def update_token_ids(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> bool:
-    """Do the work of `binarize` for a caller that holds the lock of the folder."""
-    data_dir = manifest.data_dir
-    vocabulary = Vocabulary.load(data_dir, manifest.normalization)
+    vocabulary = Vocabulary.load(manifest.data_dir, manifest.normalization)
     is_new = _update_splits(manifest, vocabulary, config, force=force)
     manifest.keep_settings(config)
     manifest.save()
-    _update_record(manifest, config, force=force)
+    _update_record(manifest, config, origins, force=force)
     if config.shortlist:
         return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
-    if is_new and (shortlist := data_dir / SHORTLIST).exists():
+    if is_new and (shortlist := manifest.data_dir / SHORTLIST).exists():
         shortlist.unlink()
         say(f"binarize: removed {shortlist}, which is for older data: --shortlist learns it again")
     return is_new
 
 
-def find_origins(manifest: Manifest, config: BinarizeConfig) -> list[Table]:
-    """Describe the models that wrote some of the text, and their ancestors.
+def encode_share(
+    manifest: Manifest, config: BinarizeConfig, share: Share, *, force: bool = False
+) -> None:
+    """Encode one share of the parts of the training text, for a later call of `update`.
 
-    Models that are gone are described as before. Raises the errors of opening a model.
+    Each share may be encoded by another machine at the same time.
     """
-    from tfm.folders.model_folder import ModelFolder  # here, because few texts need it
-
-    known, paths = manifest.inputs(SEEN) or {}, [*map(Path, config.written_by)]
-    if known.get("written_by") == [*config.written_by] and not all(map(Path.exists, paths)):
-        return list(known["origins"])
-    folders = map(ModelFolder.open, paths)
-    return [asdict(each) for folder in folders for each in folder.lineage()]
-
-
-def _update_record(manifest: Manifest, config: BinarizeConfig, *, force: bool) -> None:
-    """Record the training text, unless that is done or not wanted, or its targets are trees."""
-    path, origins = manifest.data_dir / SEEN_TEXT, find_origins(manifest, config)
-    texts = [manifest.text_paths(name) for name in manifest.text_parts("train")]
-    inputs = {
-        "text": manifest.text_fingerprints(["train"] if texts else []),
-        "megabytes": config.seen_megabytes,
-        "format": SEEN_FORMAT,
-        "written_by": [*config.written_by],
-        "origins": origins,
-    }
-    known = manifest.result(SEEN).get("sha256")
-    is_intact = known is None or (path.is_file() and sha256_of(path) == known)
-    if not force and is_intact and manifest.is_current(SEEN, inputs):
-        return
-    path.unlink(missing_ok=True)
-    record = None
-    if config.seen_megabytes and texts and manifest.task == "translation":
-        record = SeenText.of_pairs(texts, max_bytes=config.seen_megabytes << 20, origins=origins)
-    if record is not None:
-        record.save(path)
-        rate = record.false_hits()
-        say(f"binarize: {path} records the training text; {rate:.2%} of other text looks seen")
-    outputs = [path] if record else []
-    result = {"sha256": sha256_of(path) if record else None}
-    manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
-    manifest.save()
+    names = manifest.text_parts("train")
+    if len(names) < share.number:
+        raise UsageError(
+            f"--share {share}: the training text in {manifest.data_dir} has {len(names)} parts: "
+            "use fewer shares, or prepare the text with a smaller --part-pairs"
+        )
+    vocabulary = Vocabulary.load(manifest.data_dir, manifest.normalization)
+    _check(manifest, vocabulary, config)
+    share_names = names[share.number - 1 :: share.count]
+    done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
+    say(f"binarize: share {share} with {sum(each.read for each in done):,} pairs")
 
 
 def _update_splits(
@@ -150,13 +102,10 @@ def _update_splits(
         "texts": [asdict(text) for text in texts],
         **encoding_settings(vocabulary, config),
     }
-    if not force and manifest.is_current(BINARIZE, inputs):
-        say(f"binarize: {bin_dir} unchanged")
+    changes = encoding_changes(manifest, vocabulary, config)
+    if not is_due(manifest, BINARIZE, inputs, output=bin_dir, changes=changes, force=force):
         return False
     _check(manifest, vocabulary, config)
-    if changes := encoding_changes(manifest, vocabulary, config):
-        check_runs(manifest.data_dir, changes, force=force)
-        say(f"binarize: {bin_dir} again: {'; '.join(changes)}")
     parts, result = {}, {}
     for split in splits:
         names = manifest.text_parts(split)
@@ -181,18 +130,46 @@ def _update_splits(
     for path in bin_dir.iterdir():  # files of older data, and records that are in the manifest
         if _OWN_NAME.fullmatch(path.name) and path not in outputs:
             path.unlink()
-    for split, counts in result.items():
-        _report(split, counts)
-        training = result.get("train", counts)
-        _warn_of_bytes(manifest, split, counts, training)
+    _report_all(manifest, result)
     return True
+
+
+def _update_record(
+    manifest: Manifest, config: BinarizeConfig, origins: Sequence[Table], *, force: bool
+) -> None:
+    """Record the training text, unless that is done or not wanted, or its targets are trees."""
+    path = manifest.data_dir / SEEN_TEXT
+    texts = [manifest.text_paths(name) for name in manifest.text_parts("train")]
+    inputs = {
+        "text": manifest.text_fingerprints(["train"] if texts else []),
+        "megabytes": config.seen_megabytes,
+        "format": SEEN_FORMAT,
+        "written_by": [*config.written_by],
+        "origins": [*origins],
+    }
+    known = manifest.result(SEEN).get("sha256")
+    is_damaged = known is not None and not (path.is_file() and sha256_of(path) == known)
+    if not is_due(manifest, SEEN, inputs, force=force or is_damaged):
+        return
+    path.unlink(missing_ok=True)
+    record = None
+    if config.seen_megabytes and texts and manifest.task == "translation":
+        record = SeenText.of_pairs(texts, max_bytes=config.seen_megabytes << 20, origins=origins)
+    if record is not None:
+        record.save(path)
+        rate = record.false_hits()
+        say(f"binarize: {path} records the training text; {rate:.2%} of other text looks seen")
+    outputs = [path] if record else []
+    result = {"sha256": sha256_of(path) if record else None}
+    manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
+    manifest.save()
 
 
 def _update_shortlist(
     manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig, *, force: bool
 ) -> bool:
     """Learn the shortlist from the training pairs; return False if it was up to date."""
-    data_dir = manifest.data_dir
+    data_dir, path = manifest.data_dir, manifest.data_dir / SHORTLIST
     inputs = {
         "binarize": manifest.inputs(BINARIZE),
         "size": config.shortlist_size,
@@ -200,8 +177,7 @@ def _update_shortlist(
         "pairs": config.shortlist_pairs,
         "format": SHORTLIST_FORMAT,
     }
-    if not force and manifest.is_current("shortlist", inputs):
-        say(f"binarize: {data_dir / SHORTLIST} unchanged")
+    if not is_due(manifest, "shortlist", inputs, output=path, command=BINARIZE, force=force):
         return False
     sizes = (len(vocabulary.source), len(vocabulary.target))
     dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=sizes)
@@ -216,10 +192,9 @@ def _update_shortlist(
         num_frequent=config.shortlist_frequent,
         max_pairs=num_pairs,
     ).save(data_dir)
-    result = {"pairs": num_pairs}
-    manifest.record("shortlist", inputs=inputs, outputs=[data_dir / SHORTLIST], result=result)
+    manifest.record("shortlist", inputs=inputs, outputs=[path], result={"pairs": num_pairs})
     manifest.save()
-    say(f"binarize: {data_dir / SHORTLIST} learned from {num_pairs:,} pairs")
+    say(f"binarize: {path} learned from {num_pairs:,} pairs")
     return True
 
 
@@ -304,58 +279,32 @@ def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
     `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
     `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.
     """
-
-    def total(values: Iterable[tuple[int, int]]) -> list[int]:
-        return np.sum([(0, 0), *values], axis=0).tolist()  # type: ignore[no-any-return]
-
+    spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
     return {
         "read": sum(each.read for each in done),
         "copies": sum(sum(each.copied) for each in done),
         "too_long": sum(sum(each.too_long) for each in done),
         "kept": sum(each.parts[0].pairs for each in done),
-        "tokens": total(each.parts[0].tokens for each in done),
-        "unknown": total(each.unknown for each in done),
-        **_byte_counts(done),
+        "tokens": _total(each.parts[0].tokens for each in done),
+        "unknown": _total(each.unknown for each in done),
+        "byte_pieces": _total(each.byte_pieces for each in done),
+        "spelled": ["".join(dict(side.most_common(NUM_SPELLED))) for side in spelled],
         "variants": len(done[0].parts) - 1,
-        "variant_tokens": total(part.tokens for each in done for part in each.parts[1:]),
+        "variant_tokens": _total(part.tokens for each in done for part in each.parts[1:]),
     }
 
 
-def _byte_counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
-    """Return the numbers of tokens that are bytes, and what they spell most."""
-    spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
-    numbers = zip(*(each.byte_pieces for each in done), strict=True)
-    return {
-        "byte_pieces": [sum(side) for side in numbers],
-        "spelled": ["".join(char for char, _ in each.most_common(5)) for each in spelled],
-    }
+def _total(sides: Iterable[tuple[int, int]]) -> list[int]:
+    return [sum(side) for side in zip((0, 0), *sides, strict=True)]
 
 
-def _warn_of_bytes(
-    manifest: Manifest, split: str, counts: Mapping[str, Any], training: Mapping[str, Any]
-) -> None:
-    """Warn of text with many characters that the subword model has no pieces for."""
-    for side, language in enumerate(manifest.languages):
-        path = manifest.text_path(split, language)
-        rate, usual = (_byte_rate(each, side) for each in (counts, training))
-        is_unusual = rate > max(_UNUSUAL_BYTE_RATE, _UNUSUAL_TIMES * usual)
-        num_bytes = counts["byte_pieces"][side]
-        if num_bytes >= _MIN_BYTE_PIECES and (rate > _BYTE_WARNING_RATE or is_unusual):
-            characters = counts["spelled"][side]
-            named = ", ".join(
-                f"{'◌' * is_combining(char)}{char} (U+{ord(char):04X})" for char in characters
-            )
-            remedy = "check its language and encoding, or learn from text that has them, too"
-            if not manifest.normalization.unicode and any(map(is_combining, characters)):
-                remedy = "prepare the dataset again with --force and --normalize-unicode"
-            say(
-                f"warning: {path}: {rate:.1%} of the tokens are single bytes ({usual:.2%} in the "
-                f"training text), because the subword model has no pieces for {named}: {remedy}"
-            )
-
-
-def _byte_rate(counts: Mapping[str, Any], side: int) -> float:
-    return float(counts["byte_pieces"][side] / max(1, counts["tokens"][side]))
+def _report_all(manifest: Manifest, counts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the counts of all splits, and warn of text that the subword model does not know."""
+    for split, of_split in counts.items():
+        _report(split, of_split)
+        for side, language in enumerate(manifest.languages):
+            usual = _byte_rate(counts.get("train", of_split), side)
+            _warn_of_bytes(manifest, f"{split}.{language}", of_split, side, usual)
 
 
 def _report(split: str, counts: Mapping[str, Any]) -> None:
@@ -379,3 +328,28 @@ def _report(split: str, counts: Mapping[str, Any]) -> None:
             f"binarize: {split} in {num_variants:,} variants with BPE-dropout, each with about "
             f"{source:,.0f} source and {target:,.0f} target tokens"
         )
+
+
+def _byte_rate(counts: Mapping[str, Any], side: int) -> float:
+    return float(counts["byte_pieces"][side] / max(1, counts["tokens"][side]))
+
+
+def _warn_of_bytes(
+    manifest: Manifest, name: str, counts: Mapping[str, Any], side: int, usual: float
+) -> None:
+    """Warn of a text with many characters that the subword model has no pieces for."""
+    rate, characters = _byte_rate(counts, side), counts["spelled"][side]
+    is_high = rate > min(_BYTE_WARNING_RATE, max(_UNUSUAL_BYTE_RATE, _UNUSUAL_TIMES * usual))
+    if counts["byte_pieces"][side] < _MIN_BYTE_PIECES or not is_high:
+        return
+    named = ", ".join(
+        f"{'◌' * is_combining(char)}{char} (U+{ord(char):04X})" for char in characters
+    )
+    remedy = "check its language and encoding, or learn from text that has them, too"
+    if not manifest.normalization.unicode and any(map(is_combining, characters)):
+        remedy = "prepare the dataset again with --force and --normalize-unicode"
+    say(
+        f"warning: {manifest.data_dir / name}: {rate:.1%} of the tokens are single bytes "
+        f"({usual:.2%} in the training text), because the subword model has no pieces for "
+        f"{named}: {remedy}"
+    )

@@ -6,17 +6,15 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from helpers import contents, number_pairs, write_lines
+from helpers import binarize, contents, learn_bpe, number_pairs, write_lines
 
+from tfm.commands.prepare import append_text
+from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset.parallel import DatasetIndex
+from tfm.dataset.rerun import record_run, recorded_runs, runs_on
 from tfm.dataset.text_parts import Share
 from tfm.errors import UsageError
-from tfm.folders.run_folder import record_dataset, record_run, recorded_runs
-from tfm.stages.binarize import binarize
-from tfm.stages.dataset_runs import runs_on
-from tfm.stages.learn_bpe import learn_bpe
-from tfm.stages.prepare import append_text, prepare
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import MonoText, TextFiles
 from tfm.vocabulary.subword import Vocabulary
@@ -53,16 +51,14 @@ def files(tmp_path, monkeypatch, data_dir, trained_run):
     shutil.copytree(trained_run, RUN)
     shutil.copy(data_dir / "bpe.model", "of-the-run.model")
     prepare(RECIPE, FOLDER)
-    record_dataset(RUN, FOLDER)
+    record_run(FOLDER, RUN, DatasetIndex.load(FOLDER / "bin").checksum("train"))
     return {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
 
 
-def test_runs_are_found_in_the_working_directory_or_by_the_record_of_the_dataset(files, tmp_path):
-    assert runs_on(FOLDER) == [RUN]  # as one that an earlier version did not record
-    elsewhere, needed = tmp_path / "elsewhere", DatasetIndex.load(FOLDER / "bin").checksum("train")
+def test_runs_with_a_checkpoint_are_named_but_not_by_a_copy_of_their_dataset(files, tmp_path):
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
     shutil.copytree(RUN, elsewhere)
-    for run in (RUN, elsewhere):
-        record_run(FOLDER, run, needed)
+    record_run(FOLDER, elsewhere, DatasetIndex.load(FOLDER / "bin").checksum("train"))
     assert runs_on(FOLDER) == [RUN, elsewhere]
     shutil.rmtree(RUN / "checkpoints")  # such a run starts again
     shutil.copytree(FOLDER, "data/y")
@@ -75,19 +71,30 @@ def test_training_records_its_run_in_the_dataset(data_dir, trained_run):
     assert recorded_runs(data_dir)[str(trained_run)] == checksum
 
 
-def test_a_run_is_named_while_a_checkpoint_is_intact(files):
-    for config in sorted(RUN.glob("checkpoints/step-*/config.json"), reverse=True):
-        assert runs_on(FOLDER) == [RUN]
-        config.write_bytes(config.read_bytes()[:-9])
-    assert runs_on(FOLDER) == []
+def test_a_dataset_records_its_runs_but_not_those_of_another_that_it_is_a_copy_of(tmp_path):
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    for name, needed in (("a", "1"), ("b", "1"), ("a", "2")):
+        record_run(first, tmp_path / name, needed)
+    assert recorded_runs(first) == {str(tmp_path / "a"): "2", str(tmp_path / "b"): "1"}
+    shutil.copytree(first, copy)
+    assert recorded_runs(copy) == {}
+    record_run(copy, tmp_path / "a", "1")
+    assert recorded_runs(copy) == {str(tmp_path / "a"): "1"}
+    first.rename(tmp_path / "moved")
+    assert len(recorded_runs(tmp_path / "moved")) == 2
 
 
-def test_a_run_whose_record_of_its_dataset_is_damaged_is_warned_of(files, capsys):
-    (RUN / "data.json").write_text("{")
-    capsys.readouterr()
-    assert runs_on(FOLDER) == []
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "data_dir": "/", "runs": 3}', "[]"])
+def test_a_damaged_record_of_runs_names_none_with_a_warning(tmp_path, capsys, content):
+    assert recorded_runs(tmp_path) == {}
+    assert not capsys.readouterr().err
+    (tmp_path / "runs.json").write_text(content)
+    assert recorded_runs(tmp_path) == {}
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: it is unknown whether {RUN} needs {FOLDER}: {RUN}/data.json ")
+    assert line.startswith(
+        f"warning: it is unknown which runs need {tmp_path}: {tmp_path}/runs.json"
+    )
 
 
 def test_runs_that_cannot_be_resumed_anyway_are_not_named(files):

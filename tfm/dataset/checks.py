@@ -1,0 +1,125 @@
+"""What `tfm prepare` refuses before the long work."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table
+from tfm.dataset.manifest import GOLD, Manifest
+from tfm.dataset.token_ids import check_models, check_task
+from tfm.dataset.token_parts import encoding_changes
+from tfm.disk.paths import OutputPath, check_outputs
+from tfm.errors import DETAIL, DataError, UsageError, tfm_command
+from tfm.text.corpus.recipe import Recipe
+from tfm.text.corpus.texts import SPLITS
+from tfm.text.languages import are_same
+from tfm.vocabulary.foreign import load_subword_models
+from tfm.vocabulary.subword import Vocabulary, model_paths
+
+
+def check_settings(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
+    """Raise an error if the steps after cleaning would refuse the settings."""
+    check_task(binarization, recipe.task)
+    if subword.subwords:
+        models = load_subword_models([Path(each) for each in subword.subwords])
+        check_models(
+            binarization,
+            models,
+            tags=(subword.symbols or "").split(),
+            origin=" and ".join(subword.subwords),
+            remedy="leave out --subwords",
+        )
+    elif binarization.bpe_dropout and (subword.model_type != "bpe" or subword.target_words):
+        raise UsageError("bpe_dropout needs --model-type bpe, without --target-words")
+
+
+def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool) -> None:
+    """Raise UsageError rather than overwrite anything but this dataset."""
+    languages = (recipe.source, recipe.target)
+    suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
+    names = [f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
+    names += [f"mono.{text.language}" for text in recipe.mono]
+    written = OutputPath(path=out_dir, flag="--out", is_folder=True, others=names)
+    check_outputs([written], recipe.local_paths())
+    outputs = written.files
+    if not text_only:
+        outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
+    if not (out_dir / "manifest.json").exists():
+        parts = (out_dir.glob(f"train.[1-9]*.{language}") for language in languages)
+        for path in chain(outputs, *parts):
+            if path.exists():
+                raise UsageError(
+                    f"{path} was not written by tfm prepare: move it, which --force does not "
+                    "replace, or choose another folder with --out"
+                )
+    elif not force:
+        manifest = Manifest.load(out_dir)
+        if (manifest.name, *manifest.languages) != (recipe.name, *languages):
+            raise UsageError(
+                f"{out_dir} holds {manifest.name} ({'-'.join(manifest.languages)}), not "
+                f"{recipe.name} ({'-'.join(languages)}): choose another folder with --out, or "
+                "replace the dataset with --force"
+            )
+
+
+def check_appended(
+    recipe: Recipe, manifest: Manifest, cleaning: CleaningConfig, overrides: Mapping[str, Table]
+) -> None:
+    """Raise an error unless training text can be added to a dataset."""
+    folder = manifest.data_dir
+    parts = manifest.text_parts("train")
+    missing = [name for name in manifest.part_sizes() if name not in parts]
+    if missing or not parts:
+        raise DataError(
+            f"the text {folder / (missing or ['train'])[0]}.{manifest.source} is missing, but is "
+            "needed to find duplicates: prepare the dataset again"
+        )
+    given = chain.from_iterable(
+        {**getattr(recipe, section), **overrides.get(section, {})}
+        for section in ("subword", "binarize")
+    )
+    settings = [name for name in given if name != "written_by"]
+    new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
+    normalization = manifest.normalization
+    weights = [text.weight for text in (*manifest.texts("train"), *recipe.train)]
+    if not manifest.part_sizes():
+        problem = f"an older tfm prepared {folder}: prepare it again, then append"
+    elif not all(map(are_same, (recipe.source, recipe.target), manifest.languages)):
+        problem = (
+            f"{folder} is {manifest.source}-{manifest.target}, but the text to append is "
+            f"{recipe.source}-{recipe.target}"
+        )
+    elif recipe.task != manifest.task:
+        problem = f"{folder} is for {manifest.task}, but the text to append for {recipe.task}"
+    elif recipe.valid or recipe.test or recipe.mono:
+        problem = "--append adds training text: leave out all other text"
+    elif settings:
+        problem = (
+            f"appended text is encoded as the text of {folder}: leave out {', '.join(settings)}"
+        )
+    elif replace(cleaning.normalization, version=normalization.version) != normalization:
+        problem = f"normalize_space and normalize_unicode must be as in {folder}: leave them out"
+    elif None in weights and any(weights):
+        problem = f"give all texts of {folder} and those to append a weight, or none of them"
+    elif new_tags:
+        problem = (
+            f"the vocabulary of {folder} has no piece for the tag {new_tags[0]}, only for "
+            f"{', '.join(manifest.symbols) or 'none'}: reserve tags for later text with --symbols "
+            "when the dataset is prepared"
+        )
+    else:
+        return
+    raise UsageError(problem)
+
+
+def check_encoded(manifest: Manifest, config: BinarizeConfig) -> None:
+    """Raise UsageError unless the token ids of a dataset were made with its settings."""
+    data_dir = manifest.data_dir
+    vocabulary = Vocabulary.load(data_dir, manifest.normalization)
+    if changes := encoding_changes(manifest, vocabulary, config):
+        summary = (
+            f"{data_dir} is not encoded as its settings say: run "
+            f"{tfm_command('binarize', data_dir)} with the settings that you want, then append"
+        )
+        raise UsageError(DETAIL.join([summary, *changes]))

@@ -1,0 +1,106 @@
+"""Whether a step of a dataset runs again, and the runs that could not be resumed if it did."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfm.config import Table
+from tfm.dataset.manifest import Manifest
+from tfm.dataset.parallel import DatasetIndex
+from tfm.disk.files import is_same_file, read_record, write_record
+from tfm.errors import DETAIL, DataError, UsageError
+from tfm.reporting import say
+from tfm.vocabulary.subword import Vocabulary
+
+RUNS, RUNS_FORMAT = "runs.json", 1
+
+
+@dataclass(frozen=True)
+class _DatasetRuns:
+    """The record of the runs of a dataset: which content of it each needs to be resumed."""
+
+    data_dir: str
+    runs: Mapping[str, str]
+
+
+def is_due(
+    manifest: Manifest,
+    step: str,
+    inputs: Table,
+    *,
+    output: Path | None = None,
+    command: str | None = None,
+    changes: Sequence[str] = (),
+    force: bool = False,
+) -> bool:
+    """Return whether a step has to run on its inputs, JSON values of all that determines it.
+
+    Prints that its `output` is unchanged, or which `changes` of the token ids make the `command`
+    write it again; refuses these if runs need the token ids, with `force` only warns.
+    """
+    if not force and manifest.is_current(step, inputs):
+        if output is not None:
+            say(f"{command or step}: {output} unchanged")
+        return False
+    if changes:
+        check_runs(manifest.data_dir, changes, force=force)
+        say(f"{command or step}: {output} again: {'; '.join(changes)}")
+    return True
+
+
+def check_runs(data_dir: Path, changes: Sequence[str], *, force: bool) -> None:
+    """Refuse to change the token ids of a dataset that runs need; `force` only warns."""
+    runs = ", ".join(map(str, runs_on(data_dir)))
+    if runs and not force:
+        summary = (
+            f"{runs} could not be resumed if {data_dir} changed: keep both with another folder "
+            "(tfm prepare --out), or replace the dataset with --force"
+        )
+        raise UsageError(DETAIL.join([summary, *changes]))
+    if runs:
+        say(f"warning: {runs} can be resumed only on {data_dir} as it was")
+
+
+def runs_on(data_dir: Path) -> list[Path]:
+    """Return the runs that a dataset records and that could be resumed on it."""
+    recorded = recorded_runs(data_dir)
+    try:
+        index = DatasetIndex.load(data_dir / "bin")
+        if index.fingerprint != Vocabulary.load(data_dir).fingerprint:
+            return []
+        content = (index.fingerprint, index.checksum("train"))
+    except DataError:
+        return []
+    paths = [Path(run) for run, needed in recorded.items() if needed in content]
+    here = Path.cwd()
+    return [
+        path.relative_to(here) if path.is_relative_to(here) else path
+        for path in paths
+        if any(path.glob("checkpoints/step-*"))  # otherwise, the run starts again
+    ]
+
+
+def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
+    """Write to a dataset, if that is possible, which content of it a run needs to be resumed."""
+    runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
+    record = _DatasetRuns(str(data_dir.absolute()), runs)
+    with suppress(OSError, UsageError):
+        write_record(data_dir / RUNS, record, format_=RUNS_FORMAT)
+
+
+def recorded_runs(data_dir: Path) -> dict[str, str]:
+    """Return the paths of the runs that a dataset records, and what they need.
+
+    There are none if it is a copy of the dataset that did, or, with a warning, if it is damaged.
+    """
+    try:
+        record = read_record(data_dir / RUNS, _DatasetRuns, format_=RUNS_FORMAT, advice="remove it")
+    except FileNotFoundError:
+        return {}
+    except (DataError, OSError) as error:
+        say(f"warning: it is unknown which runs need {data_dir}: {error}")
+        return {}
+    original = Path(record.data_dir)
+    is_copy = original.exists() and not is_same_file(original, data_dir)
+    return {} if is_copy else dict(record.runs)

@@ -1,0 +1,71 @@
+"""The step learn-bpe: training text of a dataset → its subword models."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tfm.config import SubwordConfig, Table
+from tfm.config.values import differences
+from tfm.dataset.manifest import Manifest
+from tfm.dataset.rerun import is_due
+from tfm.disk.files import atomic_write, write_text
+from tfm.errors import DataError
+from tfm.reporting import say
+from tfm.vocabulary.foreign import load_subword_models
+from tfm.vocabulary.learning import learn_subword_models
+from tfm.vocabulary.subword import model_paths
+
+STEP = "learn-bpe"
+_UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
+
+
+def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) -> bool:
+    """Learn the subword models of a dataset; return False if text and settings are unchanged."""
+    data_dir = manifest.data_dir
+    symbols = dict.fromkeys([*(config.symbols or "").split(), *manifest.text_tags()])
+    config = replace(config, symbols=" ".join(symbols) or None)
+    parts = list(manifest.part_sizes(appended=False)) or manifest.text_parts("train") or ["train"]
+    source, target = zip(*map(manifest.text_paths, parts), strict=True)
+    for path in (*source, *target):
+        if not path.is_file():
+            raise DataError(f"{path} does not exist: run tfm prepare first")
+    models = load_subword_models([Path(each) for each in config.subwords])
+    inputs: Table
+    if models:
+        inputs = {"subwords": [model.fingerprint for model in models]}
+    else:
+        settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
+        fingerprints = {path.name: manifest.text_fingerprint(path) for path in (*source, *target)}
+        inputs = {"text": fingerprints, "settings": settings}
+    changes = _changes(manifest.inputs(STEP) or inputs, inputs)
+    if not is_due(manifest, STEP, inputs, output=data_dir, changes=changes, force=force):
+        return False
+    models = models or learn_subword_models(source, target, config)
+    paths = model_paths(data_dir, separate=len(models) > 1)
+    outputs = []
+    for path, model in zip(paths, models, strict=True):
+        vocab_path = path.with_suffix(".vocab")  # the pieces as text
+        write_text(vocab_path, model.vocab_text())
+        with atomic_write(path) as file:
+            file.write(model.content)
+        outputs += [path, vocab_path]
+    for stale in model_paths(data_dir, separate=len(models) == 1):
+        stale.unlink(missing_ok=True)
+        stale.with_suffix(".vocab").unlink(missing_ok=True)
+    sizes = [len(model) for model in models]
+    result = {"vocab_sizes": sizes, "fingerprints": [model.fingerprint for model in models]}
+    manifest.record(STEP, inputs=inputs, outputs=outputs, result=result)
+    manifest.keep_settings(config)
+    manifest.save()
+    origin = f" of {' and '.join(config.subwords)}" if config.subwords else ""
+    for path, size in zip(paths, sizes, strict=True):
+        say(f"learn-bpe: {path} with {size:,} pieces{origin}")
+    return True
+
+
+def _changes(before: Table, after: Table) -> list[str]:
+    """Describe how inputs of this step differ from those before."""
+    changes = differences(before.get("settings", {}), after.get("settings", {}))
+    if before.get("subwords") != after.get("subwords"):
+        changes = ["another subword model is used"]
+    is_other_text = "text" in before and "text" in after and before["text"] != after["text"]
+    return [*changes, "the training text has changed"] if is_other_text else changes
