@@ -306,7 +306,7 @@ def test_a_state_with_wrong_values_is_refused_though_its_checksum_is_correct(
 
 def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tmp_path):
     run = tiny_run(model={"tied_embeddings": "two-way"}, training={"patience": 2})
-    with pytest.raises(UsageError, match=r"patience has no effect: .* has no validation split"):
+    with pytest.raises(UsageError, match="patience has no effect without validation text"):
         train(other_data, tmp_path / "run", run)
 
 

@@ -283,7 +283,8 @@ def test_values_that_contradict_each_other_are_refused(group, table, message):
 
 
 # What rules name besides settings of the same group: facts about a call, and other settings.
-FACTS = {"--from", "several processes", "baseline", "metrics", "task", "search", "num_groups"}
+FACTS = {"--from", "several processes", "validation text", "baseline", "metrics", "task"}
+FACTS |= {"search", "num_groups"}
 
 
 def choices_of(group, item):

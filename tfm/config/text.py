@@ -21,7 +21,11 @@ from tfm.config.values import shown
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
 _NUM_SPECIAL, _NUM_BYTES = 4, 256  # pieces of every vocabulary, and those of byte fallback
-_LEARNED = ("subwords",)  # what settings of learning a subword model exclude
+# The settings of learning a subword model, which a given one excludes.
+_OF_LEARNING = (
+    *("vocab_size", "model_type", "separate", "target_words"),
+    *("character_coverage", "byte_fallback", "sample_sentences"),
+)
 _KINDS_OF_COPIES = ("upper", "title", "unpunctuated", "typo", "masked")
 
 
@@ -124,34 +128,26 @@ class SubwordConfig(Settings, section="subword"):
         "Number of pieces in the vocabulary; if unset, it depends on the size of the text.",
         limits=(8, 1_000_000),
         common=True,
-        excludes=_LEARNED,
     )
-    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.", excludes=_LEARNED)
-    separate: bool = setting(
-        False, "Learn one vocabulary per language instead of a joint one.", excludes=_LEARNED
-    )
+    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
+    separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
     target_words: bool = setting(
         False,
         "Make each target word one piece, as for symbols of trees; needs --separate.",
         needs=("separate",),
-        excludes=_LEARNED,
     )
     character_coverage: float = setting(
-        0.9999,
-        "Fraction of the text's characters that the vocabulary covers.",
-        limits=(0.98, 1),
-        excludes=_LEARNED,
+        0.9999, "Fraction of the text's characters that the vocabulary covers.", limits=(0.98, 1)
     )
     subwords: tuple[str, ...] = setting(
         (),
         "Folder or file of an existing subword model; give it twice for source and target.",
         common=True,
         metavar="PATH",
+        excludes=_OF_LEARNING,
     )
     byte_fallback: bool = setting(
-        True,
-        "Spell uncovered characters in UTF-8 bytes instead of an unknown token.",
-        excludes=_LEARNED,
+        True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
     symbols: str | None = setting(
         None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's."
@@ -160,7 +156,6 @@ class SubwordConfig(Settings, section="subword"):
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
         limits=(101, MAX_COUNT),
-        excludes=_LEARNED,
     )
     threads: int | None = count(
         None,

@@ -146,7 +146,9 @@ class TrainingConfig(Settings, section="training"):
         common=True,
     )
     patience: int | None = count(
-        None, "Stop after N validations in a row without improvement in best_metric."
+        None,
+        "Stop after N validations in a row without improvement in best_metric.",
+        needs=("validation text",),
     )
     seed: int = setting(
         1,
@@ -177,6 +179,7 @@ class TrainingConfig(Settings, section="training"):
         (),
         "Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.",
         metavar="NAME=DATA",
+        needs=("validation text",),
     )
     average_last: int = count(
         5, "Average at most N of the newest checkpoints, all from the last fifth of the steps."
@@ -197,6 +200,7 @@ class TrainingConfig(Settings, section="training"):
         "auto",
         "Tokenizer of BLEU in validation; auto depends on the target language.",
         needs=("validation_beam",),
+        only={"task": ("translation",)},
     )
     metric_command: Command | None = setting(
         None,

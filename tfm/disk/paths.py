@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tfm.disk.files import (
     STDIN_FILE,
@@ -89,19 +89,33 @@ def where_instead(path: Path, *kinds: str) -> str | None:
     return None if kind is None or kind in kinds else f"it is a {kind}"
 
 
-def existing_path(paths: PathsT) -> PathsT:
-    """Return the paths; raise UsageError unless they exist; typer checks that they are readable."""
+def existing_path(paths: PathsT, kind: Literal["file", "folder"] | None = None) -> PathsT:
+    """Return the paths; raise UsageError unless they exist, and are files or folders.
+
+    Pipes are files, too. Typer checks that the paths are readable.
+    """
     for path in _each(paths):
-        _check_exists(path)
+        try:
+            intact_directory(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"{path} does not exist: check its name") from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
+        if kind == "file" and path.is_dir():
+            raise UsageError(f"{path} is a folder, not a file: check its name")
+        if kind == "folder" and path.exists() and not path.is_dir():
+            advice = where_instead(path, "dataset", "run", "model") or "check its name"
+            raise UsageError(f"{path} is a file, not a folder: {advice}")
     return paths
+
+
+def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:
+    return [paths] if isinstance(paths, Path) else paths or []
 
 
 def existing_file(paths: PathsT) -> PathsT:
     """Return the paths; raise UsageError unless they are files or pipes."""
-    for path in _each(existing_path(paths)):
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder, not a file: check its name")
-    return paths
+    return existing_path(paths, "file")
 
 
 def existing_file_or_stream(path: Path | None) -> Path | None:
@@ -111,11 +125,7 @@ def existing_file_or_stream(path: Path | None) -> Path | None:
 
 def existing_folder(paths: PathsT) -> PathsT:
     """Return the paths; raise UsageError unless they are folders."""
-    for path in _each(existing_path(paths)):
-        if path.exists() and not path.is_dir():
-            advice = where_instead(path, "dataset", "run", "model") or "check its name"
-            raise UsageError(f"{path} is a file, not a folder: {advice}")
-    return paths
+    return existing_path(paths, "folder")
 
 
 def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, force: bool) -> None:
@@ -249,19 +259,6 @@ def files_of_command(command: str) -> list[Path]:
             names = (shutil.which(word) or word, word.partition("=")[2])
             found += [Path(name) for name in names if os.path.isfile(name)]  # noqa: PTH113
     return found
-
-
-def _each(paths: "Path | Iterable[Path] | None") -> Iterable[Path]:
-    return [paths] if isinstance(paths, Path) else paths or []
-
-
-def _check_exists(path: Path) -> None:
-    try:
-        intact_directory(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{path} does not exist: check its name") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
 
 
 def _check_takes_files(folder: Path, path: Path) -> None:

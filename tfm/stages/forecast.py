@@ -24,7 +24,7 @@ from tfm.machine.cpu import num_cores
 from tfm.machine.world import World
 from tfm.model.cost import Cost
 from tfm.reporting import format_duration
-from tfm.training.data import TrainingData, check_effects, check_start, num_first_parts, open_data
+from tfm.training.data import TrainingData, check_start, num_first_parts, open_data
 from tfm.training.microbatches import max_microbatch_tokens
 from tfm.training.setup import cost_of, shortage
 
@@ -176,8 +176,7 @@ def forecast(
 
     The GPUs may belong to another machine: then the estimate of time is NaN.
     """
-    check_effects(run, num_processes=num_processes)
-    data, training = open_data(data_dir, run), run.training
+    data, training = open_data(data_dir, run, num_processes=num_processes), run.training
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:
         check_start(ModelFolder(Path(run.from_model)), data)

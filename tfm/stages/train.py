@@ -29,7 +29,7 @@ from tfm.reporting import say
 from tfm.stages.forecast import estimate_run
 from tfm.steps import ModelSteps, StepsConfig
 from tfm.training.averaging import average_checkpoints
-from tfm.training.data import TrainingData, check_effects, check_start, open_data
+from tfm.training.data import TrainingData, check_start, open_data
 from tfm.training.loop import TrainingRun
 from tfm.training.validation import validation_search
 
@@ -65,12 +65,11 @@ def train(
     Raises the errors of the command, and LostPeersError if other processes are gone.
     """
     world = world or World()
-    check_effects(run, num_processes=world.size)
     device, precision = run.training.device, run.training.precision
     # Slurm may show each process its own GPU only.
     gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
     compute = verified_compute(device, precision, local_rank=gpu, trains=True)
-    data = open_data(data_dir, run)
+    data = open_data(data_dir, run, num_processes=world.size)
     start = None
     if not checkpoints(run_dir):
         check_new_run(run_dir)

@@ -11,7 +11,6 @@ from tfm.config import (
     DeviceName,
     Precision,
     RunConfig,
-    TokenizerChoice,
     TransformerConfig,
     suitable_arch,
 )
@@ -65,18 +64,19 @@ def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> t
     return suitable_arch(num_pairs, on_gpu=on_gpu, task=task)
 
 
-def check_effects(run: RunConfig, *, num_processes: int) -> None:
-    """Raise UsageError if a setting has no effect on this run."""
-    facts = {"--from": run.from_model, "several processes": num_processes > 1}
-    check_facts((run.optimizer, run.training), facts)
-
-
-def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
+def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> TrainingData:
     """Open a dataset for training, without reading its training pairs."""
     manifest = Manifest.load(data_dir)
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     index = DatasetIndex.load(data_dir / "bin")
     _check_binarized(manifest, index, vocabulary)
+    facts = {
+        "--from": run.from_model,
+        "several processes": num_processes > 1,
+        "validation text": index.num_pairs.get("valid"),
+        "task": manifest.task,
+    }
+    check_facts((run.optimizer, run.training), facts)
     # Only a model to start from may have a joint vocabulary with two segmentations.
     is_separate = not vocabulary.is_joint and run.from_model is None
     if is_separate and run.model.tied_embeddings == "three-way":
@@ -84,7 +84,8 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
             f"{data_dir} has separate vocabularies, but three-way tied embeddings need a joint "
             "one: use --tied-embeddings two-way, or learn a joint vocabulary"
         )
-    _check_tokenizer(manifest, run.training.validation_tokenize)
+    if run.training.validation_tokenize != "auto":
+        load_tokenizer(run.training.validation_tokenize)  # reports what is missing
     vocab_sizes = (len(vocabulary.source), len(vocabulary.target))
     train = ParallelDataset(data_dir / "bin", "train", vocab_sizes=vocab_sizes, index=index)
     if not len(train):
@@ -92,15 +93,6 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
     valid = None
     if index.num_pairs.get("valid"):
         valid = _open_valid(manifest, index, vocab_sizes, manifest.tags())
-    elif run.training.also_valid:
-        raise UsageError(
-            f"also_valid needs validation text in {data_dir}, too: prepare it with --valid"
-        )
-    elif run.training.patience is not None:
-        raise UsageError(
-            f"patience has no effect: {data_dir} has no validation split; leave it out, or prepare "
-            "the data with one"
-        )
     also_valid = {
         name: _open_also_valid(Path(folder), manifest, vocabulary)
         for name, _, folder in (each.partition("=") for each in run.training.also_valid)
@@ -132,14 +124,6 @@ def open_data(data_dir: Path, run: RunConfig) -> TrainingData:
         ),
         checksum=index.checksum("train"),
     )
-
-
-def _check_tokenizer(manifest: Manifest, choice: TokenizerChoice) -> None:
-    """Raise an error unless the tokenizer for validation is installed, and of use."""
-    if choice != "auto" and manifest.task == "parsing":
-        raise UsageError("validation_tokenize has no effect on a parser: leave it out")
-    if choice != "auto":
-        load_tokenizer(choice)
 
 
 def num_first_parts(dataset: ParallelDataset) -> int:
