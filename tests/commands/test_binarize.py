@@ -1,6 +1,5 @@
 """tfm binarize: lossless, in bounded memory, and repeated only after a change."""
 
-import os
 import random
 import threading
 import unicodedata
@@ -167,40 +166,6 @@ def test_files_of_parts_that_are_gone_are_removed(folder):
     write_parts(folder, TRAIN, (21,))
     binarize(folder, CONFIG)
     assert contents(folder / "bin") == before
-
-
-def test_an_unchanged_dataset_is_not_binarized_again(folder, capsys):
-    assert binarize(folder, CONFIG)
-    before = contents(folder / "bin")
-    assert not binarize(folder, BinarizeConfig(threads=2))
-    assert contents(folder / "bin") == before
-    assert "unchanged" in capsys.readouterr().err
-
-
-def test_other_text_settings_or_models_binarize_again(folder):
-    binarize(folder, CONFIG)
-    write_pairs(folder, "test", TEST[::-1])
-    assert binarize(folder, CONFIG)
-    assert decoded(folder, "test") == TEST[::-1]
-    assert binarize(folder, BinarizeConfig(max_length=5, threads=1))
-    learn_bpe(folder, SubwordConfig(vocab_size=290))
-    assert binarize(folder, CONFIG)
-    assert decoded(folder, "train") == TRAIN
-
-
-def test_a_file_that_was_deleted_or_cut_short_binarizes_again(folder):
-    path = folder / "bin" / "train.de.tokens.npy"
-    for damage in (path.unlink, lambda: os.truncate(path, 100)):
-        binarize(folder, CONFIG)
-        damage()
-        assert binarize(folder, CONFIG)
-        assert decoded(folder, "train") == TRAIN
-
-
-def test_separate_vocabularies_each_encode_their_language(folder):
-    learn_bpe(folder, SubwordConfig(vocab_size=280, separate=True))
-    binarize(folder, CONFIG)
-    assert decoded(folder, "train") == TRAIN
 
 
 def test_unequal_line_counts_are_named_and_leave_no_dataset(folder):

@@ -67,24 +67,6 @@ def test_target_words_can_be_pieces(tmp_path):
     assert len(Vocabulary.load(folder).target.encode(symbols)[0]) == 9
 
 
-def test_an_unchanged_dataset_is_not_learned_again(folder, capsys):
-    assert learn_bpe(folder, CONFIG)
-    before = (folder / "bpe.model").stat()
-    assert not learn_bpe(folder, CONFIG)
-    assert not learn_bpe(folder, dataclasses.replace(CONFIG, threads=2))
-    assert (folder / "bpe.model").stat() == before
-    assert "unchanged" in capsys.readouterr().err
-
-
-def test_another_setting_or_a_deleted_model_learns_again(folder):
-    learn_bpe(folder, CONFIG)
-    changed = dataclasses.replace(CONFIG, model_type="unigram", vocab_size=290)
-    assert learn_bpe(folder, changed)
-    (folder / "bpe.model").unlink()
-    assert learn_bpe(folder, changed)
-    assert (folder / "bpe.model").exists()
-
-
 def test_the_default_size_is_reduced_for_a_small_text(folder, capsys):
     learn_bpe(folder, SubwordConfig())
     [size] = vocab_sizes(folder)
@@ -107,13 +89,3 @@ def test_a_refused_size_leaves_the_older_vocabulary(folder, separate):
     with pytest.raises(UsageError, match=r"5,000 is too large .*train\.en(, .*train\.de)?"):
         learn_bpe(folder, SubwordConfig(vocab_size=5_000, separate=separate))
     assert Vocabulary.load(folder).fingerprint == before
-
-
-@pytest.mark.parametrize("separate", [True, False])
-def test_changing_between_joint_and_separate_removes_the_other_models(folder, separate):
-    for each in (not separate, separate):
-        learn_bpe(folder, dataclasses.replace(CONFIG, separate=each, vocab_size=290))
-    assert Vocabulary.load(folder).is_joint is not separate
-    assert len([name for name in files(folder) if name.startswith("bpe.")]) == (
-        4 if separate else 2
-    )

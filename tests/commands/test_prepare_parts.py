@@ -84,16 +84,32 @@ def whole(recipe, tmp_path):
     return prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "whole").data_dir
 
 
-def test_parts_hold_the_text_of_one_pass(recipe, whole, tmp_path):
-    several = prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
-    sizes = list(Manifest.load(several).part_sizes().values())
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_text_in_parts_also_of_shares_is_as_in_one_pass(
+    recipe, whole, tmp_path, monkeypatch, capsys, count
+):
+    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 17)
+    texts, folder = recipe("a", "b", "c", **SETTINGS), tmp_path / "parts"
+    for number in range(count, 0, -1):
+        if number == 1 and count > 1:
+            with pytest.raises(DataError, match=r"share 1/3 of the training text is missing"):
+                prepare(texts, folder, overrides=PARTS)
+        for _ in range(2):  # the second call does nothing
+            prepare(texts, folder, overrides=PARTS, share=Share(number, count))
+    assert prepare(texts, folder, overrides=PARTS).is_new
+    sizes = list(Manifest.load(folder).part_sizes().values())
     assert sizes == [100] * (len(sizes) - 1) + sizes[-1:]
     assert len(sizes) > 3
-    assert text_of(several) == text_of(whole)
-    assert (several / "bpe.model").read_bytes() == (whole / "bpe.model").read_bytes()
-    assert rows_of(several) == rows_of(whole)
-    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, several))
+    assert text_of(folder) == text_of(whole)
+    assert (folder / "bpe.model").read_bytes() == (whole / "bpe.model").read_bytes()
+    assert rows_of(folder) == rows_of(whole)
+    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
     assert {**before, "parts": 0} == {**after, "parts": 0}
+    assert not prepare(texts, folder, overrides=PARTS).is_new
+    capsys.readouterr()
+    prepare(texts, folder, overrides=PARTS, share=Share(2, 3))  # of text that is complete
+    assert "unchanged" in capsys.readouterr().err
+    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
 
 
 def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_path):
@@ -254,28 +270,6 @@ def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_pa
     assert rows_of(folder) == before
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_text_that_shares_have_cleaned_is_as_in_one_pass(
-    recipe, whole, tmp_path, monkeypatch, count
-):
-    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 17)
-    texts = recipe("a", "b", "c", **SETTINGS)
-    folder = tmp_path / "shares"
-    for number in range(count, 0, -1):
-        if number == 1 and count > 1:
-            with pytest.raises(DataError, match=r"share 1/3 of the training text is missing"):
-                prepare(texts, folder, overrides=PARTS)
-        prepare(texts, folder, overrides=PARTS, share=Share(number, count))
-        prepare(texts, folder, overrides=PARTS, share=Share(number, count))  # does nothing
-    prepare(texts, folder, overrides=PARTS)
-    assert text_of(folder) == text_of(whole)
-    assert rows_of(folder) == rows_of(whole)
-    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
-    assert {**before, "parts": 0} == {**after, "parts": 0}
-    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
-    assert not prepare(texts, folder, overrides=PARTS).is_new
-
-
 def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
     prepare(recipe("a"), tmp_path / "x", share=Share(1, 1))
     folder = prepare(recipe("b"), tmp_path / "x", text_only=True).data_dir
@@ -313,13 +307,6 @@ def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
             pass
     with lock_dataset(tmp_path):
         pass
-
-
-def test_a_share_of_text_that_is_complete_is_not_written(recipe, tmp_path, capsys):
-    folder = prepare(recipe("a", **SETTINGS), tmp_path / "x", text_only=True).data_dir
-    prepare(recipe("a", **SETTINGS), folder, share=Share(2, 3))
-    assert "unchanged" in capsys.readouterr().err
-    assert not list(folder.glob("shares/*/text.json"))
 
 
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):

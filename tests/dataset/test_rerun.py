@@ -1,12 +1,22 @@
-"""A dataset on which runs can be resumed is not changed unless the user insists."""
+"""A step of a dataset runs again only after a change, and not if runs need what it would change."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from helpers import binarize, contents, learn_bpe, number_pairs, write_lines
+from helpers import (
+    binarize,
+    contents,
+    decoded,
+    learn_bpe,
+    number_pairs,
+    write_dataset,
+    write_lines,
+    write_pairs,
+)
 
 from tfm.commands.prepare import append_text
 from tfm.commands.prepare import prepare_recipe as prepare
@@ -53,6 +63,51 @@ def files(tmp_path, monkeypatch, data_dir, trained_run):
     prepare(RECIPE, FOLDER)
     record_run(FOLDER, RUN, DatasetIndex.load(FOLDER / "bin").checksum("train"))
     return {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+
+
+LEARNINGS = [
+    SubwordConfig(vocab_size=340),
+    SubwordConfig(vocab_size=330, model_type="unigram"),
+    SubwordConfig(vocab_size=330, separate=True),
+    SubwordConfig(vocab_size=330),
+]
+ENCODINGS = [BinarizeConfig(), BinarizeConfig(max_length=99), BinarizeConfig(bpe_dropout=0.1)]
+
+
+def test_steps_run_again_only_after_a_change_of_inputs_or_outputs(tmp_path, capsys):
+    train, test = (number_pairs(split, num_pairs=60) for split in ("train", "test"))
+    folder = write_dataset(tmp_path / "x", {"train": train, "test": test})
+
+    def run(learning, encoding):
+        """Return which steps do their work, which may be in any number of threads."""
+        done = learn_bpe(folder, learning), binarize(folder, encoding)
+        before = contents(folder)
+        capsys.readouterr()
+        assert not learn_bpe(folder, replace(learning, threads=2))
+        assert not binarize(folder, replace(encoding, threads=2))
+        assert contents(folder) == before
+        assert capsys.readouterr().err.count("unchanged") == 2
+        assert len({*folder.glob("bpe.*")}) == (4 if learning.separate else 2)
+        assert decoded(folder)[: len(train)] == train
+        assert decoded(folder, "test") == test
+        return done
+
+    for learning in LEARNINGS:
+        assert run(learning, ENCODINGS[0]) == (True, True)
+    for encoding in ENCODINGS[1:]:
+        assert run(learning, encoding) == (False, True)
+    test = test[::-1]
+    write_pairs(folder, "test", test)
+    assert run(learning, encoding) == (False, True)
+    train = train[::-1]
+    write_pairs(folder, "train", train)
+    assert run(learning, encoding) == (True, True)
+    tokens = folder / "bin" / "train.de.tokens.npy"
+    for damage in (tokens.unlink, lambda: os.truncate(tokens, 100)):
+        damage()
+        assert run(learning, encoding) == (False, True)
+    (folder / "bpe.model").unlink()
+    assert run(learning, encoding) == (True, False)
 
 
 def test_runs_with_a_checkpoint_are_named_but_not_by_a_copy_of_their_dataset(files, tmp_path):
