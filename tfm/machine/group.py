@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,13 @@ class Group:
         store: Their key-value store; None for a single process.
         folder: A temporary folder that the processes of this machine share; None if there are no
             others.
+        heartbeat: Tells the watchdog of this process the name of the phase of work that starts, and
+            with waits=True that it waits for other processes; does nothing by default.
     """
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
+        self.heartbeat: Callable[..., None] = lambda phase, waits=False: None
         self.store: Store | None = None
         self.folder: Path | None = None
 

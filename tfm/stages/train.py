@@ -89,7 +89,8 @@ def train(
             record_dir=None if group.is_alone else run_dir / "collectives",
         ) as watchdog,
     ):
-        watchdog.heartbeat("comparing settings", waits=True)
+        group.heartbeat = watchdog.heartbeat
+        group.heartbeat("comparing settings", waits=True)
         group.check_equal(
             {
                 "version of tfm": __version__,
@@ -98,14 +99,13 @@ def train(
                 "arithmetic": str(compute.dtype),
             }
         )
-        watchdog.heartbeat("checking the newest checkpoint", waits=not world.is_first)
+        group.heartbeat("checking the newest checkpoint", waits=not world.is_first)
         checkpoint = _checkpoint_to_resume(run_dir, data.info, group)
         training = TrainingRun(
             run_dir,
             replace(data, info=_with_history(data.info, checkpoint, start)),
             compute,
             group=group,
-            heartbeat=watchdog.heartbeat,
             stop=stop_requests,
             validation_steps=ModelSteps(info=data.info).around(
                 validation_search(data.info), StepsConfig(no_protect=True)
@@ -128,7 +128,7 @@ def train(
             if warning := oversubscription(compute.device, threads, num_processes=world.local_size):
                 say(warning)
             if checkpoint is None and world.is_first:
-                watchdog.heartbeat("estimating the time of the run")
+                group.heartbeat("estimating the time of the run")
                 batcher, num_processes = training.trainer.batcher, world.size
                 estimate = estimate_run(
                     data,

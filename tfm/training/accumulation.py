@@ -22,7 +22,7 @@ from tfm.model.transformer import Transformer
 from tfm.training.gradients import Gradients, build_gradients
 from tfm.training.loss import BatchLoss
 from tfm.training.microbatches import largest_microbatches, max_microbatch_tokens, num_padded
-from tfm.training.progress import ControlFlags, DeviceClock, Heartbeat
+from tfm.training.progress import ControlFlags, DeviceClock
 
 Poll = Callable[[], ControlFlags]
 
@@ -61,7 +61,6 @@ class GradientAccumulation:
         cost: Cost,
         backend: TrainingBackend,
         group: Group,
-        heartbeat: Heartbeat,
     ) -> None:
         self._loss = loss
         self._batcher = batcher
@@ -69,7 +68,6 @@ class GradientAccumulation:
         self._device = compute.device
         self._backend = backend
         self._group = group
-        self._heartbeat = heartbeat
         self._gradients = self._new_gradients()
         self.max_tokens = max_microbatch_tokens(
             run,
@@ -164,12 +162,12 @@ class GradientAccumulation:
             flags = self._exchange_flags(poll, fits=fits)
         if flags.stop or flags.out_of_memory:
             return None, flags
-        self._heartbeat(f"step {step}, sums of losses", waits=True)
+        self._group.heartbeat(f"step {step}, sums of losses", waits=True)
         return self._group.sum(sums), flags
 
     def _exchange_flags(self, poll: Poll, *, fits: bool) -> ControlFlags:
         """Combine the flags of all processes."""
-        self._heartbeat("the exchange of control flags", waits=True)
+        self._group.heartbeat("the exchange of control flags", waits=True)
         own = replace(poll(), out_of_memory=not fits)
         stop, *requests = self._group.largest([*map(int, astuple(own))])
         return ControlFlags(stop, *map(bool, requests))
@@ -202,11 +200,13 @@ class GradientAccumulation:
         is_real, is_last = index < len(batch.microbatches), number == len(batch.own) - 1
         always_waits = self._gradients.always_waits
         phase = f"microbatch {index + 1} of {len(batch.microbatches)}"
-        self._heartbeat(f"step {step}, {phase}", waits=always_waits)
+        self._group.heartbeat(f"step {step}, {phase}", waits=always_waits)
         with self._gradients.accumulate(is_last=is_last):
             self._backend.seed(_derive_seed(self._run.training.seed, step, index))
             loss, nll = self._gradients.loss(microbatch)
-            self._heartbeat(f"step {step}, gradient of {phase}", waits=is_last or always_waits)
+            self._group.heartbeat(
+                f"step {step}, gradient of {phase}", waits=is_last or always_waits
+            )
             (loss * (weight if is_real else 0.0)).backward()  # type: ignore[no-untyped-call]
         sums = torch.stack([loss.detach(), nll])
         return sums if is_real else torch.zeros_like(sums)

@@ -10,36 +10,26 @@ from tfm.folders.saving import Saver, last_good_checkpoint
 from tfm.machine.group import Group
 from tfm.machine.interruption import RESUME
 from tfm.training.data import TrainingData
-from tfm.training.progress import Heartbeat
 from tfm.training.trainer import Trainer
 
 
 class Checkpoints(Saver):
     """Saves the checkpoints of a run; all processes call these methods together."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        data: TrainingData,
-        trainer: Trainer,
-        *,
-        group: Group,
-        heartbeat: Heartbeat,
-    ) -> None:
+    def __init__(self, run_dir: Path, data: TrainingData, trainer: Trainer, group: Group) -> None:
         super().__init__(run_dir, background=data.info.run.training.background_saving)
-        self._data, self._trainer = data, trainer
-        self._group, self._heartbeat = group, heartbeat
+        self._data, self._trainer, self._group = data, trainer, group
 
     def save_run(self, metrics: dict[str, float], state: Mapping[str, Any]) -> None:
         """Save the weights, the metrics, and the state of the trainer beside that of the run."""
-        self._heartbeat("saving", waits=True)
+        self._group.heartbeat("saving", waits=True)
         is_first = self._group.world.is_first
         weights = self._trainer.weights(keep=is_first)
         trainer = self._trainer.state(keep=is_first)
         if not is_first:
             return
         info = replace(self._data.info, step=self._trainer.position.step, metrics=metrics)
-        self._heartbeat("writing a checkpoint")
+        self._group.heartbeat("writing a checkpoint")
         state = {"trainer": trainer, "dataset": self._data.checksum, **state}
         self.save(info, weights, state, self._data.model_files)
 
@@ -58,7 +48,7 @@ class Checkpoints(Saver):
     def last_good(self, *, before: int) -> str:
         """Return the path of the newest good checkpoint, after what is underway is saved."""
         is_first = self._group.world.is_first
-        self._heartbeat("saving", waits=not is_first)
+        self._group.heartbeat("saving", waits=not is_first)
         good, unsaved = None, ""
         try:
             self.finish()

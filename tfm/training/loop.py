@@ -23,13 +23,11 @@ from tfm.training.checkpoints import Checkpoints
 from tfm.training.data import TrainingData, ValidationSplit
 from tfm.training.progress import (
     ControlFlags,
-    Heartbeat,
     PendingStep,
     Position,
     RunState,
     StepReport,
     mean_nll,
-    no_heartbeat,
     progress_statistics,
 )
 from tfm.training.record import RunRecord, all_metrics, describe_pairs, describe_skip
@@ -57,7 +55,6 @@ class TrainingRun:
     compute: Compute
     _: KW_ONLY
     group: Group = field(default_factory=Group)  # the processes that train together
-    heartbeat: Heartbeat = no_heartbeat  # called with the name of each phase of the work
     stop: StopRequests = field(default_factory=StopRequests)
     validation_steps: Sequence[Step] = ()  # around the search in validation
     checkpoint: InitVar[ModelFolder | None] = None  # where to resume; None starts a new run
@@ -70,11 +67,11 @@ class TrainingRun:
         problem = shortage(self.data, self.cost, device, world, gathers=world.is_first)
         if problems := [each for each in self.group.gather(problem) if each is not None]:
             raise UsageError(problems[0])
-        self._verification = verify_data(self.data, self.group, self.heartbeat)
-        self.heartbeat("building the model")
+        self._verification = verify_data(self.data, self.group)
+        self.group.heartbeat("building the model")
         model = first_model(self.data, checkpoint or start).to(device)
         threads = ComputeThreads(self._run.training.threads, num_processes=world.local_size)
-        self.heartbeat("starting the trainers", waits=True)
+        self.group.heartbeat("starting the trainers", waits=True)
         self.trainer = Trainer(
             model,
             self.data.train,
@@ -82,14 +79,11 @@ class TrainingRun:
             self.compute,
             cost=self.cost,
             group=self.group,
-            heartbeat=self.heartbeat,
             threads=threads if device.type == "cpu" else None,
         )
-        self.heartbeat("measuring the speed of the device")
+        self.group.heartbeat("measuring the speed of the device")
         self._capacity = world.size * measure_fp32_flops(device)
-        self._checkpoints = Checkpoints(
-            self.run_dir, self.data, self.trainer, group=self.group, heartbeat=self.heartbeat
-        )
+        self._checkpoints = Checkpoints(self.run_dir, self.data, self.trainer, self.group)
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
@@ -111,7 +105,7 @@ class TrainingRun:
 
     def _await_command(self, num_scored: int) -> None:
         """Report that the metric command works; end it after a signal."""
-        self.heartbeat(f"scoring by the metric command, {num_scored:,} lines so far")
+        self.group.heartbeat(f"scoring by the metric command, {num_scored:,} lines so far")
         if self.stop.received is not None:
             raise MetricCommandError("the metric command was interrupted")
 
@@ -150,7 +144,7 @@ class TrainingRun:
             yield
             self._write_window(self.trainer.position)
             self._write_report()
-            self.heartbeat("saving")
+            self.group.heartbeat("saving")
             self._checkpoints.finish()
             self._record.write_end("finished", step=self.trainer.position.step)
 
@@ -162,7 +156,7 @@ class TrainingRun:
             self._validate_and_save()
         elif self._run.from_model and self.data.valid and not self.trainer.position.step:
             self._validate(self.data.valid)  # what adapting changes
-        self.heartbeat("waiting for all processes to start", waits=True)
+        self.group.heartbeat("waiting for all processes to start", waits=True)
         is_over = self.limit_reached() is not None
         is_over = is_over or bool(self.group.largest([self._is_out_of_time()])[0])
         if is_over:
@@ -256,7 +250,7 @@ class TrainingRun:
 
     def _read_report(self, step: PendingStep) -> None:
         number = step.position.step
-        self.heartbeat(f"step {number:,}, its results", waits=not self.group.is_alone)
+        self.group.heartbeat(f"step {number:,}, its results", waits=not self.group.is_alone)
         report, window = step.report(), self._record.window
         window.append(report)
         self._state.capacity_flops += report.seconds * self._capacity
@@ -353,7 +347,6 @@ class TrainingRun:
             info=self.data.info,
             compute=self.compute,
             group=self.group,
-            heartbeat=self.heartbeat,
             should_stop=lambda: self.stop.received is not None,
             steps=self.validation_steps,
             command=self._metric_command,
@@ -365,7 +358,7 @@ class TrainingRun:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self._read_reports()
-        self.heartbeat("checking the weights", waits=True)
+        self.group.heartbeat("checking the weights", waits=True)
         self._checkpoints.check_ranks()
         if not self.trainer.has_finite_weights():
             self._fail(self.trainer.position, "the weights are not finite")
@@ -376,9 +369,9 @@ class TrainingRun:
     def _save_and_stop(self, signal_number: int) -> NoReturn:
         """Save unless this step is saved already, then raise InterruptedRunError."""
         step = self.trainer.position.step
-        self.heartbeat("saving")
+        self.group.heartbeat("saving")
         self._checkpoints.wait()
-        self.heartbeat("agreeing on whether to save", waits=True)
+        self.group.heartbeat("agreeing on whether to save", waits=True)
         is_unsaved = self.group.world.is_first and step not in (0, self._checkpoints.saved_step)
         if self.group.largest([is_unsaved])[0]:  # saving needs all processes
             self._save({})
@@ -392,5 +385,5 @@ class TrainingRun:
         )
 
     def _write_report(self) -> None:
-        self.heartbeat("drawing the report")
+        self.group.heartbeat("drawing the report")
         self._record.write_report()

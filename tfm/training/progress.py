@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -254,12 +254,3 @@ class ControlFlags:
     retry: bool = False  # retry saving a checkpoint
     end: bool = False  # this step is the last
     out_of_memory: bool = False  # all must compute smaller microbatches
-
-
-# Tells the watchdog the name of the phase that starts, and with waits=True that it waits for other
-# processes.
-Heartbeat = Callable[..., object]
-
-
-def no_heartbeat(phase: str, *, waits: bool = False) -> None:
-    """Ignore heartbeats."""

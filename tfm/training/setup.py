@@ -15,7 +15,7 @@ from tfm.machine.world import World
 from tfm.model.build import Model, new_model
 from tfm.model.cost import Cost, gathering_problem, memory_problem, model_cost
 from tfm.training.data import TrainingData, num_first_parts
-from tfm.training.progress import Heartbeat, RunState, StepReport
+from tfm.training.progress import RunState, StepReport
 from tfm.training.trainer import Trainer
 
 _MAX_REASON = 100  # characters
@@ -45,7 +45,7 @@ def shortage(
     return problem
 
 
-def verify_data(data: TrainingData, group: Group, heartbeat: Heartbeat) -> Future[None]:
+def verify_data(data: TrainingData, group: Group) -> Future[None]:
     """Verify parts of the dataset once per machine; later ones in the background.
 
     Processes wait for each other at each part: verifying all parts on a slow disk could take
@@ -55,10 +55,10 @@ def verify_data(data: TrainingData, group: Group, heartbeat: Heartbeat) -> Futur
     num_parts = len(dataset.parts)
     num_first = num_parts if data.info.run.training.verify_data else num_first_parts(dataset)
     for number in range(num_first):
-        heartbeat(f"verifying part {number + 1} of {num_parts} of the data")
+        group.heartbeat(f"verifying part {number + 1} of {num_parts} of the data")
         if is_local_first:
             dataset.verify([number])
-        heartbeat(f"waiting for part {number + 1} of {num_parts} of the data", waits=True)
+        group.heartbeat(f"waiting for part {number + 1} of {num_parts} of the data", waits=True)
         group.largest([0])
     others = range(num_first, num_parts) if is_local_first else []
     return run_in_thread(partial(dataset.verify, others))

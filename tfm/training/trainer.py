@@ -26,10 +26,8 @@ from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
 from tfm.training.progress import (
     ControlFlags,
     DeviceClock,
-    Heartbeat,
     PendingStep,
     Position,
-    no_heartbeat,
 )
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names in checkpoints, as in torch
@@ -41,8 +39,8 @@ class Trainer:
     Weights, data order and dropout depend only on the seed, the step and the microbatch. So a run
     that is stopped and resumed computes the same steps, on any number of processes.
 
-    The model is on the device of `compute`. `heartbeat` is called at the start of each phase of a
-    step. `threads` are adapted between steps; None leaves torch's number of threads unchanged.
+    The model is on the device of `compute`. `threads` are adapted between steps; None leaves
+    torch's number of threads unchanged.
 
     Attributes:
         model: The model.
@@ -60,7 +58,6 @@ class Trainer:
         *,
         cost: Cost,
         group: Group | None = None,
-        heartbeat: Heartbeat = no_heartbeat,
         threads: ComputeThreads | None = None,
     ) -> None:
         self.model = model
@@ -69,7 +66,6 @@ class Trainer:
         self._compute = compute
         self._cost = cost
         self._group = group or Group()
-        self._heartbeat = heartbeat
         self._threads = threads
         backend = training_backend(compute, run.training.kernels, compiles=run.training.compile)
         backend.install(model)
@@ -95,7 +91,6 @@ class Trainer:
             cost=cost,
             backend=backend,
             group=self._group,
-            heartbeat=heartbeat,
         )
         trained = self._trained_parameters().values()
         self._optimizer = Adam(trained, run.optimizer)
@@ -119,7 +114,9 @@ class Trainer:
             # On a CPU, a thread beside the step gained nothing, and slowed it down at times.
             built = read_ahead(built, joins=True)
         while True:
-            self._heartbeat(f"step {position.step + 1}, its batch", waits=world.local_rank > 0)
+            self._group.heartbeat(
+                f"step {position.step + 1}, its batch", waits=world.local_rank > 0
+            )
             clock = DeviceClock(self._compute.device)
             clock.mark()
             yield replace(next(built), clock=clock)
@@ -236,7 +233,7 @@ class Trainer:
         is_sharded = self._run.training.shard and not self._group.is_alone
         if not is_sharded and self._average is None:
             return self.model
-        self._heartbeat("gathering the weights", waits=True)
+        self._group.heartbeat("gathering the weights", waits=True)
         model = build_model(self._run.model, self.weights(), vocab_sizes)
         return model.to(self._compute.device)
 

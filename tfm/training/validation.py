@@ -20,7 +20,6 @@ from tfm.model.build import Model, evaluation_copy
 from tfm.reporting import format_number, say
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
-from tfm.training.progress import Heartbeat, no_heartbeat
 from tfm.translation.chain import Chain, by_length
 from tfm.translation.engine import Engine
 from tfm.translation.steps import Step
@@ -84,7 +83,6 @@ class Validator:
     info: ModelInfo
     compute: Compute
     group: Group = field(default_factory=Group)
-    heartbeat: Heartbeat = no_heartbeat
     should_stop: Callable[[], bool] = lambda: False
     steps: Sequence[Step] = ()  # around the search of translations
     command: MetricCommand | None = None  # a further metric, which only the first process runs
@@ -100,7 +98,7 @@ class Validator:
         if not self.info.run.training.validation_beam or not math.isfinite(loss):
             return Validation(metrics=metrics, text_losses=text_losses)
         outputs = self._translate(model)
-        self.heartbeat("scoring the validation outputs")
+        self.group.heartbeat("scoring the validation outputs")
         [score] = corpus_scores(
             outputs,
             [self.split.references],
@@ -140,7 +138,7 @@ class Validator:
                     measured = None
                 else:
                     say(f"warning: {error}; training continues without this score")
-        self.heartbeat("waiting for the metric command", waits=True)
+        self.group.heartbeat("waiting for the metric command", waits=True)
         result: dict[str, float] | None = self.group.gather(measured)[0]
         if result is None:
             raise ValidationStoppedError
@@ -166,7 +164,7 @@ class Validator:
         sums = torch.zeros(3, dtype=torch.float64)  # NLL, tokens, interrupted processes
         with torch.inference_mode():
             for indices in microbatches[world.rank :: world.size]:
-                self.heartbeat("computing the validation loss")
+                self.group.heartbeat("computing the validation loss")
                 if self.should_stop():
                     sums[2] = 1
                     break
@@ -174,7 +172,7 @@ class Validator:
                 with self.compute.autocast():
                     _, nll = loss(batch)
                 sums += torch.tensor([float(nll), batch.num_tokens, 0])
-        self.heartbeat("summing the validation loss", waits=True)
+        self.group.heartbeat("summing the validation loss", waits=True)
         total, num_tokens, num_interrupted = self.group.sum(sums).tolist()
         if num_interrupted:
             raise ValidationStoppedError
@@ -184,7 +182,7 @@ class Validator:
         """Translate the split with validation_beam."""
         world, num_sources = self.group.world, len(self.split.sources)
         outputs = self._translate_slice(model, range(world.rank, num_sources, world.size))
-        self.heartbeat("gathering the validation outputs", waits=True)
+        self.group.heartbeat("gathering the validation outputs", waits=True)
         outputs_by_rank = self.group.gather(outputs)
         if None in outputs_by_rank:
             raise ValidationStoppedError
@@ -196,13 +194,15 @@ class Validator:
         engine = Engine([model], self.compute, backend=backend, vocabulary=lambda: self.vocabulary)
         chain = Chain(engine=engine, vocabulary=self.vocabulary)
         outputs: dict[int, str] = {}
-        self.heartbeat(f"translating for validation, 0 of {len(indices):,}")
+        self.group.heartbeat(f"translating for validation, 0 of {len(indices):,}")
         chunks = by_length(self.split.sources, indices, size=_CHUNK)
         for lines, found in chain.run(chunks, validation_search(self.info), self.steps):
             outputs |= {
                 line.number: best.text for line, (best, *_) in zip(lines, found, strict=True)
             }
-            self.heartbeat(f"translating for validation, {len(outputs):,} of {len(indices):,}")
+            self.group.heartbeat(
+                f"translating for validation, {len(outputs):,} of {len(indices):,}"
+            )
             if self.should_stop():
                 return None
         return [outputs[index + 1] for index in indices]
