@@ -141,7 +141,7 @@ def generate(
         )
     if steps_config.has_paragraphs:
         stage.check_document(plan, config, steps_config, as_json=json)
-    stage.check_search(plan, config)
+    config = stage.checked_search(plan, config)
     form = "lines per token" if per_token else "json" if json else "text"
     model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
     steps = model.around(config, steps_config, scores_given=score_target is not None)

@@ -1,6 +1,7 @@
 """Translating plain text with trained models: the library's interface."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
@@ -16,13 +17,12 @@ from tfm.config import (
     settings_to,
 )
 from tfm.config.values import shown
-from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.machine.compute import set_num_threads
-from tfm.search.constraints import read_phrases
+from tfm.search.constraints import ban_file
 from tfm.steps import ModelSteps, StepsConfig, TextFormat
 from tfm.translation.chain import BatchEngine, Chain
 from tfm.translation.engine import Engine
@@ -278,9 +278,9 @@ class Translator:
             config = merged(settings_to(self._default_search), given)
         else:
             config = settings_from(SearchConfig, settings_to(config))
-        if config.ban is not None:
-            read_phrases(existing_file(argument("ban", config.ban, Path)))
-        return config
+        if config.ban is None:
+            return config
+        return replace(config, ban=ban_file(str(argument("ban", config.ban, Path))))
 
 
 def _taken_terms(settings: dict[str, Any]) -> Mapping[str, str]:

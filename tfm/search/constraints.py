@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
+from tfm.disk.paths import existing_file
 from tfm.errors import DataError
 from tfm.search.spelling import Spellings
 from tfm.text.lines import read_lines
@@ -67,17 +68,28 @@ def constraints_of(
     if config.ban is not None:
         if vocabulary is None:
             raise ValueError("banning text needs a vocabulary")
-        banned = _banned_text(tuple(held_phrases(Path(config.ban))), vocabulary)
+        banned = _banned_text(ban_file(config.ban).phrases, vocabulary)
     return Constraints(config.no_repeat_ngram, banned)
 
 
-def held_phrases(path: Path) -> list[str]:
-    """Return the phrases of a file; a file is read once, so it may be removed afterwards."""
-    return _held[path] if path in _held else read_phrases(path)
+class BanFile(str):
+    """The path of a file of banned text, with its phrases: a file may be readable only once."""
+
+    __slots__ = ("phrases",)
+    phrases: tuple[str, ...]
+
+
+def ban_file(path: str) -> BanFile:
+    """Return the path of a file of banned text with the phrases in it, unless it has them."""
+    if isinstance(path, BanFile):
+        return path
+    file = BanFile(path)
+    file.phrases = tuple(read_phrases(existing_file(Path(path))))
+    return file
 
 
 def read_phrases(path: Path) -> list[str]:
-    """Read words and phrases, one per line, and hold them; white space is one space."""
+    """Read words and phrases, one per line; white space is one space."""
     phrases = []
     for number, line in enumerate(read_lines(path, strict=True), start=1):
         phrase = LATEST_NORMALIZATION.normalize(line.decode())
@@ -91,11 +103,7 @@ def read_phrases(path: Path) -> list[str]:
         phrases.append(phrase)
     if not any(phrases):
         raise DataError(f"{path} has no text to ban: write one word or phrase per line")
-    _held[path] = list(filter(None, phrases))
-    return _held[path]
-
-
-_held: dict[Path, list[str]] = {}  # the phrases of files
+    return list(filter(None, phrases))
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import newest_run
 from tfm.reporting import Progress, format_number, say
-from tfm.search.constraints import read_phrases
+from tfm.search.constraints import ban_file
 from tfm.stages.partial_output import PartialOutput
 from tfm.steps import StepsConfig
 from tfm.text.formats import format_of
@@ -141,8 +141,8 @@ def plan_generation(
     return plan
 
 
-def check_search(plan: Generation, config: SearchConfig) -> None:
-    """Check settings that depend on the model or on files before anything is loaded."""
+def checked_search(plan: Generation, config: SearchConfig) -> SearchConfig:
+    """Check settings that depend on the model or on files; return them with the file's content."""
     if plan.info.task == "parsing" and (config.is_constrained):
         raise UsageError(
             f"{plan.models[0]} is a parser, whose trees have the words of their sentences: leave "
@@ -150,8 +150,7 @@ def check_search(plan: Generation, config: SearchConfig) -> None:
         )
     if plan.info.task == "parsing" and config.mbr is not None:
         raise UsageError(f"mbr compares texts, but {plan.models[0]} writes trees: leave it out")
-    if config.ban is not None:
-        read_phrases(existing_file(Path(config.ban)))
+    return config if config.ban is None else replace(config, ban=ban_file(config.ban))
 
 
 def check_document(

@@ -19,7 +19,7 @@ from tfm.config import InferenceConfig, Table
 from tfm.disk.paths import existing_file
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
-from tfm.search.constraints import read_phrases
+from tfm.search.constraints import ban_file
 from tfm.steps import StepsConfig
 from tfm.text.languages import shown_languages
 
@@ -45,7 +45,7 @@ def serve(
             "each by itself"
         )
     if "ban" in search:
-        read_phrases(existing_file(Path(search["ban"])))
+        search = {**search, "ban": ban_file(search["ban"])}
     with _bound_socket(config) as listener:
         loaded = [
             ServedModel(path, search, config=config, inference=inference, steps=steps)

@@ -17,7 +17,7 @@ from tfm.features.glossary.finding import Finder, apart, capitalized
 from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
-from tfm.search.constraints import held_phrases
+from tfm.search.constraints import BanFile, ban_file
 from tfm.text.languages import target_language
 from tfm.text.tags import split_tag
 from tfm.translation.steps import Output, RequiredText, Segment, Step
@@ -71,7 +71,7 @@ class Glossary(Step):
         tags = () if info is None else info.tags
         step = cls(path, terms, source=source, target=target, tags=tags, notify=notify)
         if search.ban is not None:
-            _check_ban(step._finders, Path(search.ban))
+            _check_ban(step._finders, ban_file(search.ban))
         return step
 
     @override
@@ -134,9 +134,9 @@ def _missing(
     return tuple(missing) or None
 
 
-def _check_ban(finders: Iterable[Finder[Term]], banned: Path) -> None:
+def _check_ban(finders: Iterable[Finder[Term]], banned: BanFile) -> None:
     """Raise DataError if a translation in a glossary contains banned text."""
-    banned_text = Finder({phrase: phrase for phrase in held_phrases(banned)}, None)
+    banned_text = Finder({phrase: phrase for phrase in banned.phrases}, None)
     for term in chain.from_iterable(finder.values() for finder in finders):
         for target in term.targets:
             found = (each.value for each in banned_text.find(target) if each.value in target)
