@@ -15,7 +15,7 @@ from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.documents.step import Sentences
 from tfm.features.formats.step import Formats
-from tfm.features.protect.placing import place, put_back, take_out
+from tfm.features.protect.cuts import place, put_back, take_out
 from tfm.features.protect.step import Protect
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.steps import ModelSteps, StepsConfig

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tfm.features.formats.blocks import Block, Mark, marks_to_place
 from tfm.features.formats.markup import html_blocks, xml_blocks
-from tfm.features.formats.placing import Placement, tree_of
+from tfm.features.formats.placement import Placement, tree_of
 from tfm.features.formats.subtitles import Cut, cut_lines, cuts_of, subtitle_blocks, with_repeats
 from tfm.reporting import say
 from tfm.text.units import Span, blanked

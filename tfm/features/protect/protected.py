@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tfm.features.protect.placing import Cut, Link, grown, place, put_back, spaced, take_out
+from tfm.features.protect.cuts import Cut, Link, grown, place, put_back, spaced, take_out
 from tfm.text.masks import with_masks
 from tfm.text.units import Span
 from tfm.translation.steps import Output, Segment

@@ -1,4 +1,4 @@
-"""Taking protected spans out of a sentence, and placing them in its translation."""
+"""Cutting protected spans out of a sentence, and putting them into its translation."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
