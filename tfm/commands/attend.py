@@ -147,11 +147,7 @@ def attend(
 
 
 def _model_and_sentence(model: str | None, sentence: str | None) -> tuple[Path | None, str]:
-    """Return the model folder and the sentence, which is the first argument if it is the only one.
-
-    Raises:
-        UsageError: There is no sentence, or no such folder.
-    """
+    """Return the model folder and the sentence; a single argument is the sentence."""
     if sentence is None:
         model, sentence = None, model
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones

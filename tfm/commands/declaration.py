@@ -170,11 +170,7 @@ class Declaration:
         without: Collection[str] = (),
         elsewhere: Mapping[str, str] = {},
     ) -> "Declaration":
-        """Read the declaration of a function; the other arguments become attributes.
-
-        Raises:
-            TypeError: Parameters and entries in "Args:" differ.
-        """
+        """Read the declaration of a function; the other arguments become attributes."""
         text, *sections = _SECTION.split(inspect.getdoc(function) or "")
         described = dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
         entries = dict(_ENTRY.findall(described))
@@ -226,9 +222,6 @@ class Declaration:
         """Return the arguments of a call as the types of the parameters.
 
         The argument "settings" has the settings of all groups: {section: {name: value}}.
-
-        Raises:
-            UsageError: Arguments are of other types, paths are wrong, or settings unknown.
         """
         bound = self.signature.bind(*args, **keywords)
         bound.apply_defaults()
@@ -317,11 +310,7 @@ def is_repeatable(hint: Any) -> bool:
 
 
 def argument(name: str, value: Any, hint: Any) -> Any:
-    """Return the value of an argument as the type of its hint, as `convert` does.
-
-    Raises:
-        UsageError: The value is of another type.
-    """
+    """Return the value of an argument as the type of its hint, as `convert` does."""
     # Numbers and arrays of NumPy and torch become those of Python.
     value = value.tolist() if hasattr(value, "tolist") else value
     try:

@@ -198,9 +198,6 @@ def _existing(kept: Path) -> Path:
     """Return the file of a translation under the name that also has the hash of its content.
 
     It is the path itself if there is no such file.
-
-    Raises:
-        DataError: The file has changed since it was written.
     """
     for path in kept.parent.glob(f"{glob.escape(kept.stem)}.*.txt"):
         if _named_by_content(path) != path:

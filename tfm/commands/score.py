@@ -258,11 +258,7 @@ def score(
 def metrics_and_config(
     names: object, given: Mapping[str, Any], language: str | None = None, *, paper: bool = False
 ) -> tuple[list[MetricName] | None, ScoreConfig]:
-    """Return metrics, None to choose those that suit the reference, and their settings.
-
-    Raises:
-        UsageError: A setting has no effect on the metrics, or a tokenizer is not installed.
-    """
+    """Return metrics, None to choose those that suit the reference, and their settings."""
     asked = argument("metric", one_or_several(names), tuple[str, ...])
     metrics = [*(["bleu", "paper-bleu"] if paper else []), *(asked or DEFAULT_METRICS)]
     if "metric_command" in given:

@@ -112,12 +112,7 @@ class TrainingPlan:
         return stage.train(data_dir, self.run_dir(data_dir, merged), merged, world=world, stop=stop)
 
     def data_dir(self) -> Path:
-        """Return the given dataset folder, or the dataset of an existing run, or the newest one.
-
-        Raises:
-            DataError: There is no dataset, or the run's dataset is gone.
-            UsageError: The run folder is inside of a run, holds runs, or is a dataset or model.
-        """
+        """Return the given dataset folder, or the dataset of an existing run, or the newest one."""
         from tfm.dataset.manifest import chosen_dataset
 
         run = self.run
@@ -154,12 +149,6 @@ class TrainingPlan:
 
         Args:
             data_dir: The dataset folder; None to only find mistakes in the arguments.
-
-        Raises:
-            UsageError: Names are unknown or values out of range; one message lists all of them. Or
-                the settings do not match `from_model`.
-            DataError: The dataset is damaged or not binarized.
-            CheckpointError: `from_model` is no model, or a damaged one.
         """
         run, arch, config, from_model = self.run, self.arch, self.config, self.from_model
         is_plain = arch is None and config is None
@@ -185,9 +174,6 @@ def _own_settings(run: Path) -> Table | None:
     """Return the settings of an existing run by section; None if it has not started.
 
     Without config.toml, they are read from its newest checkpoint.
-
-    Raises:
-        UsageError: The file lacks settings of the checkpoint: it was cut off, perhaps by a copy.
     """
     from tfm.folders.model_folder import recorded_settings
 

@@ -130,11 +130,7 @@ def language_of(reference: Text) -> str:
 
 
 def warn_of_signs(texts: Texts, hypotheses: str, reference: str, *, takes_pieces: bool) -> None:
-    """Warn of signs that only the translations or only the reference show.
-
-    Raises:
-        DataError: A text is records, or pieces of subwords, unless those are scored as they are.
-    """
+    """Warn of signs that only one of the texts shows; refuse records and pieces of subwords."""
     found = {name: {each.sign: each for each in look(lines)} for name, lines in texts.items()}
     for name, findings in found.items():
         other = found[hypotheses if name == reference else reference]

@@ -88,11 +88,7 @@ class Validator:
     command: MetricCommand | None = None  # a further metric, which only the first process runs
 
     def validate(self, model: Model) -> Validation:
-        """Validate a model with full weights, equal on all processes.
-
-        Raises:
-            ValidationStoppedError: A process should stop.
-        """
+        """Validate a model with full weights, equal on all processes."""
         loss, *text_losses = self._losses(model)
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.info.run.training.validation_beam or not math.isfinite(loss):
