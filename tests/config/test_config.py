@@ -12,6 +12,7 @@ import pytest
 from tfm import config
 from tfm.applications.serve.settings import ServeConfig
 from tfm.config import (
+    AverageConfig,
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
@@ -261,18 +262,20 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
         (TransformerConfig, {"num_heads": 7}, "is not a multiple of num_heads 7"),
         (TransformerConfig, {"num_heads": 7, "d_k": 64}, "is not a multiple of num_heads 7"),
         (TrainingConfig, {"validation_beam": 0}, "validation_beam 0 computes none"),
-        (
-            TrainingConfig,
-            {"validation_beam": 0, "best_metric": "loss", "validation_tokenize": "zh"},
-            "validation_tokenize has no effect without validation_beam: leave it out, or give both",
-        ),
         (SearchConfig, {"mbr_tokenize": "zh"}, "mbr_tokenize has no effect without mbr bleu"),
         (
             OptimizerConfig,
             {"weight_decay": 0.1},
             r"weight_decay has no effect on algorithm \(--optimizer\) adam, only on adamw",
         ),
+        (
+            BinarizeConfig,
+            {"shortlist_size": 3},
+            "^shortlist_size has no effect without shortlist: leave it out, or give both$",
+        ),
+        (AverageConfig, {"last": 3, "best": 2}, "^last and best exclude each other: give one$"),
         (SearchConfig, {"num_groups": 3}, "num_groups is 3, but must divide the beam size 4"),
+        (SearchConfig, {"mbr": "command", "n_best": 4}, "needs a program: add metric_command"),
         (TrainingConfig, {"keep_last": 2}, "average_last is 5, but only keep_last 2 checkpoints"),
         (SearchConfig, {"n_best": 5}, "n_best is 5, but must be at most the beam size"),
     ],
@@ -321,7 +324,8 @@ def test_a_setting_is_refused_beside_what_its_rules_forbid(group):
         assert {*rules.needs, *rules.excludes, *rules.only} <= items.keys() | FACTS
         excluded = [items[other] for other in rules.excludes if other in items]
         tables = [chosen | {other.name: another_value(group, other)} for other in excluded]
-        if needed := [items[other] for other in rules.needs if other in items]:
+        needed = [items[other] for other in rules.needs if other in items]
+        if needed:
             tables.append(chosen | {other.name: value_that_is_off(other) for other in needed})
         for other, choices in rules.only.items():
             if other not in items:
@@ -330,6 +334,10 @@ def test_a_setting_is_refused_beside_what_its_rules_forbid(group):
             tables += [chosen | {other: value} for value in wrong]
         for table in tables:
             assert name in {problem.name for problem in group(**table).problems()}
+        allowed = {other.name: another_value(group, other) for other in needed[:1]}
+        allowed |= {other: values[0] for other, values in rules.only.items() if other in items}
+        problems = group(**chosen | allowed).problems()
+        assert not any(each.is_idle for each in problems if each.name == name)
 
 
 def test_defaults_that_do_not_fit_given_settings_are_left_out():

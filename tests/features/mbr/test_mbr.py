@@ -5,8 +5,6 @@ import sys
 import pytest
 
 from tfm.commands.translator import Translator
-from tfm.config import SearchConfig, settings_from
-from tfm.errors import UsageError
 from tfm.features.mbr.step import MinimumBayesRisk, pairwise_utilities
 from tfm.metrics.command import MetricCommand
 from tfm.translation.steps import Output
@@ -90,17 +88,3 @@ def test_a_search_returns_one_of_its_candidates(translator, utility, search):
         assert best.text in [each.text for each in found]
         assert 0 <= best.utility <= 100
     assert translator.translate(LINES, **settings, mbr=utility) == [b.text for [b] in chosen]
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"mbr": "ter", "n_best": 4}, "mbr"),
-        ({"mbr": "command", "n_best": 4}, "needs a program: add metric_command"),
-        ({"mbr": "chrf", "n_best": 4, "metric_command": "m"}, "only on command"),
-        ({"mbr": "command", "n_best": 4, "metric_command": " "}, "metric_command"),
-    ],
-)
-def test_settings_without_effect_are_refused(table, message):
-    with pytest.raises(UsageError, match=message):
-        settings_from(SearchConfig, table)
