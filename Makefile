@@ -1,32 +1,29 @@
 # make quickstart   run all seven stages in minutes on a CPU
-# make test         run the tests
-# make test-slow    follow the tutorials; kill, damage and fill disks
-# make test-gpu     compile training for an H100 with triton, which needs no GPU
+# make test         run the tests of the package
+# make nightly      run what takes long: all tests with more examples, kills, kernels for an H100
 # make docs         build the documentation into build/docs
 # make reference  update the reference pages and tfm/__init__.pyi after a change of commands or settings
 # make wheel        build the wheel and the source distribution in dist/
-# make check        what CI runs: format, lint, types, layers, tests, documentation
+# make check        what CI runs: format, lint, types, layers, all tests but slow ones, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test test-slow test-gpu docs reference lint format wheel check clean
+.PHONY: quickstart test nightly docs reference lint format wheel check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PYTEST) --ignore tests/examples --ignore tests/test_wheel.py
 
-test-slow: .venv/installed-dev
-	$(BIN)/python -m pytest -m slow
-
-test-gpu: .venv/installed-dev
+nightly: .venv/installed-dev
 	$(INSTALL) . triton
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/claimed_gpu
+	$(PYTEST) -m 'slow or not slow' --hypothesis-profile nightly
 
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build --fail-on-warning --fresh-env --quiet docs build/docs
@@ -47,7 +44,8 @@ format: .venv/installed-dev
 wheel: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation
 
-check: lint test docs
+check: lint docs
+	$(PYTEST)
 
 clean:
 	rm -rf .venv build quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

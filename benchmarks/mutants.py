@@ -280,7 +280,9 @@ def named_tests(root: Path, path: str) -> list[str]:
     mirrored = re.compile(rf"test_{module.stem}(_.*)?")
     found = [file for file in files if mirrored.fullmatch(file.stem)]
     exact = [file for file in found if file.stem == f"test_{module.stem}"]
-    chosen = exact + [file for file in found if file not in exact]
+    of_folder = folder / f"test_{folder.name}.py"  # such as test_search.py, of all searches
+    others = [*found, *filter(Path.is_file, [of_folder])]
+    chosen = exact + [file for file in dict.fromkeys(others) if file not in exact]
     is_alone = module.parts[1] in PARTS or not importing_tests(root, path)
     if not chosen and folder.is_dir() and path not in TESTED_ELSEWHERE and is_alone:
         chosen = sorted(files, key=lambda file: file.stat().st_size)

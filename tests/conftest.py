@@ -35,10 +35,14 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine, any example may take long. Examples write over the files of earlier ones.
-hypothesis.settings.register_profile(
-    "tfm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
-hypothesis.settings.load_profile("tfm")
+for profile, num_examples in {"nightly": 100, "quick": 25}.items():
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=num_examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+    )
+hypothesis.settings.load_profile("quick")  # --hypothesis-profile selects another
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {

@@ -15,7 +15,6 @@ from functools import cache
 from importlib import resources
 
 from html_pages import read_page, text_of
-from hypothesis import strategies as st
 
 from tfm.dataset import subword_models, token_ids
 from tfm.dataset.manifest import Manifest
@@ -139,13 +138,6 @@ def limited_files(num_bytes):
 def data_of(page):
     """Return what the script of a page with attention reads."""
     return json.loads(text_of(read_page(page).find(".//script[@id='data']")))
-
-
-def flip_bit(content, data):
-    """Return bytes in which a bit is flipped that hypothesis draws."""
-    flipped = bytearray(content)
-    flipped[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    return bytes(flipped)
 
 
 def edit_json(path, **changes):

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 PROBLEM = claim.problem()
 pytestmark = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
 NEEDS_TRITON = pytest.mark.skipif(
-    not importlib.util.find_spec("triton"), reason="needs triton: make test-gpu installs it"
+    not importlib.util.find_spec("triton"), reason="needs triton: make nightly installs it"
 )
 
 

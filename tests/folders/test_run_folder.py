@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_models import new_info
 
-from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.errors import CheckpointError, UsageError
 from tfm.folders import model_folder, run_folder, saving
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import (
@@ -74,17 +74,6 @@ def test_the_dataset_of_a_run_is_the_recorded_one(make_run):
     name = "a folder/\udcff"  # a name that is not UTF-8
     record_dataset(run_dir, Path(name))
     assert trained_on(run_dir) == Path(name)
-
-
-@pytest.mark.parametrize(
-    "content", ["", '{"format": 2, "data_dir": "x"}', '{"format": 1, "data_dir": 3}']
-)
-def test_a_damaged_record_of_the_dataset_is_named_with_the_remedy(tmp_path, content):
-    (tmp_path / "data.json").write_text(content)
-    with pytest.raises(
-        DataError, match=r"data\.json (is damaged|has format).*: name the .* tfm train DATA --run"
-    ):
-        trained_on(tmp_path)
 
 
 def test_checkpoints_are_ranked_by_quality_then_by_step(make_run):

@@ -9,6 +9,7 @@ import pytest
 
 from tfm.machine.cpu import this_cpu
 
+pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 # Files that depend on units which only some CPUs of a vector width have.
 UNIT_FILES = ["backends/test_inference_cpu.py", "backends/test_verification.py"]

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_properties import (
     assert_each_parameter_learns,
@@ -119,7 +119,6 @@ def test_padding_and_the_future_are_hidden_and_each_parameter_learns(changes):
     assert_each_parameter_learns(model, new_batch())
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
     """Any hypotheses are continued, and any sentences are dropped."""

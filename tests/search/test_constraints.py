@@ -8,7 +8,7 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
-from search.test_active import EVERY_SEARCH, SEARCHES
+from search.workshop import EVERY_SEARCH, SEARCHES
 from small_models import batch_of, transformer
 
 from tfm.commands.translator import Translator

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from search.test_active import EVERY_SEARCH, SEARCHES, force
+from search.workshop import EVERY_SEARCH, SEARCHES, force
 from small_models import batch_of, transformer
 
 from tfm.commands.translator import Translator

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
@@ -128,7 +128,6 @@ def test_examples_are_some_of_the_pairs_that_a_rule_dropped_without_favorites():
 line = st.text(st.sampled_from("ab \u2028\u200b"), max_size=4).map(str.encode) | st.just(b"\xff")
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(line, line), max_size=60), st.integers(1, 2000))
 def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +140,6 @@ def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_byte
     assert kept == list(dict.fromkeys(without))
 
 
-@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=20))
 def test_seen_hashes_reports_first_occurrences_as_a_set_would(batches):
     seen, reference = SeenHashes(), set()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.training import loss
@@ -49,7 +49,6 @@ def test_with_five_classes_the_right_one_has_0_9_and_each_other_0_025():
     assert float(plain) == pytest.approx(-math.log(0.3))
 
 
-@settings(max_examples=30)
 @given(smoothing=st.floats(0, 0.9), seed=st.integers(0, 99), rows_per_chunk=st.integers(1, 9))
 def test_loss_and_gradients_equal_autograd_for_any_chunk_size(smoothing, seed, rows_per_chunk):
     hidden_states, weight, targets = new_inputs(seed=seed)

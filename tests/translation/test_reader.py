@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfm.errors import DataError
@@ -136,7 +136,6 @@ def test_files_of_different_length_are_refused(write, content, other, message, c
         read(write("in", content), write("other", other), chunk_lines)
 
 
-@settings(max_examples=60)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_give_lines_or_one_clear_error(write, content):
     path = write("in", content)
@@ -178,7 +177,6 @@ def never_wait(descriptor, *, wait):
 CONTENT = st.lists(st.sampled_from(["\n", "\r\n", "a", "long", "ä", "b\nc\n"])).map("".join)
 
 
-@settings(max_examples=60)
 @given(content=CONTENT, size=st.integers(1, 9), chunk_lines=st.integers(1, 4))
 def test_lines_that_have_arrived_are_yielded_before_blocking(
     monkeypatch, content, size, chunk_lines

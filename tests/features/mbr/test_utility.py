@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -19,7 +19,6 @@ TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min
     + [("bleu", name, BLEU(effective_order=True, tokenize=name)) for name in ("13a", "zh", "char")],
 )
 @given(texts=TEXTS)
-@settings(max_examples=40)
 def test_utilities_equal_the_sentence_scores_of_sacrebleu(name, tokenizer, metric, texts):
     expected = [[metric.sentence_score(text, [other]).score for other in texts] for text in texts]
     found = pairwise_utilities(texts, name, tokenizer=tokenizer)
