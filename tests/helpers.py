@@ -14,8 +14,11 @@ import time
 from functools import cache
 from importlib import resources
 
+import pytest
+import typer
 from html_pages import read_page, text_of
 
+from tfm.cli.main import app
 from tfm.dataset import subword_models, token_ids
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
@@ -183,3 +186,17 @@ def take(trainer, num_steps):
 def weights_of(trainer):
     """Return copies of the weights that a trainer trains."""
     return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def parsed_command(arguments):
+    """Parse a command without running it or looking for its files; return its parameters."""
+    group = typer.main.get_command(app)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        group.make_context("tfm", list(arguments)) as context,
+    ):
+        for check in ("_each", "_check_takes_files"):
+            patch.setattr(f"tfm.disk.paths.{check}", lambda *paths: [])
+        name, command, rest = group.resolve_command(context, list(arguments))
+        with command.make_context(name, rest, parent=context) as parsed:
+            return parsed.params

@@ -17,6 +17,7 @@ import pytest
 import torch
 from damage import REPLACEMENTS, damage
 from folders.test_model_folder import edit, load_all, save
+from helpers import write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,11 +87,6 @@ def read_manifest(folder):
     return manifest.name, manifest.source, manifest.target, manifest.task
 
 
-def write_manifest(folder):
-    manifest = Manifest.draft(folder, name="x", source="en", target="de", settings={})
-    manifest.save()
-
-
 def read_shortlist(folder):
     shortlist = Shortlist.load(folder, "a", (3, 4))
     return None if shortlist is None else (shortlist.candidates.shape, shortlist.frequent.shape)
@@ -103,7 +99,7 @@ READERS = {
     "files of a model": Reader(lambda folder: save(folder / "model"), read_files, CheckpointError,
                                files="model/*"),
     "token ids": Reader(lambda folder: None, read_dataset, files="[dt]*[!t]*"),
-    "manifest": Reader(write_manifest, read_manifest, is_verified=False),
+    "manifest": Reader(lambda folder: write_dataset(folder, {}), read_manifest, is_verified=False),
     "dataset of a run": Reader(lambda folder: record_dataset(folder, Path("data/x")), trained_on,
                                is_verified=False),
     "any JSON": Reader(lambda folder: write_json(folder / "x.json", {"a": [1, "b", {"c": None}]}),

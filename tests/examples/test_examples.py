@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import parsed_command
 from safetensors.numpy import save_file
 
 from tfm.commands.prepare import prepare_recipe as prepare
@@ -194,91 +195,58 @@ def run_script(tmp_path):
     return run
 
 
-def test_an_experiment_runs_from_the_archives_to_both_scores(run_script, tmp_path):
-    calls = run_script("base")
-    assert sorted(call.split()[0] for call in calls[:3]) == ["average", "prepare", "train"]
-    assert calls[0] == "prepare wmt14-en-de --out data/wmt14-en-de"
-    assert calls[1].endswith("/base.toml --run runs/wmt14-en-de-base --checkpoint-steps 1500")
-    assert {call.split()[0] for call in calls[3:]} == {"generate", "score"}
-    [score] = [call for call in calls if call.startswith("score")]
-    assert "--paper" in score
-    translations = tmp_path / "runs" / "wmt14-en-de-base" / "translations.de"
-    assert len(translations.read_text().splitlines()) == 3003
+# A script, its argument and variables, and what its calls have.
+RUNS = [
+    (WMT14, "base", "", "prepare wmt14-en-de|/base.toml |--checkpoint-steps 1500|score --paper"),
+    (WMT14, "base", "PAIR=en-fr", "prepare wmt14-en-fr|/base.toml "),
+    (WMT14, "big", "", "/big.toml |--checkpoint-steps 600"),
+    (WMT14, "big", "PAIR=en-fr", "/big-en-fr.toml "),
+    (WMT14, "base", "MIRROR=http://a.org/b", "--mirror http://a.org/b"),
+    (WMT14, "base", "MIRROR=archives SMOKE=1", "/archives --no-verify|--max-steps"),
+    (MULTI30K, "cased", "MIRROR=archives", "--mirror archives|/multi30k.toml |--lowercase"),
+    (MULTI30K, "cased", "PAIR=de-en ARCH=small", "/train.de data/multi30k-en-de/train.en |small"),
+    (MULTI30K, "cased", "PAIR=fr-en", "/multi30k-en-fr.toml |data/multi30k-en-fr/train.fr "),
+    (MULTI30K, "cased", "PAIR=en-fr", "/multi30k-en-fr.toml |--run runs/multi30k-en-fr-cased"),
+    (MULTI30K, "lowercased", "", "data/multi30k-en-de-lowercased/tokenized/|--tokenize none"),
+]  # fmt: skip
 
 
-def test_the_language_pair_selects_its_settings(run_script):
-    assert "big-en-fr.toml" in run_script("big", PAIR="en-fr")[1]
-    assert "/base.toml" in run_script("base", PAIR="en-fr")[1]
-    assert "/big.toml" in run_script("big")[1]
-
-
-def test_a_mirror_may_be_a_relative_folder_or_a_url(run_script, tmp_path):
-    (tmp_path / "archives").mkdir()
-    assert run_script("base", MIRROR="archives")[0].endswith(f"--mirror {tmp_path / 'archives'}")
-    url = "http://example.org/archives"
-    assert run_script("base", MIRROR=url)[0].endswith(f"--mirror {url}")
-
-
-def test_the_smoke_test_makes_the_same_calls_in_its_own_folder_with_fewer_steps(
-    run_script, tmp_path
+@pytest.mark.parametrize(("example", "argument", "variables", "expected"), RUNS)
+def test_a_script_runs_all_stages_by_commands_that_parse_and_fit_each_other(
+    run_script, tmp_path, example, argument, variables, expected
 ):
     (tmp_path / "archives").mkdir()
-    calls = run_script("base", MIRROR="archives", SMOKE="1")
-    assert [call.split()[0] for call in calls[:3]] == ["prepare", "train", "average"]
-    assert "--no-verify" in calls[0]
-    assert "--max-steps" in calls[1]
-    assert "--d-model" not in calls[1]
-    assert (tmp_path / "smoke" / "runs" / "wmt14-en-de-base" / "translations.de").is_file()
-    assert not (tmp_path / "runs").exists()
-
-
-def test_multi30k_is_scored_cased_and_on_tokens_without_case(run_script):
-    calls = run_script("cased", MULTI30K, MIRROR="archives")
-    names = [call.split()[0] for call in calls]
-    assert names[:3] == ["prepare", "train", "average"]
-    assert sorted(names[3:5]) == ["generate", "score"]  # of one pipeline
-    expected = (
-        "prepare multi30k-en-de --vocab-size 4000 --out data/multi30k-en-de --mirror archives"
+    variables = dict(each.split("=") for each in variables.split())
+    lines = run_script(argument, example, **variables)
+    calls = [line.split() for line in lines]
+    for words in calls:
+        parsed_command(words)
+    names = [words[0] for words in calls]
+    assert list(dict.fromkeys(names))[:3] == ["prepare", "train", "average"]
+    assert set(names[names.index("average") + 1 :]) == {"generate", "score"}
+    flags = {words[0]: dict(itertools.pairwise(words)) for words in calls}
+    data, run = flags["prepare"]["--out"], flags["train"]["--run"]
+    assert flags["train"]["train"] == data
+    assert flags["average"]["average"] == flags["generate"]["generate"] == run
+    target = variables.get("PAIR", "en-de").partition("-")[2]
+    for words in calls:
+        if words[0] == "score":
+            reference = words[words.index("--reference") + 1]
+            assert reference in (f"{data}/test.{target}", f"{run}/test.{target}")
+    called = "".join(f"{line} \n" for line in lines)
+    assert [part for part in expected.split("|") if part not in called] == []
+    folder = tmp_path / "smoke" if "SMOKE" in variables else tmp_path
+    translations = folder / run / f"translations.{target}"
+    assert len(translations.read_text().splitlines()) == 3003
+    assert [path.name for path in tmp_path.glob("*/*") if path.name == "runs"] == ["runs"] * (
+        folder != tmp_path
     )
-    assert calls[0] == expected
-    assert "--lowercase" not in "".join(calls[:-1])
-    assert "score --metric paper-bleu --lowercase" in calls[-1]
 
 
-def test_multi30k_is_trained_and_scored_on_tokenized_lowercased_text(run_script, tmp_path):
-    calls = run_script("lowercased", MULTI30K, NUM_LINES="5")
-    assert "prepare --train data/multi30k-en-de-lowercased/tokenized/train.en" in calls[1]
-    assert calls[2].startswith("train data/multi30k-en-de-lowercased ")
-    assert "--tokenize none" in "".join(calls[-2:])
+def test_multi30k_is_tokenized_and_lowercased(run_script, tmp_path):
+    run_script("lowercased", MULTI30K, NUM_LINES="5")
     tokenized = tmp_path / "data/multi30k-en-de-lowercased/tokenized/test.de"
     assert tokenized.read_text(encoding="utf-8").splitlines()[0] == "1 äpfel , no ?"
-
-
-def test_multi30k_has_four_directions(run_script):
-    for pair in ("de-en", "fr-en", "en-fr"):
-        calls = run_script("cased", MULTI30K, PAIR=pair)
-        source, target = pair.split("-")
-        recipe = calls[0].split()[1]
-        assert recipe.endswith({"de-en": "multi30k-en-de"}.get(pair, "multi30k-en-fr.toml"))
-        if target == "en":
-            raw = f"data/multi30k-en-{source}"
-            assert f"--train {raw}/train.{source} {raw}/train.en " in calls[1]
-        [train] = [call for call in calls if call.startswith("train")]
-        assert train.startswith(f"train data/multi30k-{pair} ")
-        assert calls[-1].endswith(f"--reference data/multi30k-{pair}/test.{target}")
-
-
-def test_multi30k_is_trained_with_the_publications_settings_or_with_a_preset(run_script):
-    for variables, ending in (
-        ({}, "/multi30k.toml --run runs/multi30k-en-de-cased"),
-        (
-            {"ARCH": "small", "PAIR": "de-en"},
-            "data/multi30k-de-en --arch small --run runs/multi30k-de-en-cased-small",
-        ),
-    ):
-        calls = run_script("cased", MULTI30K, **variables)
-        [train] = [call for call in calls if call.startswith("train")]
-        assert train.endswith(ending)
 
 
 def load_script(path):

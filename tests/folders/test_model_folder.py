@@ -51,6 +51,12 @@ def test_a_saved_model_is_loaded(tmp_path):
     assert (model_dir / "bpe.model").read_bytes() == b"subword"
 
 
+def test_a_folder_or_a_file_without_a_record_holds_no_model(model_dir):
+    for path in (model_dir.parent, model_dir / "bpe.model"):
+        with pytest.raises(DamagedCheckpointError, match=r"holds no model \(no config\.json\)"):
+            ModelFolder(path)
+
+
 def test_a_file_that_cannot_be_read_is_not_reported_as_damaged(model_dir, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error")

@@ -28,7 +28,7 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.errors import CheckpointError
-from tfm.search import active
+from tfm.search import active, search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
@@ -75,11 +75,11 @@ PREFIX = st.one_of(st.just([]), st.lists(st.sampled_from([*WORDS, UNK]), max_siz
         spread=st.sampled_from([0.5, 1.5, 4.0]),
         max_positions=st.sampled_from([None, None, 4]),
     ),
-    search=searches(),
+    case=searches(),
     batch=st.lists(st.tuples(SOURCE, PREFIX, st.integers(0, 99)), min_size=1, max_size=5),
 )
-def test_a_search_equals_the_slow_reference(table, search, batch):
-    kind, config = search
+def test_a_search_equals_the_slow_reference(table, case, batch):
+    kind, config = case
     sources, prefixes, lines = map(list, zip(*batch, strict=True))
     found = find(kind, table, sources, prefixes if any(prefixes) else None, lines, **config)
     for best, source, prefix, line in zip(found, sources, prefixes, lines, strict=True):
@@ -117,6 +117,13 @@ def test_any_batch_with_prefixes_followed_at_once_equals_single_sentences_token_
         for source, prefix, best in zip(MANY_SOURCES, PREFIXES, expected, strict=True):
             assert all(list(each.tokens[: len(prefix)]) == prefix for each in best)
             assert_same(best, force(MODELS[model](1), source, [each.tokens for each in best]))
+
+
+def test_lines_are_counted_from_one_unless_they_have_numbers():
+    config, batch = settings_of("sample"), batch_of(SOURCES)
+    numbered = search(Table(), *batch, config, line_numbers=range(1, 5))
+    assert search(Table(), *batch, config) == numbered
+    assert search(Table(), *batch, config, line_numbers=range(2, 6)) != numbered
 
 
 @EVERY_SEARCH

@@ -42,6 +42,7 @@ def test_finite_numbers_are_on_disk_at_once(tmp_path):
     file = EventFile(tmp_path)
     file.append(line("train", 1, loss=2.5, gradient_norm=float("nan"), text_pairs=[1], name="x"))
     assert curves(tmp_path) == {"train/loss": [(1, 2.5)]}
+    assert events(tmp_path)[0].file_version == "brain.Event:2"  # without, no program reads them
     file.append(line("validation", 2, **{"bleu": 12.5, "general:loss": 3.0}))
     file.append({"kind": "skipped", "step": 2, "epoch": 1, "loss": "nan", "pairs": [1]})
     assert curves(tmp_path)["validation/general/loss"] == [(2, 3.0)]

@@ -41,6 +41,18 @@ def test_findings_are_a_line_each_and_the_worst_is_the_exit_code(run, monkeypatc
     assert run("doctor")[0] == 1
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_products_are_checked_on_the_cpu_and_on_a_gpu(monkeypatch, has_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch_checks, "check_choices", list)
+    monkeypatch.setattr(
+        torch_checks, "check_products", lambda device, _: [Finding(device.type, "good")]
+    )
+    found = [each.check for each in torch_checks.compute()]
+    assert found[-1 - has_gpu :] == ["cpu", "cuda"][: 1 + has_gpu]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

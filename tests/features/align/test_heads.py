@@ -41,15 +41,34 @@ class PlantedHeads:
             yield index, weights.softmax(dim=-1)
 
 
-def test_the_head_that_aligns_is_chosen():
+def texts_in_reverse():
     random = np.random.default_rng(2)
     texts = [random.integers(4, 40, size=6).tolist() for _ in range(60)]
-    pairs = [
+    return [
         (Side(ids, [(n,) for n in range(6)]), Side([i + 100 for i in ids[::-1]], []))
         for ids in texts
     ]
+
+
+def test_the_head_that_aligns_is_chosen():
+    pairs = texts_in_reverse()
     assert 2 in choose_heads(PlantedHeads(), pairs)
     assert choose_heads(PlantedHeads(), pairs) == choose_heads(PlantedHeads(), pairs)
+
+
+class HalfHeads(PlantedHeads):
+    """Heads 1 and 3 link the target pieces at even and at odd positions."""
+
+    def attention(self, pairs):
+        for index, weights in super().attention(pairs):
+            for row in range(weights.size(1)):
+                head = 1 + 2 * (row % 2)
+                weights[head, row], weights[2, row] = weights[2, row].clone(), weights[0, row]
+            yield index, weights
+
+
+def test_heads_that_align_only_together_are_chosen():
+    assert choose_heads(HalfHeads(), texts_in_reverse()) == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tfm.commands.translator import Translator
 from tfm.errors import DataError, UsageError
 from tfm.features.glossary.finding import Finder, capitalized
 from tfm.features.glossary.step import Glossary
-from tfm.features.glossary.terms import read_terms
+from tfm.features.glossary.terms import finder_of, read_terms
 from tfm.translation.steps import Output, RequiredText, Segment
 
 LINES = ["I am buying a red hat", "", "seven", "on Monday"]
@@ -385,3 +385,10 @@ def test_translating_without_a_glossary_loads_nothing_of_it(trained_run):
     assert "tfm.search.beam" in loaded
     parts = ("features.glossary", "search.phrases", "search.constrained")
     assert not [each for each in loaded if each.startswith(tuple(f"tfm.{p}" for p in parts))]
+
+
+def test_a_mapping_has_at_most_the_greatest_number_of_terms(monkeypatch):
+    monkeypatch.setattr("tfm.features.glossary.terms._MAX_TERMS", 2)
+    assert finder_of({"one": "eins", "two": "zwei"}, "en")
+    with pytest.raises(DataError, match="glossary has more than 2 terms"):
+        finder_of({"one": "eins", "two": "zwei", "three": "drei"}, "en")
