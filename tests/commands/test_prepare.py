@@ -322,9 +322,12 @@ def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
     mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
     with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*iconv"):
         prepare_text(dataclasses.replace(recipe, mono=mono))
+    prepare_text()
     valid = (dataclasses.replace(recipe.valid[0], lines=3000),)
     with pytest.raises(DataError, match="4 lines, but should have 3,000"):
-        prepare_text(dataclasses.replace(recipe, valid=valid))
+        prepare_text(dataclasses.replace(recipe, name="other", valid=valid), force=True)
+    # The older dataset needs its manifest until all text of the new one is complete.
+    assert not prepare_text().is_new
 
 
 @pytest.mark.parametrize("force", [False, True])
