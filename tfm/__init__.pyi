@@ -609,8 +609,8 @@ def models(
 ) -> list[ModelSummary]:
     """List the models on the disk: the best checkpoints of runs, averaged and exported models.
 
-    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints,
-    of which the best score is shown.
+    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints:
+    the score is the best of its checkpoints.
 
     Examples::
 

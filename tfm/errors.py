@@ -4,7 +4,7 @@ import errno
 import shlex
 from collections.abc import Iterable
 
-DISTRIBUTION = "tfm-mt"  # its metadata has this name, which no package index knows
+DISTRIBUTION = "tfm-mt"  # the name in the metadata of the package; no package index has it
 # Separates details of a message, such as a list of settings: each is printed on its own line.
 DETAIL = "\n  "
 
@@ -34,7 +34,7 @@ def explain_os_error(error: OSError) -> str:
 
 
 def tfm_command(*words: object) -> str:
-    """Return a command line to advise, which a shell understands whatever is in the paths."""
+    """Return a command line for a message, with its paths quoted for a shell."""
     return shlex.join(["tfm", *map(str, words)])
 
 

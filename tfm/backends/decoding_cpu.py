@@ -82,7 +82,7 @@ class RoundedRows(StepRows):
     """The hypotheses that a step computes, and spare rows after them."""
 
     num_rows: int  # number of rows to compute, including spare ones
-    # Indices, among the computed rows, of those whose logits are returned; None for all.
+    # Indices of the computed rows that return logits; None for all.
     outputs: Tensor | None = None
 
     @override

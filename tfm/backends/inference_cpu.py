@@ -22,7 +22,7 @@ from tfm.model.packing import Layout, Packing, Padded
 from tfm.model.projections import InputProjection
 from tfm.model.transformer import Encoder, ToLogits, Transformer
 
-# Pad the vocabulary to a multiple of the size of the blocks in which beam search reads it.
+# Pad the vocabulary to a multiple of the block size of beam search.
 _VOCAB_MULTIPLE = 64
 
 

@@ -14,7 +14,7 @@ from tfm.model.transformer import Transformer
 
 
 class CastEmbedding(Embedding):
-    """An embedding in another dtype, in which the layers after it compute."""
+    """An embedding that returns its output in the dtype of the layers after it."""
 
     def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)

@@ -102,7 +102,7 @@ def _prepack_fp32_on_amd(weight: Tensor, bias: Tensor | None) -> Linear:
 def prepack_bf16(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return a linear layer of weight [out, in] and bias [out] in bf16, by oneDNN if available.
 
-    Few rows are multiplied in fp32 by a small weight, which is rounded to bf16 all the same.
+    Products of few rows and a small weight are computed in fp32, with the weight rounded to bf16.
     """
     weight = weight.bfloat16()
     bias = None if bias is None else bias.bfloat16()

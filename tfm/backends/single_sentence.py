@@ -122,8 +122,8 @@ class SingleSentenceLayer:
 class SingleSentenceCache:
     """The KV cache of the hypotheses of a single sentence, and the layers that use it.
 
-    All hypotheses share one cache, to which each adds a row at each step; a mask hides the rows of
-    the others. When the cache is full, rows that no hypothesis sees any more are removed.
+    All hypotheses share one cache. Each hypothesis appends a row per step, and a mask hides the
+    rows of other hypotheses. When the cache is full, rows that are hidden from all are removed.
 
     Args:
         layers: The decoder layers, prepared for the sentence.

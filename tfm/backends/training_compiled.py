@@ -1,8 +1,8 @@
 """The training backend of GPUs: layers under torch.compile, and torch's kernels for attention.
 
-Layers are compiled for each number of rows, of which batches have few: as a whole with flash
-attention. Without it, attention has other shapes in each batch, and only what is before, between
-and after it is compiled.
+Layers are compiled once per number of rows; batches have few distinct numbers of rows. With flash
+attention, a layer is compiled as a whole. Otherwise, the shapes of attention change from batch to
+batch, and only the parts of the layer around attention are compiled.
 """
 
 import math

@@ -135,7 +135,7 @@ class FusedFeedForward(FeedForward):
 
 
 class MaskedResidual(Residual):
-    """Adds the output of a sub-layer, which is already scaled up for dropout, with a mask."""
+    """Adds the output of a sub-layer with a dropout mask; the output is already scaled up."""
 
     def __init__(self, residual: Residual, masks: RandomMasks) -> None:
         nn.Module.__init__(self)
@@ -162,7 +162,7 @@ def fused_linear_relu_dropout(
 
 
 def add_masked(residual: Tensor, out: Tensor, dropout: float, masks: RandomMasks) -> Tensor:
-    """Drop elements of `out` […, d], which is scaled up already, and add the residual […, d]."""
+    """Drop elements of the scaled-up `out` […, d], and add the residual […, d]."""
     return _apply(_AddMasked, residual, out, dropout, masks)
 
 
@@ -189,7 +189,7 @@ def _gradients(
     """
     grad_rows, x_rows = grad.flatten(0, -2), x.flatten(0, -2)
     precision = torch.promote_types(grad.dtype, torch.float32)
-    # The product whose result has fewer rows is the faster one.
+    # The product is faster in the orientation whose result has fewer rows.
     narrow = grad_rows.size(-1) <= x_rows.size(-1)
     product = grad_rows.mT @ x_rows if narrow else (x_rows.mT @ grad_rows).mT
     grad_weight = product.to(precision)

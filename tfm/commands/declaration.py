@@ -311,7 +311,7 @@ def is_repeatable(hint: Any) -> bool:
 
 def argument(name: str, value: Any, hint: Any) -> Any:
     """Return the value of an argument as the type of its hint, as `convert` does."""
-    # Numbers and arrays of NumPy and torch become those of Python.
+    # Numbers and arrays of NumPy and torch become numbers and lists of Python.
     value = value.tolist() if hasattr(value, "tolist") else value
     try:
         return convert(value, hint, name)

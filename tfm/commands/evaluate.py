@@ -112,7 +112,7 @@ def evaluate(
                 metrics=chosen,
                 config=config,
                 language=target_language(model.info.target, searches[name].get("tag")),
-                baseline=read(outputs[first]),  # that of the first also has intervals so
+                baseline=read(outputs[first]),  # also of the first model, for its intervals
                 source=read(source, "source", SOURCE) if "command" in chosen else {},
                 translated=source,
                 models=[model],

@@ -19,8 +19,8 @@ Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]
 def models(folders: Folders = ()) -> "list[ModelSummary]":
     """List the models on the disk: the best checkpoints of runs, averaged and exported models.
 
-    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints,
-    of which the best score is shown.
+    BLEU, or bracket F1 of parsers, is on the validation text. "~" marks an average of checkpoints:
+    the score is the best of its checkpoints.
 
     Examples::
 

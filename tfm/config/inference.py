@@ -23,7 +23,7 @@ from tfm.errors import UsageError
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
-# The searches on which some settings have an effect.
+# The searches that use some of the settings.
 _BEAM, _SAMPLE = {"search": ("beam",)}, {"search": ("sample",)}
 # The metrics on which some settings of scores have an effect.
 _PAPER = {"metrics": ("paper-bleu",)}

@@ -7,7 +7,7 @@ from typing import Literal
 
 # All white space of Unicode and Python. U+2028 and U+2029 do not end lines here.
 SPACES = re.compile("[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
-_CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"  # those that are not white space
+_CONTROLS = "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"  # control characters but white space
 # What is deleted: controls, U+FFF9 to U+FFFB, and Unicode's Default_Ignorable_Code_Point, but for
 # what scripts and emoji need: the joiners U+200C and U+200D, variation selectors, tags of flags.
 INVISIBLE = re.compile(

@@ -42,7 +42,7 @@ def suitable_arch(num_pairs: int, *, on_gpu: bool, task: str) -> tuple[str, str]
 
 
 def adapting_table(run: RunConfig) -> dict[str, Any]:
-    """Return what replaces a preset's settings when training starts from a model of a run.
+    """Return the settings that replace a preset's when training starts from a model of a run.
 
     The settings of the model come from the run. Continued training takes a few passes over the new
     text (Luong and Manning 2015; Freitag and Al-Onaizan 2016), with a low learning rate: here at

@@ -224,7 +224,7 @@ class Manifest:
     def part_sizes(self, *, appended: bool = True) -> dict[str, int]:
         """Return {name: number of pairs} of the parts of the training text that were prepared.
 
-        Those that were appended later are left out if not `appended`.
+        Parts that were appended later are left out if not `appended`.
         """
         steps = ["clean", *(self.appended() if appended else ())]
         sizes = [n for step in steps for n in self.result(step).get("train", {}).get("parts", [])]

@@ -46,7 +46,7 @@ class Part:
 
     Attributes:
         name: The first part of a split has its name, and the next ones a number, as in "train.2".
-            Those of variants end in the number of the variant: "train.v1", "train.2.v1".
+            Names of variants end in the number of the variant: "train.v1", "train.2.v1".
         pairs: Number of sentence pairs.
         tokens: Numbers of tokens.
         longest: Numbers of tokens of the longest sentences.

@@ -38,7 +38,7 @@ RUN_PAIRS = 4_096
 _MAX_PAIRS = 1 << 32
 _BLOCK_PAIRS = 1 << 20  # whose lengths are read at once
 _POLL_SECONDS = 0.01
-_DRAWS = 1  # in a seed, so that its generator is not one of those that shuffle epochs
+_DRAWS = 1  # in a seed, to differ from the seeds that shuffle epochs
 
 Pairs = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.unsignedinteger[Any]]
@@ -118,7 +118,7 @@ class Planner:
     def windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
         """Yield epoch and window after N pairs of an epoch, without end.
 
-        Those before the first are not planned.
+        Windows before the first of these are not planned.
         """
         for each in count(epoch):
             done = examples if each == epoch else 0
@@ -178,9 +178,9 @@ class Planner:
         return window
 
     def _read_pages(self, epoch: int, runs: Runs) -> None:
-        """Start to read the tokens of runs, which the batches of a window need in another order.
+        """Ask the system to read the tokens of a window in the order in which they lie on disk.
 
-        Without this, each batch reads the disk at random places, and much that it does not need.
+        Otherwise, each batch reads the disk at random places, and much that it does not need.
         """
         order = np.argsort(runs.starts)
         indices = self.indices(epoch, runs.starts[order])

@@ -79,7 +79,7 @@ class Shortlist:
                 or ids.dtype.kind not in "iu"
                 or (ids.size and not 0 <= ids.min() <= ids.max() < vocab_sizes[1])
             ):
-                raise DataError(f"{path} has other numbers than ids of pieces: {_REMEDY}")
+                raise DataError(f"{path} has numbers that are no ids of pieces: {_REMEDY}")
         return shortlist
 
     def save(self, folder: Path) -> None:
@@ -205,7 +205,7 @@ def _learn(dataset: ParallelDataset, indices: Integers, num_source: int, num_tar
 def _initial_counts(
     dataset: ParallelDataset, indices: Integers, num_target: int, bar: Progress
 ) -> _Table:
-    """Return the counts of the first iteration, whose probabilities are uniform."""
+    """Return the counts of the first iteration, with uniform probabilities."""
     table = _Table(np.zeros(0, dtype=np.int64), np.zeros(0))
     parts = [table]
     for chunk in _chunks(dataset, indices):

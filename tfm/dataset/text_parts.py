@@ -48,7 +48,7 @@ class Share:
         return f"{self.number}/{self.count}"
 
     def folder(self, data_dir: Path) -> Path:
-        """Return the folder in which this share of a dataset is locked and written."""
+        """Return the folder that this share of a dataset locks and writes to."""
         return data_dir / "shares" / f"{self.number}-of-{self.count}"
 
     def stripes(self, pairs: Iterable[T]) -> Iterator[Iterator[T]]:
@@ -126,7 +126,7 @@ class ShareRecord:
 class JoinedShares:
     """The clean training text of all shares, in its order; texts must be read one after the other.
 
-    Duplicates within each share are gone, but not those among shares.
+    Duplicates within a share are gone; duplicates across shares are not.
     """
 
     def __init__(self, data_dir: Path, records: Sequence[ShareRecord]) -> None:

@@ -45,8 +45,8 @@ _HELD_OUT: tuple[Split, ...] = ("test", "valid")
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
-# The disk needs this many times the size of the text: for the clean text, and for that which is
-# unpacked or for the token ids.
+# The disk needs this many times the size of the text: for the clean text, and for the unpacked text
+# or the token ids.
 _BYTES_PER_TEXT_BYTE = 2
 
 

@@ -43,7 +43,7 @@ class BinarizedPart:
         unknown: Numbers of unknown tokens of source and target.
         parts: The segmentation without dropout, then its variants.
         byte_pieces: Numbers of tokens of source and target that are bytes.
-        spelled: {character: number} of the most frequent ones that bytes spell, for both sides.
+        spelled: {character: number} of the most frequent characters in bytes, for both sides.
     """
 
     inputs: Table
@@ -240,8 +240,8 @@ class _Encoder:
     def encode(self, start_and_block: tuple[int, Block], *, variant: int) -> _EncodedBlock:
         """Encode a block and its copies, after a number of pairs, without pairs that are too long.
 
-        Variants, from 1, have the same pairs as the segmentation without dropout, which is 0. What
-        a variant draws depends on seed and place, not on other blocks.
+        Variant 0 is the segmentation without dropout; others have the same pairs. The draws of a
+        variant depend on its seed and place, not on other blocks.
         """
         start, block = start_and_block
         size = len(block[0])

@@ -38,7 +38,7 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
 
     Args:
         path: A name to write to.
-        flag: The flag with which the user gave it, without which a command prints.
+        flag: The flag that the user gave it with; without the flag, the command prints.
         is_folder: Whether to write a folder.
     """
     target = _end_of_links(path)
@@ -75,7 +75,7 @@ def _obstacle(path: Path, target: Path, status: os.stat_result, *, is_folder: bo
 
 def is_open_as(descriptor: int, status: os.stat_result) -> bool:
     """Return whether this process has a file open under a number."""
-    with contextlib.suppress(OSError):  # that of a closed stream
+    with contextlib.suppress(OSError):  # the stream is closed
         return os.path.samestat(os.fstat(descriptor), status)
     return False
 

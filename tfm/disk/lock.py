@@ -78,7 +78,7 @@ def is_locked(folder: Path) -> bool | None:
     if not is_running(int(match[1])):
         return False
     # The number may belong to a later process. Trying the lock does not disturb a process that is
-    # about to acquire it: the note is still that of the older one.
+    # about to acquire it: the note still names the older process.
     lock = FileLock(note, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -78,7 +78,7 @@ def kind_of(folder: Path) -> str | None:
 
 
 def where_instead(path: Path, *kinds: str) -> str | None:
-    """Return what to do about a path that is no folder of some kinds; None without advice."""
+    """Return advice about a path that is no folder of some kinds; None without advice."""
     for around in (*path.parents[:_MAX_LEVELS], *path.absolute().parents[:_MAX_LEVELS]):
         if (kind := kind_of(around)) in kinds:
             return f"name {around}, the {kind} around it"
@@ -250,11 +250,11 @@ def _listed_files(record_path: Path) -> set[str]:
 
 
 def files_of_command(command: str) -> list[Path]:
-    """Return the files that a command line names: programs, also those on PATH, and arguments."""
+    """Return the files that a command line names: its programs, also by PATH, and its arguments."""
     words = shlex.shlex(command, posix=True, punctuation_chars=True)
     words.whitespace_split = True
     found: list[Path] = []
-    with suppress(ValueError):  # a quotation mark without its end, of which the shell complains
+    with suppress(ValueError):  # an unclosed quotation mark; the shell will report it
         for word in words:
             names = (shutil.which(word) or word, word.partition("=")[2])
             found += [Path(name) for name in names if os.path.isfile(name)]  # noqa: PTH113

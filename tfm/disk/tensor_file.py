@@ -27,7 +27,7 @@ def write_tensors(
 ) -> str:
     """Write tensors of any shape as a safetensors file; return its SHA-256 in hexadecimal.
 
-    Contiguous tensors on the CPU are not copied. Those on a GPU are all copied to the CPU first.
+    Contiguous tensors on the CPU are not copied. Tensors on a GPU are all copied to the CPU first.
     """
     path.touch()
     mode = path.stat().st_mode  # respects the umask, unlike the library

@@ -136,7 +136,7 @@ def _chrf(
 
 
 def _plain(texts: Iterable[str]) -> list[str]:
-    """Return texts without case and final marks, which some rows remove from sources."""
+    """Return texts without case and final marks: some rows remove these from sources."""
     folded = (normalize("NFC", text).casefold().translate(_TURKISH) for text in texts)
     return [text.rstrip(f"{SENTENCE_MARKS} ") for text in folded]
 

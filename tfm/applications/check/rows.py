@@ -97,7 +97,7 @@ ROWS = (
 
 
 def cases(row: Row, lines: Sequence[str], language: str) -> list[Case]:
-    """Return what a row makes of lines in a language, without what it does not change."""
+    """Return the cases of a row: lines in a language, without lines that it does not change."""
     if row.sources:
         known = {_script(letter) for line in lines for letter in line if letter.isalpha()}
         return [Case(source=text) for text in row.sources if _script(text[:1]) not in known]

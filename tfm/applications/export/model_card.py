@@ -13,7 +13,7 @@ from tfm.pages import render
 from tfm.text.languages import base_language
 from tfm.training.metrics_log import read_metrics
 
-# Those that models usually have, of the many that the Hub knows by name.
+# The usual licenses of models; the Hub knows many more by name.
 _HUB_LICENSE = re.compile(
     r"mit|apache-2\.0|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|[al]?gpl-3\.0|bsd-3-clause"
 )

@@ -88,7 +88,7 @@ def _write(
     outputs: list[str],
     varying: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Trace a module on example inputs, whose given dimensions may vary, and write it."""
+    """Trace a module on example inputs with the given dynamic dimensions, and write it."""
     dim = torch.export.Dim
     shapes = {
         name: [dim.DYNAMIC if i in varying[name] else dim.STATIC for i in range(tensor.dim())]

@@ -71,7 +71,7 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
     return content
 
 
-# The first ids of each dictionary. Translations start with </s>, and positions after that of <pad>.
+# The first ids of each dictionary. Translations start with </s>; positions count from _PAD + 1.
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS, _UNK = 1, 2, 3
 _OVERWRITES = " #fairseq:overwrite"  # after a token of the dictionary with the name of one of these

@@ -70,7 +70,7 @@ class ForeignModel:
         output_bias: [V] of the logits, if there is one.
         positions: {"source_embedding" and "target_embedding": [N, d_model]}; empty for the paper's
             sinusoids with all sines before all cosines.
-        tokens: Those of source and target.
+        tokens: The tokens of source and target.
         vocabulary: The subword models with these ids.
     """
 
@@ -205,7 +205,7 @@ def chosen_languages(
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     """Return the [N, d_model] of fairseq and Marian, of other wavelengths than §3.5.
 
-    All sines come before all cosines. Both programs compute in float32, which the table repeats.
+    All sines come before all cosines. The table is computed in float32, as both programs do.
     """
     half = d_model // 2
     exponents = torch.arange(half, dtype=torch.float32) * -(math.log(10_000) / max(1, half - 1))

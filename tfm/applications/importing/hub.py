@@ -18,7 +18,7 @@ _UNPACKED = (".npz", ".spm", ".yml", ".yaml", ".json", ".vocab", ".txt", ".md")
 
 
 def fetch(name: str, revision: str | None) -> tuple[Path, str]:
-    """Return the folder of a model in the cache of the Hub, and its commit; download what lacks.
+    """Return the folder of a model in the Hub's cache, and its commit; download missing files.
 
     Args:
         name: Owner and name, such as Helsinki-NLP/opus-mt-en-de.

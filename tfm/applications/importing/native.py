@@ -39,7 +39,7 @@ _SETTINGS = "special:model.yml"  # an array of bytes beside the weights
 _STATES = (".optimizer.npz", ".orig.npz")  # of training
 _MAX_POSITIONS = 1024
 _MAX_PREFIX_BYTES = 12  # before a header, with its length
-_MAX_HEADER_BYTES = 256  # that of a matrix has 118; numpy's parser might take deeply nested ones
+_MAX_HEADER_BYTES = 256  # a matrix has 118; longer headers could nest too deeply for the parser
 # Of damaged archives and headers; a header is a Python literal.
 _ERRORS: tuple[type[Exception], ...] = (
     *(zipfile.BadZipFile, struct.error, RuntimeError, MemoryError),
@@ -153,7 +153,7 @@ def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _numbers(array: npt.NDArray[Any], num_bytes: int) -> npt.NDArray[Any]:
-    """Return the array in a member of this size, whose header may claim another one."""
+    """Return the array in a member of this size; the size in its header is not trusted."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu" or array.itemsize > 8:
         raise ValueError("it has something else than arrays of numbers")
     if num_bytes - array.nbytes > _MAX_PREFIX_BYTES + _MAX_HEADER_BYTES:
@@ -209,7 +209,7 @@ def _operations(given: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Return the integer that a text is; anything else, which no setting accepts, as it is."""
+    """Return the integer in a text, or any other value unchanged: the settings refuse it."""
     return int(value) if re.fullmatch("[0-9]{1,9}", str(value)) else value
 
 

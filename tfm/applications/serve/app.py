@@ -337,7 +337,7 @@ def _confidence(translation: Output) -> float | None:
 
 
 def _missing_terms(translation: Output) -> list[tuple[str, str]]:
-    """Return the terms of glossaries whose translations the sentences of a text lack."""
+    """Return the glossary terms whose translations are missing in a text."""
     return [term for _, part in translation.parts for term in part.missing_terms or ()]
 
 
@@ -356,7 +356,7 @@ def _parts(translation: Output) -> list[dict[str, Any]]:
 
 
 def _detected(texts: Sequence[str], codes: Iterable[str]) -> list[Detected]:
-    """Return the language of each text; if several are equal, that of all texts together."""
+    """Return the language of each text; the language of all texts together breaks ties."""
     ranked = [each["language"] for each in _identified("\n".join(texts), codes)]
     languages_of = {text: _identified(text, ranked)[0] for text in {*texts}}
     return [languages_of[text] for text in texts]

@@ -18,11 +18,11 @@ _PAIR = re.compile(r'(?:^|;)\s*(proto|host)="?([^";\s]+)"?\s*(?=;|$)', re.I)
 
 
 class Proxies:
-    """The proxies whose headers are believed: those of FORWARDED_ALLOW_IPS, as of uvicorn.
+    """The trusted proxies: the addresses in FORWARDED_ALLOW_IPS, as uvicorn reads them.
 
-    The headers are X-Forwarded-Proto, -Host, -Port and -Prefix, or else Forwarded (RFC 7239). The
-    first of several values is that of the proxy that clients reach, but for prefixes, which all
-    count. What is malformed counts as missing.
+    The headers are X-Forwarded-Proto, -Host, -Port and -Prefix, or else Forwarded (RFC 7239). Of
+    several values, the first counts: the outermost proxy wrote it. Prefixes are joined. Malformed
+    values count as missing.
     """
 
     def __init__(self) -> None:

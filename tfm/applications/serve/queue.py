@@ -17,7 +17,7 @@ Terms = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class LineConfig:
-    """How lines are translated; those with equal settings may share a batch.
+    """How lines are translated; lines with equal settings may share a batch.
 
     Attributes:
         search: Settings of the search.
@@ -33,7 +33,7 @@ class LineConfig:
 # Returns the `n_best` translations of each line, best first.
 Translate = Callable[[Sequence[str], LineConfig], list[list[Output]]]
 
-_COST_OF_TERMS = 8  # how much longer a search may take with a glossary, which others wait for
+_COST_OF_TERMS = 8  # times as long may a search with a glossary take, so its batches are smaller
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class _Job:
         return sum(map(len, self.lines[self.num_taken :]))
 
     def take(self, num_characters: int) -> Sequence[str]:
-        """Return the next line, and those after it of at most as many characters together."""
+        """Return the next line, and further lines while all have at most `num_characters`."""
         start = self.num_taken
         for line in self.lines[start:]:
             num_characters -= len(line)

@@ -31,7 +31,7 @@ FILE_FORMATS: Mapping[str, TextFormat] = {
     ".srt": "srt",
     ".vtt": "srt",
 }
-# Codes of LibreTranslate that are not those of a standard.
+# Codes of LibreTranslate that follow no standard.
 _OLDER_CODES = {"zt": "zh_Hant", "pb": "pt_BR"}
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_FIELDS = 1_000
@@ -180,7 +180,7 @@ async def _read_multipart(request: Request, body: bytes) -> dict[str, Any]:
 
 
 def _gathered(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a form, whose list of texts is several `q`, some `q[]`, or JSON."""
+    """Return the fields of a form; its texts are several `q`, several `q[]`, or a list in JSON."""
     texts = [pair for pair in pairs if _TEXT.fullmatch(pair[0])]
     fields = _once(pair for pair in pairs if not _TEXT.fullmatch(pair[0]))
     match texts:

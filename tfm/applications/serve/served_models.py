@@ -116,7 +116,7 @@ class ServedModel:
         return replace(self._model_steps, info=info).around(search, config, terms=dict(terms))
 
     def pieces(self, source: str, target: str, tag: str | None) -> tuple[list[int], list[int]]:
-        """Return the pieces of a sentence and a translation whose attention can be shown."""
+        """Return the pieces of a sentence and its translation, to show their attention."""
         source, target = self.vocabulary.clean([source, target])
         if tag is not None:
             is_tag = self.vocabulary.source.has_tag

@@ -119,8 +119,8 @@ class Aligner:
         """Compute the attention of a forced pass over pairs; skip those with an empty side.
 
         Yields:
-            The index of each pair, in any order, and the weights [L · h, T, S + 1] with which its
-            T target pieces attended to its S source pieces and EOS when they were predicted.
+            The index of each pair, in any order, and its attention weights [L · h, T, S + 1], from
+            each predicted target piece to the source pieces and EOS.
         """
         indices = [i for i, (source, target) in enumerate(pairs) if source.ids and target.ids]
         indices.sort(key=lambda i: -max(map(len, (pairs[i][0].ids, pairs[i][1].ids))))

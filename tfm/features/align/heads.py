@@ -43,7 +43,7 @@ class ChosenHeads:
 
 
 class AlignmentModel:
-    """A model to align with, which is held in memory with what decides its heads.
+    """A model to align with, held in memory with the record or the text that decides its heads.
 
     Args:
         folder: The folder of the model.
@@ -70,7 +70,7 @@ class AlignmentModel:
         """The aligner, whose heads are chosen on the validation text of the model's dataset.
 
         Without that text, these are the heads of the last decoder layer but one, as in Garg et al.
-        (2019, §4.1), and of a model of few layers also those of the last one.
+        (2019, §4.1); with few layers, also the heads of the last layer.
         """
         folder, num_layers, num_heads = self._folder, self._num_layers, self._num_heads
         compute = choose_compute(self._device, "fp32")

@@ -64,7 +64,7 @@ class Align(Step):
         return cls([model, folder], device, records=records)
 
     def with_tag(self, tag: str | None) -> Self:
-        """Return the step for a tag before each source; it shares what this one holds."""
+        """Return the same step with a tag before each source; both share a model."""
         tagged = copy(self)
         tagged.tag = tag
         return tagged
@@ -128,7 +128,7 @@ class Align(Step):
 
 
 def _without_kept(pairs: Sequence[tuple[str, Output]]) -> tuple[list[str], list[str]]:
-    """Return sources and translations whose copied words are invisible for the aligner."""
+    """Return sources and translations without the copied words, which the aligner must not see."""
     sources, targets = [], []
     for source, output in pairs:
         sources.append(blanked(source, [span for span, _ in output.kept]))

@@ -82,7 +82,7 @@ def attention_maps(
 
 
 def _word_starts(pieces: Sequence[str]) -> list[int]:
-    """Return the index of the first piece of each word, and of the last piece, which is EOS."""
+    """Return the index of the first piece of each word, and of EOS, the last piece."""
     inner = range(1, len(pieces) - 1)
     starts = [index for index in inner if pieces[index].startswith(SPACE_MARK)]
     return [0, *(starts or inner), *range(max(1, len(pieces) - 1), len(pieces))]

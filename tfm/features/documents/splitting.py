@@ -53,7 +53,7 @@ _NUMERIC_ONLY = "#NUMERIC_ONLY#"
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text: a sentence to translate, or what is kept as it is.
+    """A part of a text: a sentence to translate, or text to copy.
 
     White space around sentences is kept, and so are bullets and all text without a letter: models
     are trained on few lines of digits or symbols alone, and make others of them.
@@ -64,7 +64,7 @@ class Piece:
 
 
 def split(text: str, language: str) -> list[Piece]:
-    """Split a text into sentences and what is between them; joined, the pieces are the text.
+    """Split a text into sentences and the text between them; joined, the pieces are the text.
 
     Args:
         text: Any text, of any number of paragraphs.

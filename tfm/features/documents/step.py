@@ -31,7 +31,7 @@ class Sentences(Step):
         source: Language code of the paragraphs.
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
-        unbroken: Returns the spans of a text, which it names, that no sentence ends within.
+        unbroken: Returns the named spans of a text; no sentence ends within a span.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ CLOSING = ".,;:!?…)]}»”’。，、；：！？"
 
 @dataclass(eq=False, slots=True)
 class Mark:
-    """Markup within a text: a tag, or what is copied as a whole, such as a comment.
+    """Markup within a text: a tag, or an element that is copied as a whole, such as a comment.
 
     Attributes:
         at: The number of characters of the text before it.
@@ -64,7 +64,7 @@ class Block:
 
 
 class BlockBuilder:
-    """Collects the blocks of a document, whose text and marks are added in order.
+    """Collects the blocks of a document from its text and marks, which are added in order.
 
     Args:
         document: The text of the document.
@@ -138,7 +138,7 @@ class BlockBuilder:
         self._has_space = False
 
     def _drop_space(self) -> None:
-        """Join a punctuation mark with the word before what is copied between them."""
+        """Drop the space before a punctuation mark that copied text separates from its word."""
         size = len(self._starts)
         if not self._marks or (self._marks[-1].kind, self._marks[-1].at) != ("point", size):
             return
@@ -158,7 +158,7 @@ class BlockBuilder:
         return mark
 
     def end_block(self) -> None:
-        """End the current block, which is dropped without a letter: it is copied."""
+        """End the current block; a block without letters is dropped, and so copied."""
         text = "".join(self._parts)
         if any(map(str.isalpha, text)):
             block = Block(text, self._starts, self._ends, self._marks, self.syntax)
@@ -178,7 +178,7 @@ class BlockBuilder:
 def marks_to_place(block: Block, start: int, end: int) -> list[Mark]:
     """Return the marks that the translation of the characters from `start` to `end` has.
 
-    These are the marks within, and from both ends those of elements that end or begin within.
+    These are the marks within, and at both ends the marks of elements that begin or end within.
     """
     first = bisect_left(block.marks, start, key=lambda mark: mark.at)
     marks = block.marks[first : bisect_right(block.marks, end, key=lambda mark: mark.at)]

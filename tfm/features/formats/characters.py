@@ -56,12 +56,12 @@ class Syntax:
     """How text is written in a format."""
 
     references: Literal["", "html", "xml"] = ""  # to characters
-    tags: Literal["", "cdata", "escaped"] = ""  # in XML: those of HTML
+    tags: Literal["", "cdata", "escaped"] = ""  # how XML holds tags of HTML
     has_backslashes: bool = False  # the escapes of Android
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Matches what does not stand for itself."""
+        """Matches tags, escapes and character references, which do not stand for themselves."""
         reference = _REFERENCE if self.references else _NOTHING
         backslash = (
             rf'\\(?:u[0-9a-fA-F]{{4}}|{reference}|.)|"' if self.has_backslashes else _NOTHING
@@ -79,7 +79,7 @@ class Syntax:
     def decode(self, raw: str) -> str | None:
         """Return the text of what `pattern` matched: a line break if it ends a sentence.
 
-        None if it is copied, as tags, control characters and what is no character are.
+        None if it is copied, such as a tag, a control character or an invalid code point.
         """
         if raw == '"' or _COMMENT.match(raw):
             return None

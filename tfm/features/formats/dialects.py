@@ -17,13 +17,13 @@ ALL = ".*"
 class Dialect:
     """A dialect of XML; its patterns are regular expressions."""
 
-    # Of the document type, "<" and the start tag of the root, and that of its first child, each in
-    # a line.
+    # Matches three lines: the document type, "<" and the start tag of the root, and the start tag
+    # of its first child.
     head: str = ""
     text: str = ALL  # PARENT/NAME of the elements whose text is translated
-    copied: str = "(?!)"  # "KEY:", the start tag, ">" and the text after it, of what is copied
+    copied: str = "(?!)"  # "KEY:", the start tag, ">" and the text after it, of copied elements
     key: str = ""  # the name of elements whose text is the key of the next one
-    inline: str = "(?!)"  # start tags of elements within sentences; so are those beside text
+    inline: str = "(?!)"  # start tags of elements within sentences, besides those beside text
     target: str = ""  # PARENT/NAME of the elements for translations; none if in place
     inserted: str = ""  # the start tag of a target that is missing
     # Start tags of units, and the element of a plural form in their targets.
@@ -41,7 +41,7 @@ _DITA_CODE = (
     "apiname|cmdname|codeblock|codeph|data|draft-comment|filepath|option|parmname|prolog|screen|"
     "systemoutput|userinput|varname"
 )
-# Keys of Apple's whose values are names and settings, but for those that users read.
+# Apple's keys of names and settings, without the keys of names that users read.
 _APPLE_SETTING = (
     r"(?!CFBundle(?:Display|Spoken)?Name:|CFBundleGetInfoString:|NSHumanReadableCopyright:"
     r"|NS\w+UsageDescription:|NSStringLocalizedFormatKey:)(?:(?:CF|DT|LS|MK|NS|UI|UT)[A-Z]\w+"
@@ -132,7 +132,7 @@ _REFUSED = (
 
 
 def dialect_of(head: str) -> Dialect:
-    """Return the dialect of a document by its head; that of unknown documents by default."""
+    """Return the dialect of a document by its head; the default dialect if it is unknown."""
     for name, pattern, advice in _REFUSED:
         if re.search(pattern, head):
             raise DataError(f"the document is {name}, which is not translated: {advice}")

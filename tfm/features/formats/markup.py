@@ -1,6 +1,6 @@
 """HTML and XML: which parts are text to translate, by a tokenizer that keeps offsets.
 
-It reads tags as the HTML standard does (§13.2.5), also in XML, resolves no entity but those of
+It reads tags as the HTML standard does (§13.2.5), also in XML, resolves only entities of
 characters, and fetches nothing. What it cannot read is copied. Dialects of XML that have elements
 for translations are read twice: these elements get the source first.
 """
@@ -27,7 +27,7 @@ _TOKENS = r"""
     | <![^>]*+>
     | <(?P<slash>/?)(?P<name>{start}[^\s/>]*+)(?P<attributes>(?:[\s/=]++|{attribute})*+)>
     | <(?:[!?]|/?{start})(?P<endless_tag>.*)
-"""  # what has no end lasts until that of the document; a search for another would be quadratic
+"""  # an unclosed tag extends to the end of the document; searching on would be quadratic
 _FLAGS = re.DOTALL | re.VERBOSE | re.ASCII
 _HTML_TOKEN = re.compile(
     _TOKENS.format(instruction="(?:php|=)", start="[A-Za-z]", attribute=_ATTRIBUTE), _FLAGS
@@ -87,7 +87,7 @@ class _Copy(NamedTuple):
     """A part of a document that is written to another place: a source, as its translation."""
 
     start: int
-    end: int  # of what it replaces
+    end: int  # of the replaced part of the document
     source: Span
     before: str = ""
     after: str = ""
@@ -99,7 +99,7 @@ def html_blocks(text: str) -> list[Block]:
 
 
 def xml_blocks(text: str) -> tuple[str, list[Block]]:
-    """Return a document in XML, in which missing translations are the source, and its blocks."""
+    """Return a document in XML, with sources in place of missing translations, and its blocks."""
     tokens = list(_tokens(text, is_xml=True))
     dialect = dialect_of(_head(text, tokens))
     reader = _Reader(text, dialect, tokens)
@@ -150,7 +150,7 @@ def _tag_of(text: str, token: _Token) -> str:
 
 
 def _tokens(text: str, *, is_xml: bool) -> Iterator[_Token]:
-    """Yield the tokens of a document, which are all of it."""
+    """Yield the tokens of a document; joined, they are the document."""
     pattern, at = _XML_TOKEN if is_xml else _HTML_TOKEN, 0
     while (found := pattern.search(text, at)) is not None:
         if at < found.start():
@@ -182,8 +182,8 @@ def _tag(found: re.Match[str], *, is_xml: bool) -> _Token:
 def _inline_elements(text: str, tokens: Iterable[_Token]) -> list[bool]:
     """Return which elements of XML, by their start tags in order, are within sentences.
 
-    These are the elements beside text and within such elements, but lists among them: those
-    with several elements and no text beside them.
+    These are the elements beside text and within such elements, without lists: elements that have
+    several elements and no text.
     """
     parents: list[int] = []
     has_text, num_children, open_elements = [False], [0], [0]

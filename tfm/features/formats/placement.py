@@ -79,7 +79,7 @@ def tree_of(
 
 
 def _simplify(node: Node) -> None:
-    """Make a mark of an element without text; join an element with the one that fills it."""
+    """Make a mark of an element without text; merge an element with the child that fills it."""
     if node.start == node.end and not node.anchor:
         node.before += "".join(child.before for child in node.children) + node.after
         node.after, node.children = "", []
@@ -102,8 +102,8 @@ class Placement:
         target: Its translation.
         links: Spans of both that are linked.
         escape: Returns the text of the translation as it is written.
-        kept: Spans of the source that were copied, with those of their copies, which no mark may
-            divide.
+        kept: Spans of the source that were copied, and the spans of their copies; no mark is put
+            within them.
     """
 
     def __init__(
@@ -246,9 +246,10 @@ class Placement:
         shares: bool = False,
         latest: bool = False,
     ) -> int:
-        """Return where most of the source before a position, and least after it, is before.
+        """Return the place that best separates the source before and after a position.
 
-        It is a place before or after a unit from `low` to `high`, the first or latest of equals.
+        Before the place are the units of the translation that are linked to the source before the
+        position. It is a place from `low` to `high`; of equal places, the first or the latest.
         """
         linked = (self._shares if shares else self._linked)[low:high]
         sums = accumulate((_balance(each, position) for each in linked), initial=0.0)
@@ -257,7 +258,7 @@ class Placement:
 
 
 def _joined(spans: Sequence[Span], whole: Sequence[Span]) -> list[Span]:
-    """Return the spans of units, of which those that share a part of the text are joined."""
+    """Return the spans of units, with overlapping spans joined."""
     joined: list[Span] = []
     for start, end in sorted([*spans, *whole]):
         if joined and start < joined[-1][1]:
@@ -268,7 +269,7 @@ def _joined(spans: Sequence[Span], whole: Sequence[Span]) -> list[Span]:
 
 
 def _balance(positions: Sequence[int], position: int) -> float:
-    """Return from 1 to -1 how much of the positions of a unit, in order, is before one."""
+    """Return 1 if all (sorted) positions of a unit are before a position, -1 if none is."""
     before = bisect_left(positions, position)
     return (2 * before - len(positions)) / len(positions) if positions else 0.0
 

@@ -26,7 +26,7 @@ _MAX_MARKS = 300  # of a sentence
 
 
 class _Edit(NamedTuple):
-    """A part of a document, and what replaces it."""
+    """A part of a document, and its replacement."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class _Sentence(NamedTuple):
     start: int
     end: int
     translation: str
-    kept: Sequence[tuple[Span, Span]]  # what is copied of the sentence, and where
+    kept: Sequence[tuple[Span, Span]]  # copied spans of the sentence, and their places
 
 
 class Formats(Step):
@@ -147,7 +147,7 @@ def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
 
 
 def _texts(sentence: _Sentence) -> tuple[str, str]:
-    """Return a sentence and its translation, with invisible characters for what is copied."""
+    """Return a sentence and its translation, with invisible characters for copied text."""
     source = sentence.block.text[sentence.start : sentence.end]
     return (
         blanked(source, [span for span, _ in sentence.kept]),
@@ -174,7 +174,7 @@ def _edit(sentence: _Sentence) -> _Edit:
 
 
 def _copy(text: str, edits: Sequence[_Edit], start: int, end: int) -> str:
-    """Return a part of a text with the edits in it, which are sorted."""
+    """Return a part of a text with sorted edits applied."""
     copied = []
     first = bisect_left(edits, start, key=lambda edit: edit.start)
     for edit in edits[first : bisect_right(edits, end, key=lambda edit: edit.end)]:

@@ -2,7 +2,7 @@
 
 A sentence is translated as a whole. It is cut again where its lines and cues were, so that each has
 about the same share of its characters. Rolling captions repeat the last lines of the cue before:
-these lines are no part of a sentence, and get the translation of what they repeat.
+these lines are no part of a sentence, and get the translation of the lines that they repeat.
 """
 
 import math
@@ -101,7 +101,7 @@ def subtitle_blocks(text: str) -> list[Block]:
 
 
 def with_repeats(source: str, text: str) -> str:
-    """Return translated subtitles whose repeated lines are those of the cue before.
+    """Return translated subtitles with each repeated line copied from the cue before.
 
     Args:
         source: The subtitles.

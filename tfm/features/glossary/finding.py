@@ -71,16 +71,16 @@ class Finder(Generic[ValueT]):
         self._sizes = {first: sorted(each, reverse=True) for first, each in sizes.items()}
 
     def values(self) -> Iterator[ValueT]:
-        """Yield the values of what is found."""
+        """Yield the values of all terms and patterns."""
         yield from self._values.values()
         yield from (pattern.value for pattern in self._patterns)
 
     def find(self, text: str) -> list[Found[ValueT]]:
-        """Return what is in a text, in its order; none overlap."""
+        """Return the terms in a text, in its order, without overlaps."""
         return apart(self.find_all(text))
 
     def find_all(self, text: str) -> list[Found[ValueT]]:
-        """Return all that is in a text, the longest first."""
+        """Return all terms in a text, the longest first."""
         text = folded(text)
         places = edges(text)
         found = [*self._texts(text, places), *self._matches(text, places)]
@@ -121,7 +121,7 @@ def folded(text: str) -> str:
 
 
 def apart(found: Iterable[Found[ValueT]]) -> list[Found[ValueT]]:
-    """Return what overlaps nothing that is given before it, in the order of the text."""
+    """Return the finds that overlap no earlier one, in the order of the text."""
     kept: list[Found[ValueT]] = []
     for each in found:
         if all(each.end <= other.start or other.end <= each.start for other in kept):

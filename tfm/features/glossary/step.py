@@ -31,7 +31,7 @@ class Glossary(Step):
 
     Args:
         path: A file of terms, or its terms; None without.
-        terms: Further source terms with their translations, which go before those of the file.
+        terms: Further source terms with their translations; they override the file.
         source: Language code of the sources.
         target: Language code of the translations; several languages are joined by +.
         tags: The tags of the model.
@@ -105,7 +105,7 @@ class Glossary(Step):
     def _checked(
         self, unit: Segment, terms: list[Term], language: str, n_best: list[Output]
     ) -> list[Output]:
-        """Return the outputs with the terms that each lacks; print those of the best."""
+        """Return the outputs with their missing terms; print those of the best output."""
         finder = Finder({each: each for term in terms for each in term.targets}, language)
         checked = [replace(each, missing_terms=_missing(terms, each, finder)) for each in n_best]
         missing = checked[0].missing_terms or ()
@@ -122,7 +122,7 @@ class Glossary(Step):
 def _missing(
     terms: Sequence[Term], output: Output, finder: Finder[str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return the terms whose translations an output has too rarely; None if there are none."""
+    """Return the terms that an output translates too rarely; None if there are none."""
     found = Counter(each.value for each in finder.find(_normalize(output.text)))
     missing = []
     for term in terms:

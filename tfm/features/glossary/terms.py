@@ -69,7 +69,7 @@ def _read(path: Path, digest: str, language: str, target: str) -> Finder[Term]:
 
 
 def finder_of(terms: Mapping[str, str], language: str) -> Finder[Term]:
-    """Return what finds terms, given with their translations, in text in a language.
+    """Return a finder of terms, given with their translations, in text in a language.
 
     Both may have forms, as in a file; there are no regular expressions.
     """

@@ -32,7 +32,7 @@ def pairwise_utilities(
 ) -> Matrix:
     """Return the scores [N, N] of each text (row) with each as the reference.
 
-    They are from 0 to 100, or those of a program, which also gets the source.
+    They are from 0 to 100, or the numbers of a program, which also gets the source.
     """
     match utility:
         case "chrf":

@@ -73,7 +73,7 @@ def spaced(cut: Cut, mask: str) -> str:
 
 
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
-    """Return a text without spans, which are in order, and the spans.
+    """Return a text without the given spans, which are in order, and the removed spans.
 
     Of the spaces on both sides of a span, one remains; none does before a punctuation mark. One
     takes the place of a line break.
@@ -95,10 +95,10 @@ def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
 
 
 def grown(text: str, spans: Sequence[Span], *, start: int = 0) -> list[Span]:
-    """Return spans with quotes and brackets around them, and with what is attached to them.
+    """Return spans extended by quotes and brackets around them, and by attached characters.
 
-    This is text such as the ends of {n}% and {name}'s, which means nothing without the span, but
-    not the words in and beside tags. What is before `start` is not looked at.
+    Attached are characters that mean nothing without the span, as in {n}% and {name}'s, but not
+    the words in and beside tags. The text before `start` is not searched.
     """
     found: list[Span] = []
     low, has_tags = start, "</" in text
@@ -130,8 +130,8 @@ def put_back(
         text: The translation of the remaining text.
         cuts: The spans, in order.
         places: The number of characters of the translation before each span.
-        as_written: The indices of cuts whose neighbors are those of the translation, in the order
-            of the translation.
+        as_written: The indices of cuts with the same neighbors in source and translation, in the
+            order of the translation; the spaces beside them are kept.
     """
     order = [*as_written, *range(len(cuts))]
     written, kept, end = "", list[Link](), 0
@@ -155,7 +155,7 @@ def _space(neighbor: str, in_source: str, attached: str, *, is_exact: bool) -> s
     """Return the space between a span and its neighbor in the translation, "" at its end.
 
     There is none beside `attached` characters and scripts without spaces. If it `is_exact`, it is
-    that of the source.
+    the space of the source.
     """
     if is_exact:
         return " " * in_source.isspace()
@@ -170,8 +170,8 @@ def place(
 ) -> list[int]:
     """Return the number of characters of a translation before each span.
 
-    A span goes between words where most of what is before it in the source, and least of what is
-    after it, is before it. Links count less with their distance from it, and more if they put a
+    A span goes to the place between words that best separates the translations of the text before
+    and after it. Links count less the farther they are from the span, and more if they put a
     neighbor of the span beside the place. Without links, a span keeps its share of the text.
 
     Args:
@@ -179,7 +179,7 @@ def place(
         cuts: The spans.
         target: Its translation.
         links: Spans of units of both that are linked.
-        start: The number of characters of the translation before which no span may be.
+        start: The number of characters at the start of the translation that no span may be in.
     """
     starts, spans = [start for start, _ in units(source)], units(target)
     target_starts, ends = [start for start, _ in spans], [0, *(end for _, end in spans)]
@@ -215,7 +215,7 @@ def _fits(linked: Sequence[tuple[int, int]], number: int, size: int) -> list[flo
 
 
 def _gaps(target: str, spans: Sequence[Span]) -> list[int]:
-    """Return before which units a span may be: at words, after what opens, before what closes."""
+    """Return the places for spans: at edges of words, after opening and before closing marks."""
     gaps = [0]
     for index, ((start, end), (following, _)) in enumerate(pairwise([*spans, (len(target), 0)]), 1):
         left, right = target[start:end], target[following : following + 1]

@@ -1,6 +1,6 @@
 """The placeholders of other programs, from a table that lies beside this module.
 
-Those for which `use` is "always" change at most a few of 100,000 lines of ordinary text. The others
+Placeholders whose `use` is "always" change at most a few of 100,000 lines of ordinary text. Others
 are copied if users name one of their programs. In a pattern, the group `open` is a brace, and the
 placeholder ends with the brace that closes it.
 """
@@ -27,7 +27,7 @@ class Placeholder(NamedTuple):
 
 @cache
 def placeholders() -> tuple[Placeholder, ...]:
-    """Return the rows of the table; of those that match at one place, the first counts."""
+    """Return the rows of the table; if several match at a place, the first one counts."""
     text = (resources.files(__package__) / "placeholders.tsv").read_text(encoding="utf-8")
     rows = csv.reader(text.splitlines()[1:], delimiter="\t", quoting=csv.QUOTE_NONE)
     return tuple(Placeholder(*row) for row in rows)

@@ -25,7 +25,7 @@ class Protected:
         cuts: The spans, in order.
         forced: How many characters of the translation, without white space, are before the spans
             that a prefix has, or the translation, by their indices, in order.
-        masks: The words that stand for the spans in what is searched; none without masks.
+        masks: The words that stand for the spans in the searched text; empty without masks.
     """
 
     segment: Segment

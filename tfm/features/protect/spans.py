@@ -64,7 +64,7 @@ def protected_spans(
         text: The text.
         patterns: Patterns of the user, which take precedence.
         name: What the text is, for messages, such as "line 3".
-        programs: The programs whose placeholders are protected that could be ordinary text.
+        programs: Programs whose placeholders are protected even if they could be ordinary text.
     """
     spans: list[Span] = []
     for pattern in patterns:
@@ -82,7 +82,7 @@ def protected_spans(
 
 @cache
 def _table(programs: frozenset[str]) -> Any:
-    """Return the built-in patterns as one, with those of programs."""
+    """Return one pattern of the built-in placeholders and the placeholders of programs."""
     rows = (row for row in placeholders() if row.use == "always" or row.is_of(programs))
     patterns = [*(row.pattern for row in rows), *_PATTERNS]
     return regex.compile("|".join(f"(?:{each})" for each in patterns), regex.VERSION1)

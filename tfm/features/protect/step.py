@@ -30,12 +30,12 @@ class Protect(Step):
     nothing else to translate is not searched, but copied.
 
     Args:
-        patterns: Regular expressions of the user for what is protected besides the built-in ones.
+        patterns: Regular expressions of the user for further protected text.
         tags: Returns the tags of the model, when needed; they are not protected at the start.
         aligner: Aligns sources and translations; without it, protected text keeps its share of a
             translation.
         masks: Words that the model has learned to copy; perhaps none.
-        programs: Programs whose placeholders are protected, too, that could be ordinary text.
+        programs: Programs whose placeholders are protected even if they could be ordinary text.
         notify: Receives warnings of messages with text that is not translated.
     """
 
