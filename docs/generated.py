@@ -42,7 +42,7 @@ from tfm.features.seen.report import SeenReport
 from tfm.folders import last_generation, model_folder, run_folder
 from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import model_summaries, partial_output
+from tfm.stages import model_summaries
 from tfm.stages.model_summaries import ModelSummary
 from tfm.stages.run_summaries import RunSummary
 from tfm.stages.train import TrainResult
@@ -59,6 +59,7 @@ from tfm.text.corpus.texts import (
     TreeFile,
 )
 from tfm.training.averaging import AverageResult
+from tfm.translation import partial_output
 from tfm.translation.steps import Output
 
 # The line of a page before its generated part.

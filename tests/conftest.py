@@ -372,12 +372,13 @@ class ForkedPython:
             "stdin": stdin and str(stdin),
         }
         context = multiprocessing.get_context("forkserver")
-        stages = ("train", "generate", "prepare")
+        stages = ("train", "prepare")
         context.set_forkserver_preload(
             [
                 "tfm.cli.main",
                 *(f"tfm.stages.{name}" for name in stages),
                 "tfm.training.averaging",
+                "tfm.translation.generating",
                 "tfm.training.report",
                 "torch._dynamo",
                 "torch.distributed.fsdp",

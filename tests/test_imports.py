@@ -31,7 +31,7 @@ app(standalone_mode=False)
 WORK = {
     "modules": (f"import {MODULES}", "torch"),
     "command line": ("import tfm.cli.main", HEAVY),
-    "generate": ("import tfm.stages.generate", "sacrebleu"),
+    "generate": ("import tfm.translation.generating", "sacrebleu"),
     "preparing and scoring": (PREPARING, "torch"),
     "BLEU in training": (SCORING, "torch sacremoses"),
     "runs": (LISTING % "runs", "torch"),

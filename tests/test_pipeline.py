@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tfm.commands.average import average
+from tfm.commands.generate import plan_generation
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.score import score
 from tfm.commands.translator import Translator
@@ -16,11 +17,11 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
-from tfm.stages.generate import generate, plan_generation
 from tfm.stages.train import train
 from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees
 from tfm.text.trees import parse_tree_line, words_of
+from tfm.translation.generating import generate_lines
 from tfm.vocabulary.subword import EOS, PAD
 
 EXAMPLE = "treebank/generate"
@@ -93,12 +94,10 @@ def test_a_parser_has_the_search_settings_of_its_dataset(parser):
 
 def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, monkeypatch, capfd):
     monkeypatch.chdir(parser)
-    plan = plan_generation(
-        [Path("runs/trees")], input_path=None, split="test", runs_dir=Path("runs")
-    )
+    plan = plan_generation([Path("runs/trees")], split="test")
     config = SearchConfig.for_model({**plan.info.search, "max_extra_length": 20}, {"beam_size": 2})
     steps = ModelSteps(info=plan.info, folder=plan.models[0]).around(config)
-    outputs = list(generate(plan, config, steps=steps, inference=CPU))
+    outputs = list(generate_lines(plan, config, steps=steps, inference=CPU))
     assert len(outputs) == 9
     for sentence, [best] in outputs:
         tree = parse_tree_line(best.text, where="output")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfm.translation.steps import Step
 
 TextFormat = Literal["lines", "text", "html", "xml", "srt"]
+_OF_LINES = ("prefix", "score_target", "json", "align")  # what is about lines, not about a text
 _TRANSLATION = {"task": ("translation",)}  # not "parsing", or "scoring" of given targets
 
 
@@ -35,9 +36,13 @@ class StepsConfig(Settings, section="steps"):
         "lines",
         "Sentences (lines), paragraphs (text) or markup, which is kept.",
         common=True,
+        excludes=_OF_LINES,
     )
     document: bool = setting(
-        False, "The same as --format text.", only={"format": ("lines", "text")}
+        False,
+        "The same as --format text.",
+        excludes=_OF_LINES,
+        only={"format": ("lines", "text")},
     )
     align: bool = setting(
         False,

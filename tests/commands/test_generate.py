@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from helpers import contents, edit_json, edit_model, python
 
+from tfm.commands.generate import generate, plan_generation
 from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.folders.run_folder import checkpoints, record_dataset
-from tfm.stages import generate as stage
-from tfm.stages.generate import generate, plan_generation
 from tfm.steps import ModelSteps
-from tfm.translation import engine
+from tfm.translation import engine, generating
+from tfm.translation.generating import generate_lines
 from tfm.translation.workers import Workers
 
 CPU = InferenceConfig(device="cpu", precision="fp32")
@@ -31,18 +31,17 @@ def plan(trained_run, tmp_path):
     """Plan to translate a file with the trained run, or other models."""
 
     def make(path, models=(trained_run,), split=None, **options):
-        return plan_generation(models, input_path=path, split=split, runs_dir=tmp_path, **options)
+        return plan_generation(models, input_path=path, split=split, **options)
 
     return make
 
 
 @pytest.fixture
-def generated(elsewhere):
+def generated():
     """Generate by a plan."""
-    (elsewhere / "runs").mkdir()
 
     def run(plan, config=CONFIG, inference=CPU, **options):
-        return list(generate(plan, config, inference=inference, **options))
+        return list(generate_lines(plan, config, inference=inference, **options))
 
     return run
 
@@ -91,7 +90,7 @@ def test_standard_input_is_read_when_it_has_text(plan, generated, tmp_path, monk
     with write(tmp_path / "in", b"seven\n\n8\n").open() as file:
         monkeypatch.setattr("sys.stdin", file)
         planned = plan(None)
-        assert (planned.source.path, str(planned.source)) == (None, "standard input")
+        assert (planned.source, planned.text) == (None, "standard input")
         assert [line for line, _ in generated(planned)] == ["seven", "", "8"]
 
 
@@ -126,13 +125,15 @@ def test_typed_sentences_get_a_hint_and_no_progress_bar(translated, user, capsys
 
 @pytest.mark.usefixtures("terminal")
 def test_without_text_the_test_set_of_the_newest_run_is_translated(
-    generated, trained_run, data_dir, tmp_path
+    trained_run, data_dir, elsewhere, tmp_path
 ):
-    planned = plan_generation([], input_path=None, split=None, runs_dir=trained_run.parent)
-    assert [model.path for model in planned.models] == [checkpoints(trained_run)[-1]]
-    assert (planned.source.path, planned.source.split) == (data_dir / "test.en", "test")
-    assert planned.source.references == (data_dir / "test.de",)
-    assert len(generated(planned)) == 12
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(trained_run)
+    planned = plan_generation([])
+    assert [model.path for model in planned.models] == [checkpoints(Path("runs/tiny"))[-1]]
+    assert (planned.source, planned.split) == (data_dir / "test.en", "test")
+    assert planned.references == [data_dir / "test.de"]
+    assert len([*generate(device="cpu", max_extra_length=3)]) == 12
     note = json.loads((tmp_path / "runs" / "last-generation.json").read_text())
     assert note["references"] == [str(data_dir / "test.de")]
     assert note["language"] == "de"
@@ -146,7 +147,7 @@ def test_a_closed_standard_input_is_a_mistake_unless_it_is_not_read(
     with pytest.raises(UsageError, match=r"standard input is closed: .*--input FILE.*--split test"):
         plan(path)
     for planned in (plan(data_dir / "test.en"), plan(None, split="test")):
-        assert planned.source.path == data_dir / "test.en"
+        assert planned.source == data_dir / "test.en"
 
 
 def test_a_dataset_that_is_missing_or_no_longer_fits_the_model_is_refused(
@@ -188,7 +189,6 @@ def test_targets_are_scored_as_in_the_library_and_summed(
         f"generate: 3 targets of {num_tokens} tokens, EOS included: "
         f"log probability {total:,.1f}, perplexity "
     ) in capsys.readouterr().err
-    assert not (tmp_path / "runs" / "last-generation.json").exists()
 
 
 def test_files_of_different_length_are_refused_before_any_work(plan, tmp_path):
@@ -238,7 +238,7 @@ def test_the_number_of_processes_does_not_change_the_output(
 def test_a_long_text_is_divided_among_the_threads_of_a_cpu(
     plan, generated, tmp_path, monkeypatch, num_lines, num_processes, num_threads, is_divided
 ):
-    monkeypatch.setattr(stage, "MIN_LINES_TO_FORK", 10)
+    monkeypatch.setattr(generating, "MIN_LINES_TO_FORK", 10)
     started: list[Workers] = []
     monkeypatch.setattr(Workers, "__exit__", lambda self, *_: started.append(self) or self._end())
     inference = InferenceConfig(device="cpu", precision="fp32", threads=num_threads)
@@ -298,10 +298,12 @@ def test_only_the_json_of_exact_search_has_proven(command):
     assert set(best) == {"text", "score", "log_prob"}
 
 
-def test_targets_are_printed_as_lines_tokens_or_json(command):
+def test_targets_are_printed_as_lines_tokens_or_json(command, tmp_path):
+    (tmp_path / "runs").mkdir()
     out, _ = command("--score-target out.de")
     rows = [line.split("\t") for line in out.splitlines()]
     assert [text for *_, text in rows] == ["sieben", "am Montag"]
+    assert not (tmp_path / "runs" / "last-generation.json").exists()
     out, _ = command("--score-target out.de --per-token")
     tokens = [line.split("\t") for line in out.splitlines()]
     out, _ = command("--score-target out.de --json")
@@ -429,4 +431,5 @@ def test_constraints_on_the_words_of_trees_are_refused(run, elsewhere, make_mode
     make_model(task="parsing")
     write(elsewhere / "in.en", b"seven\n")
     for arguments in (("--ban", "in.en"), ("--no-repeat-ngram", 2)):
-        run.fails(2, "model is a parser.*", "generate", "model", "--input", "in.en", *arguments)
+        command = ("generate", "model", "--input", "in.en", *arguments)
+        run.fails(2, ".* has no effect on task parsing, .*", *command)

@@ -287,7 +287,7 @@ def test_values_that_contradict_each_other_are_refused(group, table, message):
 
 # What rules name besides settings of the same group: facts about a call, and other settings.
 FACTS = {"--from", "several processes", "validation text", "baseline", "metrics", "task"}
-FACTS |= {"search", "num_groups"}
+FACTS |= {"search", "num_groups", "prefix", "score_target", "json"}
 
 
 def choices_of(group, item):

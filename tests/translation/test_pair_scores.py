@@ -5,11 +5,12 @@ import json
 import pytest
 from helpers import number_pairs, write_pairs
 
+from tfm.commands.generate import plan_generation
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import UsageError
-from tfm.stages.generate import generate, plan_generation
 from tfm.text.corpus.loading import recipe_from_files
+from tfm.translation.generating import generate_lines
 from tfm.translation.pair_scores import PairScorer
 
 PAIRS = [*number_pairs("train", num_pairs=40, seed=2), ("seven", "Katze " * 20)]
@@ -37,11 +38,9 @@ def test_pairs_are_kept_by_the_scores_that_generate_prints(
     trained_run, files, prepare_files, chunk_bytes, monkeypatch
 ):
     monkeypatch.setattr("tfm.text.lines._CHUNK_BYTES", chunk_bytes)
-    plan = plan_generation(
-        [trained_run], input_path=files[0], split=None, runs_dir=files[0].parent, targets=files[1]
-    )
+    plan = plan_generation([trained_run], input_path=files[0], targets=files[1])
     inference = InferenceConfig(device="cpu")
-    found = generate(plan, SearchConfig(), inference=inference)
+    found = generate_lines(plan, SearchConfig(), inference=inference)
     scored = [each for _, [each] in found]
     means = [each.log_prob / len(each.pieces) for each in scored]
     minimum = sum(sorted(means)[20:22]) / 2  # 21 pairs have less

@@ -180,11 +180,11 @@ def _kept_output(
     gpus: str | None,
 ) -> Path:
     """Return the file of a translation; its name has a hash of all that decides the content."""
-    from tfm.stages.generate import Generation, Source, hash_of_inputs
+    from tfm.translation.generating import Generation, hash_of_inputs
 
     inference, _ = where_to_compute(gpus, None, settings["inference"])
     inputs = hash_of_inputs(
-        Generation(models=[model], source=Source(path=source), prefixes=None, targets=None),
+        Generation(models=[model], source=source),
         settings_from(SearchConfig, search),
         inference,
         settings_from(StepsConfig, settings["steps"]),

@@ -1,9 +1,12 @@
 """tfm generate: text → translations, line by line."""
 
+import io
 import json as json_format
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+import stat
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +14,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
+from tfm.config.schema import Rules
+from tfm.disk.files import STDIN_FILE
 from tfm.disk.paths import (
     PARTIAL,
     RUNS_ROOT,
     STANDARD_STREAM,
     OutputPath,
+    check_outputs,
     existing_file_or_stream,
     existing_folder,
     where_instead,
 )
-from tfm.errors import UsageError, tfm_command
+from tfm.errors import DataError, UsageError, tfm_command
+from tfm.folders.last_generation import LastGeneration
 from tfm.reporting import printable, say
 from tfm.steps import ModelSteps, StepsConfig
+from tfm.text.formats import format_of
+from tfm.text.languages import target_language
 
 if TYPE_CHECKING:
-    from tfm.stages.generate import Generation
-    from tfm.stages.partial_output import PartialOutput
+    from tfm.translation.generating import Generation
+    from tfm.translation.partial_output import PartialOutput
     from tfm.translation.steps import Output
 
 
@@ -59,14 +68,18 @@ Models = Annotated[tuple[Path, ...], existing_models, Flag("MODEL")]
 def generate(
     models: Models = (),
     *,
-    input: Annotated[Path | None, existing_file_or_stream] = None,  # noqa: A002 - named as its flag
+    input: Annotated[  # noqa: A002 - named as its flag
+        Path | None, existing_file_or_stream, Rules(excludes=("split",))
+    ] = None,
     output: Annotated[Path | None, _file_or_stdout, OutputPath(others=PARTIAL)] = None,
     split: Annotated[str | None, Flag("NAME")] = None,
     gpus: Annotated[str | None, Flag("[N|auto]")] = None,
     processes: Hidden[int | None] = None,
-    prefix: Hidden[ExistingFile] = None,
+    prefix: Annotated[Hidden[ExistingFile], Rules(excludes=("score_target",))] = None,
     score_target: Hidden[ExistingFile] = None,
-    per_token: Hidden[bool] = False,
+    per_token: Annotated[
+        Hidden[bool], Rules(needs=("score_target",), excludes=("json", "align"))
+    ] = False,
     json: bool = False,
     **settings: Any,
 ) -> Iterator[str]:
@@ -106,56 +119,136 @@ def generate(
         DataError: A file does not exist, or differs from the text in its number of lines; or the
             dataset of the model now has other languages.
     """
-    steps_config = settings_from(StepsConfig, settings["steps"])
-    mistakes = {
-        "--per-token has no effect without --score-target": per_token and score_target is None,
-        "--json prints every token anyway: leave --per-token out": per_token and json,
-        "--align adds a column for each target, --per-token lines: give one": (
-            per_token and steps_config.align
-        ),
-    }
-    for mistake, is_made in mistakes.items():
-        if is_made:
-            raise UsageError(mistake)
+    chosen = settings_from(StepsConfig, settings["steps"])
     inference, num_processes = where_to_compute(gpus, processes, settings["inference"])
-    from tfm.stages import generate as stage
+    from tfm.search.constraints import ban_file
+    from tfm.translation.generating import generate_lines, hash_of_inputs
 
-    plan = stage.plan_generation(
+    plan = plan_generation(
         models,
         input_path=input,
         split=split,
-        runs_dir=RUNS_ROOT,
         prefixes=prefix,
         targets=score_target,
-        document=steps_config.has_paragraphs,
-        whole=steps_config.has_markup,
         output=output,
+        is_document=chosen.has_paragraphs,
+        is_whole=chosen.has_markup,
     )
-    if isinstance(tag := settings["search"].get("tag"), str) and not steps_config.align:
+    if isinstance(tag := settings["search"].get("tag"), str) and not chosen.align:
         plan.models[0].vocabulary.require_tag(tag)
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])
-    if steps_config.align and config.tag is not None:
+    _check_search(plan, config, chosen)
+    if config.ban is not None:
+        config = replace(config, ban=ban_file(config.ban))
+    form = "text" if config.num_outputs == 1 else "numbered text"
+    if chosen.has_paragraphs:
+        form = "document"
+    elif json:
+        form = "json" if score_target is None else "target as json"
+    elif score_target is not None:
+        form = "tokens of target" if per_token else "target"
+    model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
+    steps = model.around(config, chosen, scores_given=score_target is not None)
+    _say_plan(plan, is_default_text=split is None and plan.split is not None)
+    if score_target is None:
+        _record(plan, target_language(plan.info.target, config.tag))
+    work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
+    if output is None:
+        return _lines(generate_lines(plan, config, **work), form)
+    with _continued(output, hash_of_inputs(plan, config, inference, chosen, form=form)) as partial:
+        found = generate_lines(plan, config, output=partial, **work)
+        partial.stream.writelines(_lines(found, form, partial.num_lines))
+    if form == "text" and plan.references:
+        say(f"next: {tfm_command('score', '--hypotheses', output)}")
+    return iter(())
+
+
+def plan_generation(
+    models: Sequence[Path],
+    *,
+    input_path: Path | None = None,
+    split: str | None = None,
+    prefixes: Path | None = None,
+    targets: Path | None = None,
+    output: Path | None = None,
+    is_document: bool = False,
+    is_whole: bool = False,
+) -> "Generation":
+    """Check models and text, with the newest run and standard input or test set as defaults."""
+    if sys.stdin is None and split is None and input_path in (None, STANDARD_STREAM):
+        raise UsageError(
+            "standard input is closed: give text with --input FILE, or translate the test set "
+            "with --split test"
+        )
+    from tfm.folders.model_folder import ModelFolder
+    from tfm.folders.run_folder import newest_run
+    from tfm.translation.generating import Generation
+    from tfm.translation.reader import count_lines
+
+    folders = [ModelFolder.open(path) for path in models or [newest_run(RUNS_ROOT)]]
+    path = None if input_path == STANDARD_STREAM else input_path
+    references: list[Path] = []
+    if input_path is None and (split is not None or not _standard_input_has_text()):
+        split = split or "test"
+        path, *references = folders[0].split(split, advice="give text with --input or a pipe")
+    plan = Generation(
+        models=folders,
+        source=path,
+        split=split,
+        references=references,
+        prefixes=prefixes,
+        targets=targets,
+        is_document=is_document,
+        is_whole=is_whole,
+    )
+    paired = prefixes or targets
+    for given in (path, paired):
+        if given is not None and not given.exists():
+            raise DataError(f"{given} does not exist: check its name")
+    if path is not None and paired is not None and path.is_file() and paired.is_file():
+        num_lines, num_paired = map(count_lines, (path, paired), plan.parts)
+        if num_lines != num_paired:
+            raise DataError(
+                f"{path} has {num_lines:,} lines, but {paired} has {num_paired:,}: line N of one "
+                "must belong to line N of the other"
+            )
+    if output is not None:
+        written = OutputPath(path=output, flag="--output", others=PARTIAL)
+        check_outputs([written], read=[path or STDIN_FILE, *references])
+    return plan
+
+
+def _standard_input_has_text() -> bool:
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except io.UnsupportedOperation:  # that of a notebook
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _check_search(plan: "Generation", config: SearchConfig, steps: StepsConfig) -> None:
+    """Check what depends on the model, the text or files before anything is loaded."""
+    if steps.align and config.tag is not None:
         raise UsageError(
             "--align cannot go with --tag: write the tag at the beginning of each line instead"
         )
-    if steps_config.has_paragraphs:
-        stage.check_document(plan, config, steps_config, as_json=json)
-    config = stage.checked_search(plan, config)
-    form = "lines per token" if per_token else "json" if json else "text"
-    model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
-    steps = model.around(config, steps_config, scores_given=score_target is not None)
-    _say_plan(plan, is_default_text=split is None and plan.source.split is not None)
-    work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
-    if output is None:
-        return _lines(plan, config, form, work)
-    full_form = f"numbered {form}" if config.num_outputs > 1 else form
-    inputs = stage.hash_of_inputs(plan, config, inference, steps_config, form=full_form)
-    with _continued(output, inputs) as partial:
-        partial.stream.writelines(_lines(plan, config, form, work, partial))
-    if score_target is None and plan.source.references and config.num_outputs == 1:
-        say(f"next: {tfm_command('score', '--hypotheses', output)}")
-    return iter(())
+    if not steps.has_paragraphs:
+        return
+    flag = "--document" if steps.document else f"--format {steps.format}"
+    if plan.split is not None:
+        raise UsageError(
+            f"{flag} needs a text: give one with --input FILE or a pipe; the splits of a dataset "
+            "have one sentence per line"
+        )
+    if plan.info.task == "parsing":
+        raise UsageError(f"{plan.models[0]} is a parser, which reads lines: leave out {flag}")
+    if config.num_outputs > 1:
+        raise UsageError(f"{flag} translates a text as a whole: leave out --n-best")
+    kind = format_of(plan.source.name) if plan.source else None
+    # Names of HTML and XML may say either: XHTML is both.
+    if kind and kind.flag not in ("", steps.format) and "srt" in (kind.flag, steps.format):
+        raise UsageError(f"{plan.text} is {kind.name}: give --format {kind.flag}, not {flag}")
 
 
 def where_to_compute(
@@ -174,7 +267,7 @@ def where_to_compute(
 
 def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
     """Print which models translate which text, or score which translations of it."""
-    names, text = ", ".join(map(str, plan.models)), str(plan.source)
+    names, text = ", ".join(map(str, plan.models)), plan.text
     ending = "s" if len(plan.models) == 1 else ""  # of the verb
     if is_default_text:
         names = f"no input was given (--input or a pipe), so {names}"
@@ -185,10 +278,22 @@ def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
         say(f"generate: {names} translate{ending} {text}")
 
 
+def _record(plan: "Generation", language: str) -> None:
+    """Record what is translated, for `tfm score` at the other end of a pipe."""
+    if plan.references or RUNS_ROOT.is_dir():  # else there is no older record to replace
+        LastGeneration(
+            model=tuple(map(str, plan.models)),
+            source=plan.text,
+            references=tuple(map(str, plan.references)),
+            source_language=plan.info.source,
+            language=language,
+        ).save()
+
+
 @contextmanager
 def _continued(path: Path, inputs: str) -> "Iterator[PartialOutput]":
     """Open an output file, after the lines that an interrupted call has written to it."""
-    from tfm.stages.partial_output import PartialOutput
+    from tfm.translation.partial_output import PartialOutput
 
     with PartialOutput(path, inputs) as output:
         if num_before := output.num_lines:
@@ -202,87 +307,51 @@ def _continued(path: Path, inputs: str) -> "Iterator[PartialOutput]":
 
 
 def _lines(
-    plan: "Generation",
-    config: SearchConfig,
-    form: str,
-    work: Table,
-    output: "PartialOutput | None" = None,
+    results: "Iterator[tuple[str, list[Output]]]", form: str, num_before: int = 0
 ) -> Iterator[str]:
-    """Yield the lines of the output in a form, each as soon as it is translated."""
-    from tfm.stages import generate as stage
+    """Yield the lines of the output in a form, each as soon as it is translated.
 
-    first = 1 if output is None else output.num_lines + 1
-    found = stage.generate(plan, config, output=output, **work)
-    if plan.targets is not None:
-        return _target_lines(found, form, first)
-    if plan.is_document:
-        return (best.text for _, [best, *_] in found)
-    return _translation_lines(found, form, first, are_numbered=config.num_outputs > 1)
-
-
-def _translation_lines(
-    translations: "Iterable[tuple[str, list[Output]]]",
-    form: str,
-    first_line: int,
-    *,
-    are_numbered: bool,
-) -> Iterator[str]:
-    """Yield the translations of each line, best first.
-
-    In text, line number and score are before each translation if they `are_numbered`, and a word
-    alignment follows it, separated by tabs.
+    Tabs separate columns: line number and score of numbered translations; score, log probability,
+    number of tokens and text of a target; line number, log probability and piece of its tokens. A
+    word alignment is in a last column.
     """
-    for index, (line, found) in enumerate(translations, start=first_line):
-        if form == "json":
-            # `proven`, `utility` and `alignment` are None unless they were requested.
-            yield _json({"source": line, "translations": list(map(_record, found))})
-            continue
-        for each in found:
-            text = f"{index}\t{each.score:.4f}\t{each.text}" if are_numbered else each.text
-            yield f"{text}{_column(each.alignment)}\n"
+    for number, (line, found) in enumerate(results, start=num_before + 1):
+        best = found[0]
+        tokens = [*zip(best.pieces, best.piece_log_probs or (), strict=False)]
+        match form:
+            case "document":
+                yield best.text
+            case "text" | "numbered text":
+                for each in found:
+                    start = "" if form == "text" else f"{number}\t{each.score:.4f}\t"
+                    yield f"{start}{each.text}{_alignment(each)}\n"
+            case "json":
+                yield _json(source=line, translations=list(map(_given, found)))
+            case "target as json":
+                pieces = [{"piece": piece, "log_prob": value} for piece, value in tokens]
+                numbers = {"score": best.score, "log_prob": best.log_prob, "tokens": pieces}
+                aligned = {} if best.alignment is None else {"alignment": best.alignment}
+                yield _json(source=line, target=best.text, **numbers, **aligned)
+            case "target":
+                start = f"{best.score:.4f}\t{best.log_prob:.4f}\t{len(tokens)}\t"
+                yield f"{start}{best.text}{_alignment(best)}\n"
+            case "tokens of target":
+                for piece, value in tokens:
+                    yield f"{number}\t{value:.4f}\t{printable(piece)}\n"
 
 
-def _record(output: "Output") -> dict[str, Any]:
+def _given(output: "Output") -> dict[str, Any]:
+    """Return what is known of an output: `proven` and the like only if they were requested."""
     left_out = ("pieces", "kept", "parts")
     return {k: v for k, v in vars(output).items() if v is not None and k not in left_out}
 
 
-def _target_lines(
-    scored: "Iterable[tuple[str, list[Output]]]", form: str, first_line: int
-) -> Iterator[str]:
-    """Yield the probability of each line's target.
-
-    In text, a line for each target has score, log probability, number of tokens and text. In the
-    form "lines per token", a line for each token has line number, log probability and piece. Tabs
-    separate them, and a word alignment from the text.
-    """
-    for index, (line, [target]) in enumerate(scored, start=first_line):
-        tokens = list(zip(target.pieces, target.piece_log_probs or (), strict=True))
-        if form == "json":
-            record = {
-                "source": line,
-                "target": target.text,
-                "score": target.score,
-                "log_prob": target.log_prob,
-                "tokens": [{"piece": piece, "log_prob": value} for piece, value in tokens],
-            }
-            if target.alignment is not None:
-                record["alignment"] = target.alignment
-            yield _json(record)
-        elif form == "lines per token":
-            for piece, value in tokens:
-                yield f"{index}\t{value:.4f}\t{printable(piece)}\n"
-        else:
-            numbers = f"{target.score:.4f}\t{target.log_prob:.4f}\t{len(tokens)}"
-            yield f"{numbers}\t{target.text}{_column(target.alignment)}\n"
-
-
-def _json(record: Any) -> str:
+def _json(**record: Any) -> str:
     return json_format.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _column(alignment: tuple[tuple[int, int], ...] | None) -> str:
+def _alignment(output: "Output") -> str:
     """Return a last column with a word alignment in Pharaoh's format; nothing without one."""
-    if alignment is None:
+    if output.alignment is None:
         return ""
-    return "\t" + " ".join(f"{source}-{target}" for source, target in alignment)
+    return "\t" + " ".join(f"{source}-{target}" for source, target in output.alignment)

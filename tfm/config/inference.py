@@ -23,6 +23,7 @@ from tfm.errors import UsageError
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
+_TRANSLATION = {"task": ("translation",)}  # not of a parser
 # The searches that use some of the settings.
 _BEAM, _SAMPLE = {"search": ("beam",)}, {"search": ("sample",)}
 # The metrics on which some settings of scores have an effect.
@@ -71,11 +72,13 @@ class SearchConfig(Settings, section="search"):
         None,
         "Do not repeat a sequence of N tokens within a translation; no limit if unset.",
         most=MAX_LENGTH,
+        only=_TRANSLATION,
     )
     ban: str | None = setting(
         None,
         "File of words and phrases, one per line, that no translation contains.",
         metavar="FILE",
+        only=_TRANSLATION,
     )
     n_best: int = count(
         1, "Number of translations per sentence, best first.", most=1024, common=True
@@ -84,7 +87,7 @@ class SearchConfig(Settings, section="search"):
         None,
         "Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.",
         needs=("n_best",),
-        only={"search": ("beam", "sample")},
+        only={"search": ("beam", "sample"), **_TRANSLATION},
     )
     metric_command: Command | None = setting(
         None,

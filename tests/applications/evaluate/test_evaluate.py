@@ -20,9 +20,8 @@ from tfm.config import InferenceConfig
 from tfm.dataset.test_sets import NamedSet
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.run_folder import checkpoints
-from tfm.stages import generate as stage
-from tfm.stages.partial_output import PartialOutput
-from tfm.translation import engine
+from tfm.translation import engine, generating
+from tfm.translation.partial_output import PartialOutput
 
 FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
 
@@ -136,7 +135,7 @@ def test_a_kept_translation_is_used_only_if_it_is_what_would_be_written(
     given = {"on": ["test", "news.en:news.de"], "n_best": 2, "mbr": "command", **FAST, "beam": 2}
     given["metric_command"] = f"{sys.executable} metric.py"
     arithmetic = chosen_arithmetic(InferenceConfig(device="cpu"))
-    monkeypatch.setattr(stage, "chosen_arithmetic", lambda _: arithmetic)
+    monkeypatch.setattr(generating, "chosen_arithmetic", lambda _: arithmetic)
 
     def translate(number, **changes):
         result = tfm.evaluate(models[0], **given | changes)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from tfm.disk.files import (
     make_directory,
@@ -20,32 +19,29 @@ from tfm.disk.files import (
     sync_directory,
     write_record,
 )
+from tfm.disk.paths import PARTIAL
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.translation.steps import Segment
 
-FORMAT = 2
-_BLOCK_BYTES = 1 << 20
+FORMAT = 3
 _RECORD_SECONDS = 1.0  # between two records
 _ADVICE = "delete it to begin again, or choose another name with --output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """The content of FILE.partial.
+    """The content of FILE.partial.json.
 
     Attributes:
-        inputs: The hash of what decides the output besides the text.
-        num_lines: Number of lines of text whose output is complete.
-        num_bytes: Size of their output.
-        sha256: Digest of these lines of text.
-        output_sha256: Digest of their output.
+        sha256: The hash of what decides the output, and of the lines of text whose output is
+            complete.
+        num_lines: The number of these lines.
+        num_bytes: The size of their output.
     """
 
-    inputs: str
-    num_lines: int
-    num_bytes: int
     sha256: str
-    output_sha256: str
+    num_lines: int = 0
+    num_bytes: int = 0
 
 
 class PartialOutput:
@@ -62,34 +58,32 @@ class PartialOutput:
     Attributes:
         path: FILE.partial.
         stream: Where to write.
-        num_lines: Number of lines of text whose output is complete.
     """
 
     stream: io.TextIOWrapper
-    _file: IO[bytes]
 
     def __init__(self, path: Path, inputs: str) -> None:
-        self._final_path = output_target(path)
-        name = self._final_path.name
-        self.path = self._final_path.with_name(f"{name}.partial")
-        self._record_path = self._final_path.with_name(f"{name}.partial.json")
-        self._inputs = inputs
-        self._digest, self._output_digest = hashlib.sha256(), hashlib.sha256()
-        self._num_hashed = 0  # bytes of the output
-        self.num_lines = self._num_bytes = 0
-        self._committed = self._digest.hexdigest()  # of the lines whose output is complete
+        self._final_path = target = output_target(path)
+        self.path, self._record_path = (target.with_name(target.name + end) for end in PARTIAL)
+        self._digest = hashlib.sha256(inputs.encode())
+        self._record = _Record(sha256=self._digest.hexdigest())
         self._recorded_at = 0.0
+
+    @property
+    def num_lines(self) -> int:
+        """The number of lines of text whose output is complete."""
+        return self._record.num_lines
 
     def __enter__(self) -> "PartialOutput":
         make_directory(self.path.parent)
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise self._refusal("it is not a regular file")
         with contextlib.ExitStack() as stack:
-            self._file = file = stack.enter_context(self.path.open("a+b"))
+            file = stack.enter_context(self.path.open("a+b"))
             _lock(file.fileno(), self.path)
             if size_of(self.path) or self._record_path.exists():
                 self._continue()
-            file.truncate(self._num_bytes)
+            file.truncate(self._record.num_bytes)
             file.seek(0, os.SEEK_END)
             self._write_record()
             self.stream = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
@@ -113,33 +107,32 @@ class PartialOutput:
         sync_directory(self.path.parent)
 
     def verified(self, chunks: Iterable[list[Segment]]) -> Iterator[list[Segment]]:
-        """Yield the lines of the text, after verifying the `num_lines` whose output is complete."""
-        num_left, written = self.num_lines, self._committed
+        """Yield the lines of the text; raise UsageError if the output is not of the first ones."""
+        num_left, expected = self.num_lines, self._record.sha256
         for lines in chunks:
             if done := lines[:num_left]:
                 self._digest.update(_encoded(done))
                 num_left -= len(done)
-                if not num_left and self._digest.hexdigest() != written:
-                    raise self._mismatch("is other text")
+                if not num_left and self._digest.hexdigest() != expected:
+                    break
             yield lines
-        if num_left:
-            raise self._mismatch("is shorter")
-
-    def _mismatch(self, mistake: str) -> DataError:
-        """Return the error that the text "is" not the one whose output has been written."""
-        return DataError(
-            f"the input {mistake} than the {self.num_lines:,} lines whose output is in "
-            f"{self.path}: give the same input, delete {self.path}, or choose another name with "
-            "--output"
+        else:
+            if not num_left:
+                return
+        raise self._refusal(
+            f"its {self.num_lines:,} lines are of other text, settings, models or files, or of "
+            "another version"
         )
 
     def commit(self, lines: Sequence[Segment]) -> None:
         """Count lines of text whose output has been written to the stream."""
         self.stream.flush()
         self._digest.update(_encoded(lines))
-        self._committed = self._digest.hexdigest()
-        self.num_lines += len(lines)
-        self._num_bytes = os.fstat(self.stream.fileno()).st_size
+        self._record = _Record(
+            sha256=self._digest.hexdigest(),
+            num_lines=self.num_lines + len(lines),
+            num_bytes=os.fstat(self.stream.fileno()).st_size,
+        )
         if time.monotonic() - self._recorded_at >= _RECORD_SECONDS:
             os.fsync(self.stream.fileno())
             self._write_record()
@@ -152,19 +145,10 @@ class PartialOutput:
             raise self._refusal(f"its record {self._record_path} is missing") from error
         except DataError as error:
             raise UsageError(f"cannot continue {self.path}: {error}") from error
-        if not record.num_lines or not size_of(self.path):  # perhaps the user has removed it
-            return
-        if record.num_bytes > size_of(self.path):
-            raise self._refusal(f"it is shorter than {self._record_path} says")
-        if record.inputs != self._inputs:
-            raise self._refusal(
-                "it was written with other settings, models or files, or by another version"
-            )
-        self._hash_output(record.num_bytes)
-        if record.output_sha256 != self._output_digest.hexdigest():
-            raise self._refusal("its content has changed since it was written")
-        self.num_lines, self._num_bytes = record.num_lines, record.num_bytes
-        self._committed = record.sha256
+        if record.num_lines and (size := size_of(self.path)):  # else the user may have removed it
+            if record.num_bytes > size:
+                raise self._refusal(f"it is shorter than {self._record_path} says")
+            self._record = record
 
     def _refusal(self, reason: str) -> UsageError:
         return UsageError(f"cannot continue {self.path}: {reason}; {_ADVICE}")
@@ -175,7 +159,6 @@ class PartialOutput:
             error.filename = error.filename or str(self.path)  # errors of `write` do not name it
         # On a full disk, an older record remains, and the end of the output may be missing.
         with contextlib.suppress(OSError):
-            self._hash_output(self._num_bytes)
             self.stream.close()
         with contextlib.suppress(OSError):
             if self.num_lines:
@@ -184,25 +167,8 @@ class PartialOutput:
                 self.path.unlink()
                 self._record_path.unlink()
 
-    def _hash_output(self, num_bytes: int) -> None:
-        """Add what is new in the first bytes of the output to its digest."""
-        while size := min(_BLOCK_BYTES, num_bytes - self._num_hashed):
-            # Opening the file again, and closing it, would unlock it.
-            if not (block := os.pread(self._file.fileno(), size, self._num_hashed)):
-                return
-            self._output_digest.update(block)
-            self._num_hashed += len(block)
-
     def _write_record(self) -> None:
-        self._hash_output(self._num_bytes)
-        record = _Record(
-            inputs=self._inputs,
-            num_lines=self.num_lines,
-            num_bytes=self._num_bytes,
-            sha256=self._committed,
-            output_sha256=self._output_digest.hexdigest(),
-        )
-        write_record(self._record_path, record, format_=FORMAT)
+        write_record(self._record_path, self._record, format_=FORMAT)
         self._recorded_at = time.monotonic()
 
 
