@@ -184,8 +184,8 @@ class CleanText:
     def _checked_sample(self, text: Text, split: Split, held_out: HeldOutPairs) -> list[BytesPair]:
         """Return pairs from all over a text; refuse text whose sides are shifted or swapped.
 
-        Their languages are told by those of held-out text and by their scripts. Text that is
-        shifted only in a part of it is warned of.
+        The languages of the sides are found by held-out text and by scripts. If only a part of a
+        text is shifted, a warning is printed.
         """
         if isinstance(text, TreeFile):
             return []

@@ -52,7 +52,7 @@ class NoSplitError(DataError):
 
 
 class ModelFolder:
-    """A model folder, whose description is read and whose subword models are verified.
+    """A model folder with its description read and its subword models verified.
 
     Its other files are read and verified when they are first asked for. Vocabulary, weights and
     shortlist are then kept in memory; `hold` asks for the first two.
@@ -84,7 +84,7 @@ class ModelFolder:
         return str(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is read from files: another process reads it, if it is still the same."""
+        """Leave out the content of files: another process reads it again, if it has not changed."""
         names = ("path", "info", "fingerprint", "_digests")
         return {"_parameters": {}, **{name: vars(self)[name] for name in names}}
 
@@ -280,7 +280,7 @@ class ModelFolder:
             raise damaged(file, error) from error
 
     def as_ancestor(self) -> Ancestor:
-        """Describe the model for those whose training starts from it."""
+        """Describe the model for models whose training starts from it."""
         return Ancestor(
             path=str(self.path),
             data_dir=self.info.data_dir,
@@ -291,7 +291,7 @@ class ModelFolder:
         )
 
     def lineage(self) -> tuple[Ancestor, ...]:
-        """Describe the model and its ancestors, oldest first, for those that learn from it."""
+        """Describe the model and its ancestors, oldest first, for models that learn from it."""
         return (*self.info.ancestors, self.as_ancestor())
 
 

@@ -94,7 +94,7 @@ class ModelInfo:
         averaged: Steps of the checkpoints that it averages; empty if it is not an average.
         task: "translation" or "parsing".
         search: Values of SearchConfig that suit its dataset better than the defaults.
-        normalization: That of its training text, by which text to translate must be read, too.
+        normalization: The rules of its training text, which text to translate must follow, too.
         tags: The tags before the sources of its training texts; empty if a text has none.
         masks: Words for protected text, which its training text taught it to copy; perhaps empty.
         calibration: The confidence in its translations; None if it was not calibrated.
@@ -145,8 +145,7 @@ class ModelInfo:
         """Return its validation score or negated loss; None if it was not measured.
 
         The metric is "loss", "score" or "command", or belongs to a further validation set:
-        "NAME:loss". A score that is noise is replaced by the negated loss, which is less than any
-        other score.
+        "NAME:loss". The negated loss replaces a score that is noise; it is below all scores.
         """
         prefix, colon, kind = metric.rpartition(":")
         name, sign = (SCORES[self.task] if kind == "score" else kind), (-1 if kind == "loss" else 1)

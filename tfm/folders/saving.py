@@ -250,7 +250,7 @@ def prune_checkpoints(
 ) -> dict[Path, ModelInfo]:
     """Remove all checkpoints but the newest and the best, by the run's settings.
 
-    Only the two newest keep their training state, which is twice the size of the model. Only the
+    Only the two newest keep their training state, since it is twice the size of the model. Only the
     process that writes to the run may call this.
 
     Args:

@@ -1,7 +1,7 @@
 """The device to compute on, the arithmetic of matrix products, and the threads of a CPU.
 
-Each operation ends with a barrier, at which all threads wait if another program delays one: beside
-one busy program, two threads on two cores are slower than one.
+Each operation ends with a barrier: if another program delays a thread, all threads wait. Beside one
+busy program, two threads on two cores are slower than one thread.
 """
 
 import contextlib
@@ -178,13 +178,13 @@ def onednn_products() -> Iterator[None]:
 
 @cache
 def has_fast_exp() -> bool:
-    """Return whether MKL's exponentials take a third of the time of those in torch's softmax."""
+    """Return whether MKL computes exponentials three times as fast as torch's softmax."""
     return HAS_MKL and this_cpu().vendor == "GenuineIntel"
 
 
 @cache
 def _onednn_is_faster() -> bool:
-    """Return whether this is an AMD CPU with AVX-512 on which oneDNN multiplies accurately.
+    """Return whether this is an AMD CPU with AVX-512 and oneDNN multiplies accurately on it.
 
     Without AVX-512, torch ignores oneDNN's mode for fp32. Without AMX, the mode computes in full
     fp32 in spite of its name, which is verified here.
@@ -255,7 +255,7 @@ _MISSING_CORES, _IDLE_CORES = 0.4, 0.75
 
 
 def set_num_threads(num_threads: int | None, *, num_processes: int = 1) -> None:
-    """Set the number of threads with which this process computes on a CPU.
+    """Set the number of threads of this process's computations on a CPU.
 
     Args:
         num_threads: Threads of all processes together; None for OMP_NUM_THREADS, or one per core.

@@ -97,7 +97,7 @@ def cause_of_restart() -> str | None:
 
 
 def prevent_restart() -> None:
-    """Make torchrun end instead of restarting this process, whose failure would recur."""
+    """Make torchrun end instead of restarting this process: the failure would recur."""
     attempt, limit = (int(os.environ.get(name, 0)) for name in _TORCHRUN_RESTARTS)
     if has_launcher() and attempt < limit:
         os.kill(os.getppid(), signal.SIGTERM)
@@ -106,7 +106,7 @@ def prevent_restart() -> None:
 def end_process(message: str, *, exit_code: int = 1, is_consequence: bool = False) -> NoReturn:
     """End this process at once, even if its main thread is stuck.
 
-    Without a launcher, only the process whose failure is no consequence prints its message.
+    Without a launcher, the message is printed only if the failure is no consequence of another.
     """
     is_reported = report_failure(message, exit_code=exit_code, is_consequence=is_consequence)
     if not is_reported and not is_consequence:
@@ -195,7 +195,7 @@ class StopRequests:
         self.received = self.received or number
 
     def _answer(self, reader: socket.socket, notice: str) -> None:
-        """Answer the signals whose numbers Python writes to a socket as soon as they come."""
+        """Answer signals as soon as they come: Python writes their numbers to a socket."""
         first = None
         while signals := reader.recv(1):
             number = signals[0]
@@ -219,7 +219,7 @@ class StopRequests:
 def end_with_launcher() -> None:
     """Let processes that are started next end at once, without saving, if this launcher dies.
 
-    Else they would save and stop those of other nodes with them, which are to be restarted.
+    Otherwise, they would save, and stop the processes of other nodes, which are to be restarted.
     """
     os.environ[_ENDS_WITH_LAUNCHER] = "1"
 

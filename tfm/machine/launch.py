@@ -40,7 +40,7 @@ def launch(
 ) -> int:
     """Run a command in several processes, as torchrun does, until all have ended.
 
-    After a failure, those of all nodes are started again, as often as the placement allows it.
+    After a failure, the processes of all nodes are restarted, as often as the placement allows.
     torch forwards signals to the processes, and ends all of them if one fails. It changes the
     environment and the signal handlers of this process, which should do nothing else.
     `join_seconds` limits the wait for other nodes.
@@ -207,7 +207,7 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
 
 
 def _exit_code_after(number: signal.Signals, log_dir: Path, *, has_lost_peers: bool) -> int:
-    """Return the exit code after a signal for which the processes have saved and stopped."""
+    """Return the exit code after a signal made the processes save and stop."""
     reports = failures_in(log_dir)
     for message, facts in reports:
         if message:

@@ -13,9 +13,9 @@ class PeakMemory:
         torch.cuda.reset_peak_memory_stats(device)
 
     def is_short(self, *, later_bytes: int) -> bool:
-        """Return whether the peak, what other programs hold and what is needed later are too much.
+        """Return whether the peak and the memory of other programs leave less than `later_bytes`.
 
-        Too much is more than `USABLE_SHARE` of all memory.
+        Only `USABLE_SHARE` of all memory counts.
         """
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)

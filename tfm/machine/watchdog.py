@@ -24,7 +24,7 @@ from tfm.machine.world import World
 _MAX_INTERVAL_SECONDS = 1.0
 _SECONDS_TO_WRITE = 5.0
 _INTERVALS_PER_TIMEOUT = 10
-_INTERVALS_TO_NOTICE = 4  # for which rank 0 waits before it ends, so that the others read why
+_INTERVALS_TO_NOTICE = 4  # before rank 0 ends, for other ranks to read why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class RankStatus:
     seen_at: float = 0.0  # when the observer first saw this post, in seconds of its clock
 
     def describe(self, *, now: float) -> str:
-        """Describe a process that makes no progress, to an observer whose clock shows `now`."""
+        """Describe a process that makes no progress, as seen at `now` on the observer's clock."""
         silence = now - self.seen_at
         return (
             f"rank {self.rank} (host {self.host}, process {self.pid}) has made no progress for "
@@ -95,7 +95,7 @@ class Watchdog:
         self._interval = min(_MAX_INTERVAL_SECONDS, timeout_seconds / _INTERVALS_PER_TIMEOUT)
         self._record_dir = record_dir
         self._fail = fail
-        # Seconds for which this process ran; clocks of different nodes are never compared.
+        # Seconds that this process ran; clocks of different nodes are never compared.
         self._clock = self._contact_at = 0.0
         self._heartbeat = 0.0, "startup", False  # time of the last one, phase, and if it waits
         self._own = RankStatus(rank=world.rank, host=socket.gethostname(), pid=os.getpid())
@@ -160,7 +160,7 @@ class Watchdog:
         before = time.monotonic()
         while not self._leaving.wait(self._interval):
             now = time.monotonic()
-            # Time for which this process was itself stopped does not count.
+            # The time while this process itself was stopped does not count.
             self._clock += min(now - before, 2 * self._interval)
             before = now
             if cause := self._find_cause():

@@ -86,7 +86,7 @@ def current_world() -> World:
 
 
 def _find_launcher() -> Launcher | None:
-    """Return the launcher whose variables are all set; None if there is none."""
+    """Return the launcher that has set all of its variables; None if there is none."""
     if "MASTER_ADDR" in os.environ:
         for launcher, names in _VARIABLES.items():
             if all(name in os.environ for name in names):

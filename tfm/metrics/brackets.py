@@ -5,7 +5,7 @@
 - TOP is ignored. Labels end before "-" or "="; PRT equals ADVP.
 - A constituent is correct if the other tree has one with the same label and span; each constituent
   matches at most once.
-- A sentence whose words differ from the gold tree's is an error, one without a parse is skipped.
+- A sentence with other words than the gold tree is an error; a sentence without a parse is skipped.
   Both are excluded from all other counts, so the signature reports their numbers.
 """
 
@@ -45,7 +45,7 @@ class BracketCounts:
     """EVALB's counts over sentences, and the metrics that are computed from them."""
 
     sentences: int = 0  # including errors and skipped
-    errors: int = 0  # sentences whose words differ from those of the gold tree
+    errors: int = 0  # sentences with other words than the gold tree
     skipped: int = 0  # sentences without a parse
     gold: int = 0  # brackets of the gold trees
     test: int = 0  # brackets of the scored trees

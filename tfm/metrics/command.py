@@ -47,7 +47,7 @@ class MetricCommand:
     failure, by the system's shell; it ends with the context, or with this object.
 
     Args:
-        command: The program with its arguments, as one types it.
+        command: The program with its arguments, as in a shell.
         waiting: Is called about once a second with the number of answers, such as a heartbeat.
     """
 
@@ -167,7 +167,7 @@ class _Program:
             start_new_session=True,  # Ctrl-C is for tfm, which ends the program
         )
         self._stdin = cast("IO[bytes]", self._process.stdin)
-        # The thread does not hold this object, so that one that is no longer used is freed.
+        # The thread does not hold this object, so that it is freed when it is no longer used.
         arguments = cast("IO[bytes]", self._process.stdout), self.answers
         threading.Thread(target=_receive, args=arguments, daemon=True).start()
 

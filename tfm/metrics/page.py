@@ -37,7 +37,7 @@ def write_page(
 ) -> None:
     """Write one HTML file that needs no other: a table, and lines that readers can sort.
 
-    What differs from the reference is marked. The language is that of the translations.
+    Words that are not in the reference are marked. `language` is the language of the translations.
     """
     keys = [{**line.texts[0][2], "length": len(line.source or line.texts[0][1])} for line in lines]
     page = render(

@@ -177,7 +177,7 @@ def score_metric(
 
 @contextlib.contextmanager
 def _bootstrap_seed(seed: int) -> Iterator[None]:
-    """Set the environment variable from which sacreBLEU reads the seed of its resampling."""
+    """Set the environment variable with the seed of sacreBLEU's resampling."""
     before = os.environ.get(_SEED_VARIABLE)
     os.environ[_SEED_VARIABLE] = str(seed)
     try:

@@ -26,7 +26,7 @@ def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """Computes the sums q + k, which are d_k times as large as the scores, in chunks."""
+    """Computes the scores in chunks: the sums q + k take d_k times their memory."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class Heads(nn.Module):
         self.window = window
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments from which a subclass builds the same heads."""
+        """Return the arguments that build a subclass with the same heads."""
         names = ("num_heads", "widths", "dropout", "causal", "window")
         return {name: getattr(self, name) for name in names}
 
@@ -161,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         widths = [config.num_heads * width for width in head_widths]
         self.input = InputProjection(config.d_model, widths)
         self.output = nn.Linear(widths[2], config.d_model)
-        # Initialized as one matrix: three, with their larger weights, learn more slowly at first.
+        # Initialized as one matrix: three matrices have larger weights, and learn slower at first.
         for linear in (self.input, self.output):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

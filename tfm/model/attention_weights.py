@@ -58,7 +58,7 @@ def cross_attention(model: Model, source: Tensor, lengths: Tensor, target_input:
 
 
 def _record(modules: Sequence[MultiHeadAttention]) -> list[Tensor]:
-    """Replace the heads of modules; return a list to which each of them appends its weights."""
+    """Replace the heads of modules; return a list that they append their weights to."""
     recorded: list[Tensor] = []
     for module in modules:
         module.heads = _RecordingHeads(module.heads, recorded)

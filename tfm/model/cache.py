@@ -1,10 +1,10 @@
 """The KV cache of decoding.
 
-The hypotheses of a sentence share a cache, to which each adds a column of keys and values at each
-step; a mask hides the columns of the others. So reordering hypotheses reorders the mask and leaves
-the cache in place. To attention, they are queries over the same keys. Most of the past is common to
-all hypotheses of a sentence: every few steps, and before the cache grows, columns that none of them
-sees are dropped.
+The hypotheses of a sentence share a cache. Each hypothesis appends a column of keys and values at
+each step, and a mask hides the columns of other hypotheses. So reordering hypotheses reorders the
+mask and leaves the cache in place. To attention, they are queries over the same keys. Most of the
+past is common to all hypotheses of a sentence: every few steps, and before the cache grows, columns
+that are hidden from all of them are dropped.
 """
 
 import math
@@ -88,8 +88,8 @@ class StepRows:
 class DecoderCache:
     """Keys and values of the source of each sentence and the past tokens of each hypothesis.
 
-    The past is stored in G groups with equal numbers of columns: one group per sentence, whose
-    hypotheses see the columns that `bias` does not hide; or, if `bias` is None, one per hypothesis.
+    The past is stored in G groups with equal numbers of columns: one group per sentence, with a
+    `bias` that hides columns from hypotheses; or, if `bias` is None, one group per hypothesis.
     A backend may override how keys and values lie in memory: see `stored`.
     """
 

@@ -104,7 +104,7 @@ def model_cost(
 
 
 def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -> str | None:
-    """Return why a device cannot hold what training keeps of a model; None if it may.
+    """Return why a device is too small for training a model; None if it may be large enough.
 
     Activations are not counted. `num_copies` is the number of models in the memory of the device; a
     fraction if it is sharded.
@@ -122,7 +122,7 @@ def memory_problem(cost: Cost, device: torch.device, *, num_copies: float = 1) -
 
 
 def gathering_problem(cost: Cost, device: torch.device, *, num_copies: float) -> str | None:
-    """Return why this machine cannot hold what rank 0 gathers of a sharded model; None if it can.
+    """Return why rank 0 cannot gather a sharded model on this machine; None if it can.
 
     A CPU also holds `num_copies` of the model.
     """
@@ -160,7 +160,7 @@ def _transformer_products(config: TransformerConfig, output: int) -> tuple[Produ
 
 
 def _recurrent_products(config: RecurrentConfig, model: Model, output: int) -> tuple[Products, int]:
-    """Return the same without the bridge, which is used only once per sentence."""
+    """Return the same without the bridge, since that computes only once per sentence."""
     source = target = 0  # elements of the matrices that multiply source and target tokens
     for name, parameter in model.named_parameters():
         is_embedding = part_of_model(name) == "embeddings and output"

@@ -175,8 +175,8 @@ class Packing:
 class _Gather(torch.autograd.Function):
     """The gradient of packing is padding, and the gradient of padding is packing.
 
-    There are no sums of rows, which a GPU orders freely. Neither padding nor the spare rows from
-    which it is read have a gradient.
+    No rows are summed, so the result does not depend on the order of a GPU's sums. Padding and the
+    spare rows that it is read from have no gradient.
     """
 
     @staticmethod

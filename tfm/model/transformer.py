@@ -67,7 +67,7 @@ class Decoder(nn.ModuleList):
         return rows.select_outputs(x)
 
     def choose_rows(self, num_hypotheses: int, outputs: Tensor | None) -> StepRows:
-        """Choose the hypotheses that a step computes, given those [R] that it returns."""
+        """Choose the hypotheses that a step computes, given the hypotheses [R] that it returns."""
         return StepRows.of(num_hypotheses, outputs)
 
 

@@ -22,7 +22,7 @@ from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 # A thread of a CPU projects this number of hypotheses to logits at a time: enough that products are
 # fast, and few enough that all these logits stay in a cache.
 _PART_ROWS = 256
-# Positions of prefixes whose logits are in memory at a time.
+# Positions of prefixes with their logits in memory at a time.
 _PREFILL_ROWS = 1024
 
 # The token ids that the output of each source must start with.
@@ -197,7 +197,7 @@ class ActiveHypotheses:
             return [(slice(0, num_sentences), slice(0, num_rows))]
         sentences = self.rows // num_hypotheses
         cuts = sentences[np.arange(num_parts) * num_rows // num_parts]
-        # The first row of each part, which is the first of its sentence.
+        # Each part begins with the first row of a sentence.
         starts = np.unique(np.searchsorted(sentences, cuts))
         rows = pairwise([*starts.tolist(), num_rows])
         bounds = pairwise([0, *sentences[starts[1:]].tolist(), num_sentences])
@@ -238,7 +238,7 @@ class ActiveHypotheses:
         return (rows_out[is_free], tokens_out[is_free]), only
 
     def _open_rows(self, rows: Array) -> Iterator[tuple[int, SpellingStep, int]]:
-        """Yield which hypotheses in rows [N] spell an open end, what may follow, and its size."""
+        """Yield the index of each of rows [N] in an open end, its next step, and the end's size."""
         if self.length > self._unforced[0]:
             return
         num_hypotheses = self.tokens.shape[1]

@@ -19,10 +19,10 @@ def beam_search(hypotheses: ActiveHypotheses, config: SearchConfig) -> list[list
     """Find the n best outputs of sentences, which start from one hypothesis each.
 
     At each step, all continuations of a sentence's hypotheses compete, and the 2K most probable of
-    them are its candidates in a beam of K hypotheses. Those with EOS among the first K are finished
-    and ranked by score. The K most probable without EOS are continued, so that a hypothesis that
-    ends leaves no place empty. An EOS of a lower rank is dropped, as in fairseq (Ott et al. 2019)
-    and CTranslate2. A beam of one has one candidate: it is greedy search.
+    them are its candidates in a beam of K hypotheses. Candidates with EOS among the first K are
+    finished and ranked by score. The K most probable candidates without EOS are continued, so that
+    the beam stays full. An EOS of a lower rank is dropped, as in fairseq (Ott et al. 2019) and
+    CTranslate2. A beam of one has one candidate: it is greedy search.
 
     A sentence is finished only if no active hypothesis can still enter its n best.
     """
@@ -117,13 +117,13 @@ def diverse_beam_search(start: ActiveHypotheses, config: SearchConfig) -> list[l
 def _choose(
     totals: Tensor, times_chosen: Tensor, sentences: Tensor, strengths: Tensor, size: int
 ) -> Continuations:
-    """Return the candidates of a group, and count the tokens of those that end or are continued.
+    """Return the candidates of a group, and count the tokens of finished and continued ones.
 
     Args:
         totals: [B, K, V] log probabilities of all continuations.
         times_chosen: [all sentences, V] how often earlier groups chose a token.
         sentences: [B] indices of the sentences among all.
-        strengths: [all sentences] nats by which a token ranks lower for each time.
+        strengths: [all sentences] nats subtracted from a token for each time that it was chosen.
         size: The size of the group's beam.
     """
     penalties = strengths[sentences, None] * times_chosen[sentences]

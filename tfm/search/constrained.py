@@ -34,20 +34,20 @@ def constrained_search(
     """Find the n best outputs of sentences that contain phrases.
 
     Candidates are the most probable continuations, the best of each hypothesis, and each token that
-    continues or begins a missing phrase. One is dropped if as many as the beam was set to hold (at
-    least `_MIN_BEGINNINGS` if it has no token of a phrase) are more probable and have at least as
-    many tokens of phrases. A hypothesis that breaks off a phrase loses its tokens. Only one that
-    contains all phrases ends. A sentence is finished when as many have ended as the beam was set to
-    hold, at least `_MIN_ENDED`, or none can enter its n best.
+    continues or begins a missing phrase. With a beam of K, a candidate is dropped if K others are
+    more probable and have at least as many tokens of phrases (at least `_MIN_BEGINNINGS` others if
+    it has no token of a phrase). A hypothesis that breaks off a phrase loses its tokens. Only
+    hypotheses that contain all phrases end. A sentence is finished when K hypotheses, at least
+    `_MIN_ENDED`, have ended, or none can enter its n best.
 
     Args:
         hypotheses: The first hypothesis of each sentence.
         required: The phrases of each sentence.
-        config: Settings of the beam, which is wider by the number of tokens of the phrases.
+        config: Settings of the beam; it is wider by the number of tokens of the phrases.
 
     Returns:
-        At most `n_best` outputs of each sentence, best first; if none with all phrases was found,
-        the best of those with the most phrases.
+        At most `n_best` outputs of each sentence, best first; if no output has all phrases, the
+        best outputs with the most phrases.
     """
     beams = [_Beam(each, config) for each in required]
     length = 1
@@ -67,7 +67,7 @@ _Candidate: TypeAlias = tuple[float, int, int]
 
 
 class _Beam:
-    """The hypotheses of a sentence: what each contains, and the outputs that have ended."""
+    """The hypotheses of a sentence, the phrases that each contains, and the finished outputs."""
 
     def __init__(self, required: RequiredPhrases, config: SearchConfig) -> None:
         self.required, self._n_best = required, config.n_best
@@ -128,7 +128,7 @@ class _Beam:
 
 
 def _step(hypotheses: ActiveHypotheses, beams: Sequence[_Beam]) -> Continuations:
-    """Return continuations [B, K'] of hypotheses, padded by PAD, after adding those that end."""
+    """Return continuations [B, K'] of hypotheses, padded by PAD; add finished ones to outputs."""
     bounds = hypotheses.min_log_probs([beam.to_beat() for beam in beams]).tolist()
     continued, progress, ended = [], [], []
     for beam, bound, found in zip(beams, bounds, _candidates(hypotheses, beams), strict=True):

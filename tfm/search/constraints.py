@@ -184,7 +184,7 @@ class BannedText:
         return text.encode(errors="surrogateescape")
 
     def _following(self, tail: bytes) -> set[int]:
-        """Return the tokens whose beginning completes a phrase after a text."""
+        """Return the tokens that complete a phrase after a text, perhaps with more behind it."""
         found: set[int] = set()
         for size in self._sizes:
             if size > len(tail):
@@ -232,7 +232,7 @@ class BannedText:
         return False
 
     def _goes_on(self, phrase: bytes, following: bytes) -> bool:
-        """Return whether a phrase is only a part of a word or character, by what follows it."""
+        """Return whether the bytes after a phrase continue its last word or character."""
         text, first = phrase.decode(), _first(following)
         if self._phrases[phrase][1] and _is_in_word(first):
             return True

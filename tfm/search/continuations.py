@@ -58,7 +58,7 @@ class NextTokens:
             excluded_scores = logits.index_select(1, columns)
             normalizers, block_max = _normalize(logits, block_size, by_exp=has_fast_exp())
             scores = logits.index_fill_(1, columns, -math.inf).view(num_rows, -1, block_size)
-            blocks = columns // block_size  # whose maxima may have been those of excluded tokens
+            blocks = columns // block_size  # their maxima may have been excluded tokens
             block_max[:, blocks] = scores[:, blocks].amax(dim=2).float() - normalizers
             return cls(vocab_size, scores, normalizers, block_max, columns, excluded_scores)
         scores = logits if logits.dtype == torch.float64 else logits.float()
@@ -217,7 +217,7 @@ def negative_infinity(x: Tensor) -> Tensor:
 
 @functools.cache
 def indices_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
-    """Return N numbers as a tensor [N], which is copied to a device only once."""
+    """Return N numbers as a tensor [N] on a device; it is copied there only once."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, device=device)
 

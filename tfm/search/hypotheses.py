@@ -18,7 +18,7 @@ class Hypothesis:
     proven: bool | None = None
     # "shortlist" if probabilities are normalized over the pieces of a shortlist; otherwise None.
     vocabulary: Literal["shortlist"] | None = None
-    # Of each token of an output that was given, EOS included, in nats; None if it was found.
+    # Of each token of a given output, EOS included, in nats; None if a search found the output.
     token_log_probs: tuple[float, ...] | None = None
 
 

@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 
 _MAX_CHARACTER_BYTES = 4  # of UTF-8
 _MAX_STATES = 300  # that an automaton keeps
-# The pieces of a phrase without a space before it are those after one of these.
+# A phrase is encoded after each of these, for its pieces without a space before it.
 _BEFORE = ("(", "„", "«", '"', "。", "-")
 _NEEDS_SPACE = ".,;:!?…)]}%"  # after these, the words of a script with spaces
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
@@ -68,7 +68,7 @@ class PhraseEncoder:
         self.encode = lru_cache(maxsize=1 << 12)(self._encode)
 
     def _encode(self, texts: tuple[str, ...], starts: tuple[str, ...]) -> Phrase | None:
-        """Return a phrase that is any of some texts, which are `starts` as the first words.
+        """Return a phrase for any of some texts; `starts` are their forms as first words.
 
         Texts are left out if pieces are lacking; the phrase is None if no text is left.
         """
@@ -164,7 +164,7 @@ class Edges(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The first tokens of a spelling of a phrase, with which a hypothesis ends."""
+    """The first tokens of a spelling of a phrase, at the end of a hypothesis."""
 
     phrase: int
     spelling: Tokens
@@ -213,7 +213,7 @@ class _Automaton:
 
     Args:
         needed: Phrases of numbered tokens, each with how often it is needed.
-        edges: Those of the tokens.
+        edges: The edges of the tokens.
     """
 
     def __init__(self, needed: tuple[tuple[Phrase, int], ...], edges: tuple[Edges, ...]) -> None:
@@ -294,7 +294,7 @@ class _Automaton:
         return phrase.within
 
 
-# Sentences whose phrases are alike in the numbers of their tokens share it.
+# Sentences share it if their phrases have equal numbers of tokens.
 _automaton = lru_cache(maxsize=128)(_Automaton)
 
 

@@ -101,7 +101,7 @@ class ShortlistConstraints(Constraints):
     """Constraints on the ids of a small vocabulary.
 
     Args:
-        constraints: Those on the ids of the model's vocabulary.
+        constraints: The constraints on ids of the model's vocabulary.
         pieces: [V'] the ids of the pieces in the model's vocabulary.
         short_ids: [V] the ids of the model's pieces in the small vocabulary, or `_ABSENT`.
     """

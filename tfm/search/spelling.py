@@ -35,7 +35,7 @@ OpenEnd: TypeAlias = Sequence[SpellingStep]
 
 
 def next_step(open_end: OpenEnd, tokens: Sequence[int]) -> SpellingStep | None:
-    """Return what may follow the tokens of an open end; None if they spell all of it."""
+    """Return the next tokens of an open end after some tokens; None if these spell all of it."""
     spelled = 0
     for token in tokens:
         step = open_end[spelled]
@@ -49,7 +49,7 @@ def next_step(open_end: OpenEnd, tokens: Sequence[int]) -> SpellingStep | None:
 
 
 def renumbered(open_end: OpenEnd, ids: Array) -> OpenEnd:
-    """Return an open end with other ids [V] for tokens; those with negative ids are left out."""
+    """Return an open end with other ids [V] for tokens; tokens with negative ids are left out."""
     steps = []
     for tokens, ends in open_end:
         order = np.argsort(ids[tokens], kind="stable")

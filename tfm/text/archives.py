@@ -167,7 +167,7 @@ def _open_zip_member(directory: zipfile.ZipFile, info: zipfile.ZipInfo, archive:
 
 
 def _tar_members(packed: io.FileIO, archive: Path) -> Iterator[Member]:
-    content = _decompressed(packed)  # that of tarfile would not compare checksums
+    content = _decompressed(packed)  # tarfile's own would not compare checksums
     stream: Any = _TarStream(content, archive)
     with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="replace") as tar:
         for member in tar:

@@ -46,7 +46,7 @@ _EXAMPLE_CHARACTERS = 300
 _MAX_HASHES_IN_MEMORY = 1 << 22
 _HASHES_AT_ONCE = 1 << 20  # while runs in files are merged
 _SAMPLE_PAIRS, _MIN_SAMPLE_PAIRS = 1_000, 50  # to compare the sides of two texts
-_SWAP_MARGIN = 1.5  # that of English and German is 4
+_SWAP_MARGIN = 1.5  # swapped English and German have 4
 
 _Trigrams = Counter[tuple[int, ...]]
 
@@ -202,7 +202,7 @@ def clean_lines(
     protected: SeenText | None = None,
 ) -> Iterator[bytes]:
     """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
-    # A line and itself are a pair that breaks no rule about two sides, except that of copies.
+    # A pair of a line and itself breaks no rule about two sides but the rule against copies.
     cleaner = Cleaner(replace(config, drop_copies=False), normalization, protected=protected)
     for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
         yield line

@@ -12,7 +12,7 @@ from tfm.text.languages import SENTENCE_MARKS, base_language, target_language
 from tfm.text.lines import Block, BytesPair
 from tfm.text.masks import Masker
 
-# The first letter of a word, with quotation marks or brackets before it; that of Dutch may be ij.
+# The first letter of a word, with quotation marks or brackets before it; in Dutch it may be ij.
 _OPENING = r"(?<!\S)([\"“”„«»‹›‚‘¿¡(\[{「『（【《〈]*)"
 _WORD, _DUTCH_WORD = re.compile(rf"{_OPENING}(\w)"), re.compile(rf"{_OPENING}(ij|\w)")
 # Where languages differ from Unicode's capitals.
@@ -35,7 +35,7 @@ class Copier:
 
     Args:
         shares: {kind, one of `COPIES` or "masked": probability that a pair gets such a copy}.
-        languages: Source and target, whose rules for capitals apply.
+        languages: Source and target; their rules for capitals apply.
         tags: What may precede the text of a source; it is left as it is.
         seed: Random seed.
     """

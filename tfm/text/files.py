@@ -1,4 +1,4 @@
-"""Open text: unpack what is compressed, and refuse what is not UTF-8 with line feeds.
+"""Open text: unpack compressed files, and refuse text that is not UTF-8 with line feeds.
 
 Both are told by the content, never by the name.
 """
@@ -63,7 +63,7 @@ def unpacked_name(name: str) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file, in lower case and without that of its compression."""
+    """Return the suffix of a file, in lower case and without the suffix of its compression."""
     return Path(unpacked_name(name)).suffix.lower()
 
 
@@ -152,7 +152,7 @@ class TextFile:
         return data
 
     def _check(self, data: bytes) -> None:
-        """Check the next bytes, which are none at the end."""
+        """Check the next bytes; empty bytes are the end."""
         if not self._num_bytes:
             self._check_start(data)
         if b"\0" in data:
@@ -195,7 +195,7 @@ class TextFile:
 
 
 class _FromStart:
-    """A file whose first bytes were read already, and the number of bytes that are read of it."""
+    """A file with its first bytes read already, which counts the bytes that are read of it."""
 
     def __init__(self, start: bytes, file: Any) -> None:
         self._start, self._file = start, file

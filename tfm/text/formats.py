@@ -1,4 +1,4 @@
-"""The formats of text that users have: what is read as lines, and what is refused by its name."""
+"""The formats of text that users have: some are read as lines, others are refused by name."""
 
 import io
 import re
@@ -45,7 +45,7 @@ def _translated_by(flag: str) -> tuple[str, str]:
 _TAKE_OUT = "take its sentences out, one per line"
 _CONVERT = f"convert it to HTML for tfm generate --format html, or {_TAKE_OUT}"
 _TO_SUBRIP = "convert it to SubRip (.srt)"
-# The first row whose suffix, or else whose start fits. XML is told by its root element.
+# The first row with a fitting suffix, or else start, counts. XML is told by its root element.
 FORMATS = (
     Format("IWSLT", (TALKS,), b""),
     Format("TMX", (".tmx",), _PROLOG + rb"<tmx\b", f"{_TAKE_OUT} and language"),

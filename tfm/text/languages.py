@@ -50,7 +50,7 @@ _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SAME = {"fil": "tl"}  # the standard form of Tagalog, whose two-letter code is the usual one
 _MACROLANGUAGES = {"nb": "no"}  # as the identifier calls it
 _MAX_SHOWN = 4
-_LIKELY_SCRIPTS = {"grc": "Grek"}  # that of CLDR is much older
+_LIKELY_SCRIPTS = {"grc": "Grek"}  # CLDR has a much older script
 
 
 @cache
@@ -76,7 +76,7 @@ def named_language(text: str) -> str | None:
 def script_of(code: str) -> str:
     """Return the ISO 15924 code of the script of a language: Hant for zh-TW; "" if unknown.
 
-    Without a script in the code, it is the one in which the language is mostly written.
+    Without a script in the code, it is the usual script of the language.
     """
     from langcodes.data_dicts import LIKELY_SUBTAGS
 
@@ -106,7 +106,7 @@ def closest(code: str, candidates: Iterable[str]) -> str | None:
 
 
 def common_codes(codes: Iterable[str]) -> dict[str, str]:
-    """Return for each code the one that most programs know: zh for zho_Hans, zh-Hant for zho_Hant.
+    """Return the common form of each code: zh for zho_Hans, zh-Hant for zho_Hant.
 
     Codes that only their regions tell apart, such as en_GB and en_US, stay as they are.
     """
@@ -162,7 +162,7 @@ def name_of(code: str) -> str:
 
 
 def identified_as(code: str) -> str:
-    """Return the language for which the identifier takes text in a language."""
+    """Return the identifier's name for a language."""
     base = base_language(code)
     return _MACROLANGUAGES.get(base, base)
 

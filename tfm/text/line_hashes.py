@@ -19,7 +19,7 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 _SEPARATOR, _LETTER, _TOKEN, _IGNORED, _UNKNOWN = range(5)
 _KINDS = {"L": _LETTER, "N": _LETTER, "M": _LETTER, "Cf": _IGNORED}  # by Unicode's category
 _HAN = 0x20000  # from here on, all letters are Han
-_LAST = 0x3FFFF  # stands for all later characters, which are no letters
+_LAST = 0x3FFFF  # stands for all later characters; they are no letters
 # Scripts without spaces between words: Thai to Burmese, Khmer, Tai, kana and Han.
 _UNSPACED = (
     *((0xE00, 0x10A0), (0x1780, 0x1800), (0x1950, 0x19E0), (0x1A20, 0x1AB0), (0x3005, 0x3008)),
@@ -108,7 +108,7 @@ def _tables() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
 
 
 def _kinds(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
-    """Return the kinds of characters, after adding those that are new to the tables."""
+    """Return the kinds of characters; add new characters to the tables."""
     all_kinds, letters = _tables()
     kinds = all_kinds[codes]
     if (is_new := kinds == _UNKNOWN).any():

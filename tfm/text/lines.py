@@ -102,7 +102,7 @@ def read_columns(
 ) -> Iterator[BytesPair]:
     """Read a file of columns that tabs separate; by default it has two, source and target.
 
-    Takes the arguments of `read_blocks`; a line without the columns is like one that is too long.
+    Takes the arguments of `read_blocks`. A line without the columns is treated as if too long.
     """
     source, target = columns or (1, 2)
     number = 0

@@ -27,7 +27,7 @@ _MARKUP = re.compile(
 
 
 class Sign(NamedTuple):
-    """A sign: what lines have, a pattern with an example, and what to do.
+    """A sign in lines of text: its name, a pattern with an example, and advice.
 
     Attributes:
         what: What lines have, after "N of the first M lines".
@@ -38,7 +38,7 @@ class Sign(NamedTuple):
         is_subword: Whether lines are cut into the pieces of another vocabulary.
         is_record: Whether lines are records, not sentences.
         least: The least number of lines that have it, with the same key if there is one.
-        key: What of a line must be that of others, too; None if nothing must.
+        key: Returns the part of a line that must be equal in all of them; None without a condition.
     """
 
     what: str

@@ -1,6 +1,6 @@
 """Checks for suspicious sentence pairs: encoding, script, numbers, language, length, punctuation.
 
-Only that of the length ratio is on by default: the others also drop more good pairs.
+Only the check of the length ratio is on by default: the others also drop more good pairs.
 """
 
 import math
@@ -103,8 +103,8 @@ def are_swapped(
 ) -> bool:
     """Return whether most pairs break a check, but would pass it with swapped sides.
 
-    Scripts are checked if those of both languages are known and differ, and otherwise languages, if
-    py3langid is installed and knows both.
+    The scripts of both languages are compared if they are known and differ. Otherwise, py3langid
+    identifies the languages, if it is installed and knows both.
     """
     checks = pair_checks(config, source, target)
     has_one_script = script_of(source) == script_of(target)
@@ -201,7 +201,7 @@ def _of_any_side(
 
 
 def _letters_of_others(codes: Iterable[str]) -> "regex.Pattern[str]":
-    """Return a pattern of the letters in which some languages are not written."""
+    """Return a pattern of the letters that some languages do not use."""
     import regex  # here, because few texts are checked so
 
     scripts = ["Zyyy"]  # what many scripts share

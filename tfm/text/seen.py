@@ -101,7 +101,7 @@ class SeenText:
             file.write(safetensors.numpy.save({"bits": self.bits}, metadata))
 
     def false_hits(self) -> float:
-        """Return the share of other hashes whose bits are all set, by a part of the filter."""
+        """Return the rate of false hits of the filter, estimated from a part of it."""
         shares = np.unpackbits(self.bits[: 1 << 18, None], axis=1).mean(axis=0)
         return float(shares.reshape(2, 4).prod(axis=1).mean())
 

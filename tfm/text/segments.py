@@ -142,7 +142,7 @@ class _Place:
 
 
 def _aligned(found: Sequence[_Segment], path: Path | None) -> dict[str, list[bytes]]:
-    """Return the columns, whose lines belong together if there are several."""
+    """Return the columns; if there are several, their lines belong together."""
     columns: dict[str, dict[_Key, bytes]] = {each.column: {} for each in found}
     if len(columns) == 1:
         return {found[0].column: [each.line for each in found]}

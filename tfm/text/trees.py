@@ -83,7 +83,7 @@ def words_of(tree: Tree) -> list[str]:
 
 
 def normalize(tree: Tree) -> Tree | None:
-    """Reduce a tree to what parsers are trained and scored on.
+    """Reduce a tree to the parts that parsers are trained and scored on.
 
     - Function tags and indices are removed: NP-SBJ-1 and NP=2 become NP. Parts of speech are kept.
     - Traces (-NONE-) are removed, and constituents of nothing but traces.
@@ -247,8 +247,8 @@ def restore(symbols: Iterable[str], words: Sequence[str]) -> tuple[Tree, int]:
     """Build a tree from a model's symbols and the words of the sentence, at least one.
 
     Unknown symbols, closing brackets of nothing and constituents without words are dropped. A
-    closing symbol whose label no open constituent has closes the innermost one. What follows the
-    outermost constituent is moved into it, as are words without a symbol.
+    closing symbol with the label of no open constituent closes the innermost one. Constituents
+    after the outermost one are moved into it, as are words without a symbol.
 
     Returns:
         A tree of exactly these words, with XX as parts of speech, and the number of such repairs

@@ -7,12 +7,12 @@ import regex
 
 Span = tuple[int, int]  # start and end, in characters
 
-# Scripts whose words no space separates.
+# Scripts without spaces between words.
 _UNSPACED = (
     r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 )
-# Letters and digits with their marks and joiners, and apostrophes between letters, but for that of
-# "Bob's". Any other unit is what a reader takes for one character, such as an emoji with modifiers.
+# Letters and digits with their marks and joiners, and apostrophes between letters, but not in
+# "Bob's". Other units are single characters as readers see them, such as an emoji with modifiers.
 _UNIT = regex.compile(
     rf"(?:[[\p{{L}}\p{{N}}]--[{_UNSPACED}]][\p{{M}}\p{{Cf}}]*+(?:['’](?=\p{{L}})(?!s\b))?+)++|(?!\s)\X",
     regex.VERSION1,
@@ -27,7 +27,7 @@ _EDGE = regex.compile(
 
 
 def is_unspaced(character: str) -> bool:
-    """Return whether a character is of a script whose words no space separates."""
+    """Return whether a character is of a script without spaces between words."""
     return _UNSPACED_CHARACTER.match(character) is not None
 
 

@@ -132,14 +132,14 @@ def _settings_problems(
 
 
 def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoText]:
-    """Return what a table under [[name]] describes."""
+    """Return the kind of text that a table under [[name]] describes."""
     kinds = {"archives": Archive, "mono": MonoText}
     of_texts = {"opus": OpusText, "trees": TreeFile}
     return kinds.get(name) or next((of_texts[key] for key in of_texts if key in entry), TextFiles)
 
 
 def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | MonoText:
-    """Return an entry whose paths, relative to the folder, are joined to the folder."""
+    """Return an entry with its relative paths joined to the folder."""
     if isinstance(entry, MonoText):
         is_path = entry.text is not None and not is_url(entry.text)
         return replace(entry, text=str(folder / entry.side)) if is_path else entry

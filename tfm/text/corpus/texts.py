@@ -38,7 +38,7 @@ class Archive:
         sha256: Published checksum in hexadecimal.
         md5: Published checksum in hexadecimal.
         size: Published size in bytes.
-        checksums_of: Who publishes checksums, and what a user may do if the file has another one.
+        checksums_of: The publisher of the checksums, and what to do if the file has another one.
     """
 
     checksums_of: ClassVar[tuple[str, str]] = "the recipe", "accept it with --no-verify"
@@ -88,7 +88,7 @@ class TextOptions:
     Attributes:
         tag: Tag such as <bt> or <2fr> that is put before each source sentence.
         every: Take only each Nth pair, such as for validation on a part of the training text.
-        except_every: Leave out each Nth pair, which another text takes with `every`.
+        except_every: Leave out each Nth pair, for another text that takes it with `every`.
         weight: Only in [[train]]: the share of the pairs of an epoch, relative to the weights of
             the other texts. All of them have one, or none: then each pair comes once an epoch.
         cleaning: Only in [[train]]: settings that differ from [cleaning] for this text.
@@ -274,7 +274,7 @@ Text = TextFiles | TreeFile
 
 
 def text_name(text: Text) -> str:
-    """Return a name for a text: that of its source file."""
+    """Return a name for a text: the name of its source file."""
     return PurePosixPath(text.sides[0]).name
 
 
