@@ -4,10 +4,9 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from tfm.search.constraints import Constraints
 from tfm.search.continuations import NextTokens, indices_on, negative_infinity
 from tfm.search.hypotheses import Hypothesis, length_penalty
 from tfm.search.model import SearchableModel
-from tfm.search.spelling import OpenEnd, SpellingStep, next_step
+from tfm.search.spelling import Array, OpenEnd, SpellingStep, next_step
 from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 
 # A thread of a CPU projects this number of hypotheses to logits at a time: enough that products are
@@ -27,7 +26,6 @@ _PREFILL_ROWS = 1024
 
 # The token ids that the output of each source must start with.
 Prefixes: TypeAlias = Sequence[Sequence[int]]
-Array: TypeAlias = npt.NDArray[Any]
 
 _NEVER_PRODUCED = (PAD, BOS, UNK)
 _ANY = -1  # no token is forced

@@ -6,19 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError
-from tfm.search.spelling import Spellings
+from tfm.search.spelling import Array, Spellings
 from tfm.text.lines import read_lines
 from tfm.vocabulary.subword import Vocabulary, escape
-
-Array = npt.NDArray[Any]
 
 _MAX_PHRASES = 10_000
 _MAX_CHARACTERS = 100

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import numpy.typing as npt
 import regex
 
+from tfm.search.spelling import Array
 from tfm.text.languages import SENTENCE_MARKS
 from tfm.text.units import IN_WORD
 from tfm.vocabulary.subword import UNK, Vocabulary, escape
 
-Array = npt.NDArray[Any]
 Tokens = tuple[int, ...]
 
 _MAX_CHARACTER_BYTES = 4  # of UTF-8

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tfm.config import SearchConfig
-from tfm.search.active import ActiveHypotheses, Array, Continuations, to_host
+from tfm.search.active import ActiveHypotheses, Continuations, to_host
 from tfm.search.hypotheses import Hypothesis
+from tfm.search.spelling import Array
 from tfm.vocabulary.subword import EOS
 
 

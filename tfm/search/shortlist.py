@@ -21,11 +21,11 @@ from tfm.dataset.shortlist import Shortlist
 from tfm.model.build import Model
 from tfm.model.cache import DecodingState
 from tfm.search import search
-from tfm.search.active import Array, Prefixes
+from tfm.search.active import Prefixes
 from tfm.search.constraints import Constraints
 from tfm.search.hypotheses import Hypothesis
 from tfm.search.model import Ensemble, Projection, SearchableModel
-from tfm.search.spelling import OpenEnd, renumbered
+from tfm.search.spelling import Array, OpenEnd, renumbered
 from tfm.vocabulary.subword import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:

@@ -87,11 +87,8 @@ class TrainingRun:
         self._started = self._validated_at = time.monotonic()
         self._state = RunState()
         self._unread: deque[PendingStep] = deque()
-        self._record = RunRecord(
-            self.run_dir,
-            is_first=world.is_first,
-            tensorboard=self._run.training.tensorboard,
-        )
+        tensorboard = self._run.training.tensorboard
+        self._record = RunRecord(self.run_dir, is_first=world.is_first, tensorboard=tensorboard)
         self.metrics: dict[str, float] = {}
         command = self._run.training.metric_command
         self._metric_command = (
