@@ -17,6 +17,7 @@ from tfm.model import cache
 from tfm.search import active
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish, num_candidates
+from tfm.search.constraints import Constraints
 from tfm.vocabulary.subword import EOS
 
 PREFIXES = [[6], [], [5, 4, 4], [4, 6]]
@@ -29,10 +30,11 @@ def advance(hypotheses, found):
 
 @pytest.mark.parametrize("part_rows", [256, 1, 5])
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
+@pytest.mark.parametrize("constraints", [None, Constraints(1, None)])
 def test_the_best_continuations_are_the_best_of_all_log_probabilities(
-    prefixes, part_rows, monkeypatch
+    constraints, prefixes, part_rows, monkeypatch
 ):
-    """At every step, whether a prefix or the maximum length forces tokens or not.
+    """At every step, whether a prefix, the maximum length or a constraint restricts tokens or not.
 
     Hypotheses are projected to logits all at once, or a few at a time.
     """
@@ -40,7 +42,7 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(
     model = transformer()
     monkeypatch.setattr(active, "_PART_ROWS", part_rows)
     with torch.inference_mode():
-        hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, prefixes)
+        hypotheses = ActiveHypotheses(model, *batch_of(SOURCES), config, prefixes, constraints)
         while hypotheses.num_open:
             size = int(torch.randint(1, 9, ()))
             log_probs = hypotheses.copy().next_log_probs()
@@ -54,7 +56,8 @@ def test_the_best_continuations_are_the_best_of_all_log_probabilities(
             is_possible = best.isfinite()  # other entries may be any continuation
             torch.testing.assert_close(chosen_totals[is_possible], best[is_possible])
             advance(hypotheses, found)
-        assert hypotheses.tokens.shape[2] >= max(map(len, SOURCES)) + 3
+        if constraints is None:
+            assert hypotheses.tokens.shape[2] >= max(map(len, SOURCES)) + 3
 
 
 @pytest.mark.parametrize("prepacked", [False, True], ids=["plain", "prepacked"])

@@ -1,118 +1,17 @@
-"""Constraints on outputs: no n-gram twice, and no banned text."""
+"""Banned text: exactly the tokens that complete it are ruled out."""
 
-import itertools
 import random
 import re
 import unicodedata
 
-import numpy as np
 import pytest
-import torch
 from search.workshop import EVERY_SEARCH, SEARCHES
-from small_models import batch_of, transformer
 
 from tfm.commands.translator import Translator
-from tfm.config import LATEST_NORMALIZATION, Normalization, SearchConfig
+from tfm.config import LATEST_NORMALIZATION, Normalization
 from tfm.errors import DataError
-from tfm.search import search
-from tfm.search.active import ActiveHypotheses
-from tfm.search.constraints import BannedText, Constraints, read_phrases
-from tfm.search.forced import forced_decoding
-from tfm.vocabulary.subword import EOS, Vocabulary
-
-V = 7
-WORDS = (4, 5, 6)
-SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 6, EOS]]
-
-
-def find(kind, model, constraints, *, prefixes=None, **changes):
-    config = SearchConfig(**{"max_extra_length": 6, **SEARCHES[kind], **changes})
-    with torch.inference_mode():
-        return search(
-            model, *batch_of(SOURCES), config,
-            line_numbers=range(3), prefixes=prefixes, constraints=constraints,
-        )  # fmt: skip
-
-
-def ngrams(tokens, size):
-    return [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
-
-
-def repeats(tokens, size):
-    return len(set(ngrams(tokens, size))) < len(ngrams(tokens, size))
-
-
-# --- n-grams
-
-
-@EVERY_SEARCH
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_ngram_occurs_twice(kind, size):
-    some_would = False
-    for seed in range(3):
-        model = transformer(V, seed, sharpness=2)
-        free = find(kind, model, None)
-        some_would |= any(repeats(each.tokens, size) for best in free for each in best)
-        for best in find(kind, model, Constraints(size, None)):
-            assert best
-            assert not any(repeats(each.tokens, size) for each in best)
-    assert some_would
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_exact_search_finds_the_best_outputs_without_a_repeated_ngram(size):
-    model = transformer(V, sharpness=2)
-    config = {"node_limit": 10_000, "max_extra_length": 2, "n_best": 2, "min_length": 0}
-    found = find("exact", model, Constraints(size, None), **config)
-    for source, best in zip(SOURCES, found, strict=True):
-        outputs = [
-            output
-            for length in range(len(source) + 2)
-            for output in itertools.product(WORDS, repeat=length)
-            if not repeats(output, size)
-        ]
-        with torch.inference_mode():
-            scored = forced_decoding(
-                [model], *batch_of([source] * len(outputs)), outputs, SearchConfig()
-            )
-        expected = sorted((each.score for each in scored), reverse=True)[:2]
-        assert [each.score for each in best] == pytest.approx(expected, abs=1e-4)
-
-
-@EVERY_SEARCH
-def test_the_longest_output_without_repetition_ends_even_below_the_minimum_length(kind):
-    for best in find(kind, transformer(V), Constraints(1, None), min_length=9):
-        assert {tuple(sorted(each.tokens)) for each in best} == {WORDS}
-
-
-@EVERY_SEARCH
-def test_a_prefix_wins_and_the_rest_repeats_no_ngram(kind):
-    prefix = [5, 5, 5, 4]
-    for best in find(kind, transformer(V), Constraints(2, None), prefixes=[prefix] * 3):
-        for each in best:
-            assert list(each.tokens[:4]) == prefix
-            assert not repeats(each.tokens[2:], 2)
-
-
-@pytest.mark.parametrize("vocab_size", [V, 300])
-def test_the_best_continuations_are_those_of_all_log_probabilities(vocab_size):
-    config, constraints = SearchConfig(max_extra_length=3), Constraints(1, None)
-    model, sources = transformer(vocab_size), SOURCES * 300
-    with torch.inference_mode():
-        hypotheses = ActiveHypotheses(
-            model, *batch_of(sources), config, [[5], [], []] * 300, constraints
-        )
-        while hypotheses.num_open:
-            log_probs = hypotheses.copy().next_log_probs()
-            totals = torch.from_numpy(hypotheses.log_probs)[:, :, None] + log_probs
-            found = hypotheses.best_continuations(3)
-            best = totals.flatten(1).topk(3).values
-            torch.testing.assert_close(torch.from_numpy(found.totals), best)
-            is_active = (found.tokens != EOS) & np.isfinite(found.totals)
-            hypotheses.advance(found, is_active)
-
-
-# --- banned text
+from tfm.search.constraints import BannedText, read_phrases
+from tfm.vocabulary.subword import Vocabulary
 
 
 @pytest.fixture(

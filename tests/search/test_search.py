@@ -43,7 +43,7 @@ def searches(draw):
         "length_penalty": draw(st.sampled_from(ALPHAS)),
         "max_extra_length": draw(st.integers(1, 2 if kind == "exact" else 5)),
         "min_length": draw(st.sampled_from([0, 0, 1, 3, 99])),
-        "no_repeat_ngram": draw(st.sampled_from([None, None, 1, 2])),
+        "no_repeat_ngram": draw(st.sampled_from([None, None, 1, 2, 3])),
     }
     if kind in ("beam", "exact"):
         config["beam_size"] = draw(st.integers(2, 5))
