@@ -11,6 +11,7 @@ import pytest
 from helpers import contents, edit_model, python
 
 import tfm
+from tfm.disk.paths import new_output_folder
 from tfm.errors import UsageError
 from tfm.folders.run_folder import checkpoints
 
@@ -156,3 +157,23 @@ def test_output_to_a_closed_stream_is_an_error(command, code):
     assert ("tfm: standard output is closed, so the output is lost: " in done.stderr) == (code == 1)
     assert "Traceback" not in done.stderr
     assert (code == 0) == any(Path().glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("own", "force", "problem"),
+    [
+        (None, True, "exists and is no model: choose another folder"),
+        (["a", "b"], False, "exists: replace it with --force, or"),
+        (["a"], True, "b is not of the model, which --force would replace"),
+        (["a", "b", "c"], True, None),
+    ],
+)
+def test_a_folder_is_replaced_only_by_force_and_if_all_of_it_is_own(tmp_path, own, force, problem):
+    new_output_folder(tmp_path / "new", own=own, kind="model", force=force)
+    for name in ("a", "b"):
+        (tmp_path / "old" / name).mkdir(parents=True)
+    if problem is None:
+        new_output_folder(tmp_path / "old", own=own, kind="model", force=force)
+    else:
+        with pytest.raises(UsageError, match=problem):
+            new_output_folder(tmp_path / "old", own=own, kind="model", force=force)

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import batch_of, recurrent, transformer
 
@@ -186,7 +186,6 @@ def progress_of(needed, tokens):
     return progress
 
 
-@settings(max_examples=300)
 @given(
     tokens=st.lists(st.sampled_from(WORDS), max_size=9),
     phrases=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3), max_size=3),
@@ -202,7 +201,6 @@ def test_an_output_with_all_phrases_has_them_as_words(tokens, phrases):
         assert not needed.following(progress)
 
 
-@settings(max_examples=100)
 @given(
     tokens=st.lists(st.sampled_from(WORDS), max_size=5),
     phrase=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4),
