@@ -42,9 +42,6 @@ from tfm.features.seen.report import SeenReport
 from tfm.folders import last_generation, model_folder, run_folder
 from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages import model_summaries
-from tfm.stages.model_summaries import ModelSummary
-from tfm.stages.run_summaries import RunSummary
 from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
 from tfm.text import seen
@@ -58,7 +55,10 @@ from tfm.text.corpus.texts import (
     TextOptions,
     TreeFile,
 )
+from tfm.training import model_summaries
 from tfm.training.averaging import AverageResult
+from tfm.training.model_summaries import ModelSummary
+from tfm.training.run_summaries import RunSummary
 from tfm.translation import partial_output
 from tfm.translation.steps import Output
 

@@ -372,11 +372,10 @@ class ForkedPython:
             "stdin": stdin and str(stdin),
         }
         context = multiprocessing.get_context("forkserver")
-        stages = ("train", "prepare")
         context.set_forkserver_preload(
             [
                 "tfm.cli.main",
-                *(f"tfm.stages.{name}" for name in stages),
+                "tfm.stages.train",
                 "tfm.training.averaging",
                 "tfm.translation.generating",
                 "tfm.training.report",

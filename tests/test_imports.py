@@ -9,7 +9,9 @@ from tfm.folders.saving import save_checkpoint
 
 HEAVY = "torch numpy sentencepiece sacrebleu matplotlib safetensors"
 MODULES = "tfm, tfm.dataset.clean_text, tfm.dataset.checks, tfm.commands.score"
-MODULES += ", tfm.stages.run_summaries, tfm.stages.model_summaries, tfm.applications.doctor.checks"
+MODULES += (
+    ", tfm.training.run_summaries, tfm.training.model_summaries, tfm.applications.doctor.checks"
+)
 PREPARING = """
 import shutil
 from tfm import average, prepare, score, train

@@ -11,7 +11,7 @@ from tfm.folders.model_folder import CONFIG, WEIGHTS, ModelFolder
 from tfm.folders.model_info import Ancestor
 from tfm.folders.run_folder import checkpoint_path
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.model_summaries import describe_export, find_models, summarize_model
+from tfm.training.model_summaries import describe_export, find_models, summarize_model
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tfm.disk.lock import lock_folder
 from tfm.errors import TrainingError, UsageError
 from tfm.folders.run_folder import checkpoint_path, checkpoints, record_dataset
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.run_summaries import draw_runs, find_runs, summarize_run
 from tfm.stages.train import train
+from tfm.training.run_summaries import draw_runs, find_runs, summarize_run
 
 
 def line(kind, step, **figures):

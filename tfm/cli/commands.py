@@ -168,22 +168,6 @@ def _print_or_json(call: Call, /, *, json: bool = False) -> None:
     print_result(call(), as_json=json)
 
 
-def _print_result(call: Call, /, *, json: bool = False) -> None:
-    """Print a list of runs or models.
-
-    Args:
-        call: Lists.
-        json: Print the result as one JSON object.
-    """
-    from tfm.cli.output import print_summaries
-
-    result = call()
-    if json:
-        typer.echo(json_format.dumps({call.func.__name__: [asdict(each) for each in result]}))
-    else:
-        print_summaries(result)
-
-
 def _evaluate(
     call: Call, /, *, json: bool = False, markdown: bool = False, latex: bool = False
 ) -> None:
@@ -223,7 +207,7 @@ def _runs(call: Call, /, *, json: bool = False) -> None:
     named, out = call.keywords.get("folders"), call.keywords.get("out")
     if out is None and not json and named and all(map(is_run, named)):
         out = Path("runs.html")
-    _print_result(Call(call.func, **{**call.keywords, "out": out}), json=json)
+    print_result(call.func(**{**call.keywords, "out": out}), as_json=json)
     if out is not None:
         say(f"runs: the curves are in {out}")
 
@@ -302,7 +286,7 @@ add_command(average, _print, panel="Models")
 add_command(export, _export, panel="Models")
 add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")
-add_command(models, _print_result, panel="Models")
+add_command(models, _print_or_json, panel="Models")
 add_command(generate, _generate, panel="Translations")
 add_command(score, _print_or_json, panel="Translations", cls=_ScoreCommand)
 add_command(evaluate, _evaluate, panel="Translations")

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.filesize import decimal
 
-from tfm.reporting import Result, format_duration, printable, say
+from tfm.reporting import Result, say
 from tfm.table import Table
 
 if TYPE_CHECKING:
     from tfm.applications.check.suite import CheckResult
     from tfm.applications.doctor.checks import Finding
-    from tfm.stages.model_summaries import ModelSummary
-    from tfm.stages.run_summaries import RunSummary
     from tfm.text.corpus.recipe import Recipe
 
 
@@ -44,20 +42,6 @@ def print_recipes(recipes: "Iterable[Recipe]") -> None:
         for each in recipes
     ]
     Table(rows).print()
-
-
-def print_summaries(summaries: "Iterable[RunSummary | ModelSummary]") -> None:
-    """Print runs or models as a table, and on stderr what is damaged; in a pipe, one a line."""
-    rows: list[dict[str, str]] = []
-    for each in summaries:
-        cells = each.cells()
-        if (age := getattr(each, "age_seconds", None)) is not None:
-            cells["age"] = format_duration(age)
-        rows.append({name: printable(cell) for name, cell in cells.items()})
-        if each.problem is not None:
-            say(f"warning: {each.problem}")
-    if rows:
-        Table.of(rows).print()
 
 
 def _training_size(recipe: "Recipe") -> str:

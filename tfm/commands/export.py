@@ -81,7 +81,7 @@ def export(
     from tfm.applications.export.folder import check_installed, write_export
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.stages.model_summaries import describe_export, exported_files
+    from tfm.training.model_summaries import describe_export, exported_files
 
     path = models[0] if models else newest_run(RUNS_ROOT)
     model = ModelFolder.open(path)

@@ -1,16 +1,41 @@
 """tfm models: the models on the disk, with what their folders say about them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import Flag, command
 from tfm.disk.paths import MODELS_ROOT, RUNS_ROOT, existing_folder, where_instead
 from tfm.errors import UsageError
-from tfm.reporting import say
+from tfm.reporting import Result, printable, say
+from tfm.table import Table
 
 if TYPE_CHECKING:
-    from tfm.stages.model_summaries import ModelSummary
+    from tfm.training.model_summaries import ModelSummary
+
+
+class Listing(list[Any], Result):
+    """Runs or models, and how they are printed: as a table, in a pipe one a line."""
+
+    def __init__(self, name: str, items: Iterable[Any]) -> None:
+        super().__init__(items)
+        self._name = name
+
+    def summary(self) -> list[str]:
+        """Return a warning for each that is damaged."""
+        return [f"warning: {each.problem}" for each in self if each.problem is not None]
+
+    def lines(self, columns: int | None) -> "Iterator[Table]":
+        """Yield a table, unless there are none."""
+        rows = [{name: printable(cell) for name, cell in each.cells().items()} for each in self]
+        if rows:
+            yield Table.of(rows)
+
+    def record(self) -> dict[str, Any]:
+        """Return all as JSON objects."""
+        return {self._name: [asdict(each) for each in self]}
+
 
 Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]
 
@@ -33,10 +58,10 @@ def models(folders: Folders = ()) -> "list[ModelSummary]":
     Raises:
         UsageError: A folder does not exist.
     """
-    from tfm.stages.model_summaries import find_models, summarize_model
+    from tfm.training.model_summaries import find_models, summarize_model
 
     named = folders_or_default(folders, RUNS_ROOT, MODELS_ROOT)
-    found = [summarize_model(model) for model in find_models(named)]
+    found = Listing("models", (summarize_model(model) for model in find_models(named)))
     if not found:
         say_none("model", named)
     return found

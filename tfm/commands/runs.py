@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from tfm.commands.declaration import NewFile, command
-from tfm.commands.models import Folders, folders_or_default, say_none
+from tfm.commands.models import Folders, Listing, folders_or_default, say_none
 from tfm.disk.paths import RUNS_ROOT
 
 if TYPE_CHECKING:
-    from tfm.stages.run_summaries import RunSummary
+    from tfm.training.run_summaries import RunSummary
 
 
 @command()
@@ -36,7 +36,7 @@ def runs(
     Raises:
         UsageError: A folder does not exist, or a page cannot show as many runs.
     """
-    from tfm.stages.run_summaries import draw_runs, find_runs, summarize_run
+    from tfm.training.run_summaries import draw_runs, find_runs, summarize_run
 
     named = folders_or_default(folders, RUNS_ROOT)
     found = [summarize_run(run) for run in find_runs(named)]
@@ -44,4 +44,4 @@ def runs(
         draw_runs(found, out)
     if not found:
         say_none("run", named)
-    return sorted(found, key=lambda run: run.age_seconds)
+    return Listing("runs", sorted(found, key=lambda run: run.age_seconds))

@@ -18,7 +18,7 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.model_summaries import summarize_model
+from tfm.training.model_summaries import summarize_model
 from tfm.vocabulary.subword import Vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -7,7 +7,7 @@ from tfm.applications.importing.card import Card, read_card
 from tfm.commands.export import export
 from tfm.commands.import_model import import_model
 from tfm.folders.model_folder import ModelFolder
-from tfm.stages.model_summaries import summarize_model
+from tfm.training.model_summaries import summarize_model
 
 URL = "https://object.pouta.csc.fi/OPUS-MT-models/en-de/opus-2020-02-26.zip"
 CARD = f"""---

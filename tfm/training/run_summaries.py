@@ -1,4 +1,4 @@
-"""tfm runs: run folders → a list of their states, and a page with their curves."""
+"""Summaries of run folders: their states, and a page with their curves."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import DamagedCheckpointError, check_newest
 from tfm.folders.model_info import MAX_NOISE
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
+from tfm.reporting import format_duration
 from tfm.table import Table
 from tfm.training.metrics_log import EndState, Metrics, Record, read_metrics
 
@@ -61,7 +62,7 @@ class RunSummary:
     problem: str | None = None
 
     def cells(self) -> dict[str, str]:
-        """Return the columns of a table of runs, besides the time."""
+        """Return the columns of a table of runs."""
         best = ""
         if self.best is not None:
             name, decimals = _BEST_NAMES[str(self.metric)]
@@ -73,6 +74,7 @@ class RunSummary:
             "step": f"{self.step:,}" + (f" of {self.max_steps:,}" if self.max_steps else ""),
             "best validation": best,
             "tokens/s": "" if speed is None else f"{speed:,.0f}",
+            "age": format_duration(self.age_seconds),
         }
 
 
@@ -134,7 +136,9 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
         )
     from tfm.training.report import write_comparison  # matplotlib would delay the list
 
-    rows = [{**run.cells(), "updated": run.updated[:16].replace("T", " ")} for run in runs]
+    rows = [run.cells() | {"updated": run.updated[:16].replace("T", " ")} for run in runs]
+    for row in rows:
+        del row["age"]
     settings = {Path(run.run): _all_settings(Path(run.run)) for run in runs}
     write_comparison(out, settings, Table.of(rows, is_numeric=True))
 

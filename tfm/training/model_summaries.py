@@ -1,4 +1,4 @@
-"""tfm models: the models on the disk, with what their folders say about them."""
+"""Summaries of models on the disk: what their folders say about them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
