@@ -128,7 +128,7 @@ class Progress:
         unit: The name of the units; "B" prints sizes with prefixes.
         initial: The number of units that are already finished.
         start: What a terminal shows until the first `update`.
-        deadline: The `time.monotonic` at which the work ends at the latest; None if unlimited.
+        deadline: The latest `time.monotonic` of the end of the work; None if unlimited.
         shown: Whether to print anything; otherwise, it only counts.
     """
 

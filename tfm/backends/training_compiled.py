@@ -27,7 +27,7 @@ _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MAX_WIDTH = 256  # of a head, in flash attention
 _MAX_FLASH_ERROR = 2e-2  # as of two roundings to bf16
 _MIN_LONGEST = 256  # tokens: code is compiled for each power of two from here on
-# Numbers of rows for which a function is compiled; torch stops after eight by default.
+# Maximum number of row counts that a function is compiled for; torch's default is eight.
 _MAX_SIZES = 64
 
 

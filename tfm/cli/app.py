@@ -148,7 +148,7 @@ def explain_mistake(error: typer.TyperException) -> str:
 def _explain_value(
     parameter: Any, name: str, message: str, error: Exception, context: typer.Context
 ) -> str:
-    """Return what the value of an argument or flag is, and what it must be."""
+    """Return a message with the value of an argument or flag and the values that it may have."""
     if message.endswith("is not readable"):
         reason = explain_os_error(PermissionError(errno.EACCES, "Permission denied"))
         return f"{message.removeprefix('path ')}: {reason}"
@@ -164,7 +164,7 @@ def _explain_value(
 
 
 def _explain_unknown_option(name: str, context: typer.Context) -> str:
-    """Return the message about an option that a command does not have, with those it may mean."""
+    """Return the message about an unknown option of a command, with similar options."""
     for words, reason in words_of_toolkits("needless_flags").items():
         if name.lstrip("-") in words.split():
             return f"no such option {name}: leave it out, {reason}"

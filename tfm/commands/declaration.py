@@ -244,7 +244,7 @@ class Declaration:
     def _given(self, checked: Table, tables: Mapping[str, Table]) -> dict[str, Given]:
         """Return the arguments and settings of a call, without rules of settings about settings.
 
-        Those are checked when the settings of a file or a model are known, too.
+        These rules are checked once the settings of a file or a model are known, too.
         """
         given = {}
         for name, each in self.parameters.items():

@@ -250,7 +250,7 @@ class Translator:
     def _steps(
         self, config: SearchConfig, chosen: StepsConfig, terms: Mapping[str, str]
     ) -> list[Step]:
-        """Return the steps around a search, whose aligner is loaded once."""
+        """Return the steps around a search; an aligner is loaded only once."""
         folder = self._folders[0] if self._aligners else None
         if chosen.align and folder is None:
             raise UsageError("align needs a translator of Translator.load, and no parser")

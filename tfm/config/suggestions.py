@@ -14,7 +14,7 @@ _MAX_LENGTH = 100  # longer names are no typo, and comparing them takes time
 
 @cache
 def words_of_toolkits(kind: WordKind) -> Mapping[str, str]:
-    """Return a table of words of other toolkits, separated by spaces, and of what they mean."""
+    """Return a table of words of other toolkits, separated by spaces, and their meanings."""
     file = resources.files("tfm.config") / "words.toml"
     words: Mapping[str, str] = tomllib.loads(file.read_text(encoding="utf-8"))[kind]
     return words

@@ -161,7 +161,7 @@ class Manifest:
 
     @property
     def symbols(self) -> list[str]:
-        """The tags for which the vocabulary reserves a piece."""
+        """The tags that the vocabulary has a piece of its own for."""
         return str(self.settings("subword").get("symbols") or "").split()
 
     def text_tags(self) -> list[str]:

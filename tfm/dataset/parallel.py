@@ -168,7 +168,7 @@ class DatasetIndex:
 
 
 def _inconsistency(index: DatasetIndex) -> str | None:
-    """Return what is inconsistent in an index; None if nothing is."""
+    """Return the first inconsistency of an index; None if it has none."""
     if len(set(index.files())) < len(index.files()):
         return "two parts have the same name"
     for split, parts in index.parts.items():

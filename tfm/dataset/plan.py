@@ -36,7 +36,7 @@ WINDOW_PAIRS = 10_000_000
 RUN_PAIRS = 4_096
 
 _MAX_PAIRS = 1 << 32
-_BLOCK_PAIRS = 1 << 20  # whose lengths are read at once
+_BLOCK_PAIRS = 1 << 20  # to read lengths of at once
 _POLL_SECONDS = 0.01
 _DRAWS = 1  # in a seed, to differ from the seeds that shuffle epochs
 

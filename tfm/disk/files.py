@@ -33,8 +33,8 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 def output_target(path: Path, *, flag: str | None = None, is_folder: bool = False) -> Path:
     """Return the file or folder that writing to a path creates or replaces.
 
-    Whatever is written goes through here: links are followed and stay; devices, pipes and open
-    standard streams, to which others write, are not replaced by a file.
+    All outputs go through here. Links are followed and stay. Devices, pipes and open standard
+    streams are not replaced by a file, since other programs may write to them.
 
     Args:
         path: A name to write to.

@@ -1,4 +1,4 @@
-"""Run folders: where their checkpoints are, and what they record besides these."""
+"""Run folders: the paths of their checkpoints, and their other records."""
 
 import re
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ def read_ahead(items: Iterable[T], *, joins: bool = False) -> Iterator[T]:
 
 
 def joined_at_exit(work: Callable[[ArgumentT], T]) -> Callable[[ArgumentT], T]:
-    """Return a function that does work in a separate thread, which the interpreter joins at exit.
+    """Return a function that does work in a thread; the interpreter joins the thread at exit.
 
     Called in a daemon thread, it keeps that thread out of C++ libraries: a daemon thread that is in
     them when the interpreter ends aborts the process.

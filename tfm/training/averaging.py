@@ -74,7 +74,7 @@ def average_checkpoints(
     if config.best is not None:
         number, ranked = config.best, best_first(present, training.best_metric)
     else:
-        # Of a run with validation text, only those saved when it was stopped were not validated.
+        # With validation text, a checkpoint has no metrics only if it was saved at a stop.
         ranked = ([each for each in present if each.info.metrics] or present)[::-1]
         recent = [each for each in ranked if each.info.step >= _RECENT * ranked[0].info.step]
         # Only a number that the user gave must be available.
@@ -115,7 +115,7 @@ def average_weights(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
 
     Each tensor, of any shape, is summed in float64 and returned in float32.
     """
-    # Those of a checkpoint that a running training removes can still be read.
+    # The weights of a checkpoint that a running training removes can still be read.
     weights = [each.weights() for each in folders]
     first, *shapes = [{name: each.shape for name, each in w.items()} for w in weights]
     if any(each != first for each in shapes):

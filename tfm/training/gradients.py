@@ -39,9 +39,9 @@ class Gradients:
         return nullcontext()
 
     def complete(self) -> None:
-        """Take part in the sums that are left of a last microbatch in which memory has run out.
+        """Take part in the remaining sums of a last microbatch that has run out of memory.
 
-        Then new gradients must be built. With sharded weights, that is impossible.
+        The gradients must be built again. With sharded weights, that is impossible.
         """
 
 
@@ -75,7 +75,7 @@ class ReplicatedGradients(Gradients):
         self._sums = _BucketSums()
         self._ddp.register_comm_hook(self._sums, _BucketSums.add)
         super().__init__(self._ddp)
-        # All ranks take part in building the buckets, which a rank that stops would not. In
+        # All ranks must take part in building the buckets, but a rank that stops would not. In
         # evaluation mode, nothing is compiled for the size of the example.
         module.eval()
         with group.detect_lost_peers():
@@ -101,7 +101,7 @@ class ReplicatedGradients(Gradients):
 class _BucketSums:
     """Sums buckets of gradients over ranks: in the same order on all of them.
 
-    It does not refer to DDP, whose C++ code keeps it.
+    It does not refer to DDP: the C++ code of DDP keeps it.
 
     Attributes:
         sizes: The number of fp32 elements of each bucket, by index.

@@ -17,7 +17,7 @@ def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def find_difference(by_rank: Sequence[Mapping[str, object]]) -> tuple[list[int], str] | None:
-    """Return the ranks that differ from most others, and the first name in whose values they do.
+    """Return the ranks that differ from most others, and the name of the first value that differs.
 
     Without a majority, the ranks that equal rank 0 count as right. None if all are equal.
     """

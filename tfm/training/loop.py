@@ -133,7 +133,7 @@ class TrainingRun:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Open what is written while the run trains; finish it when a limit is reached."""
+        """Open files and programs of the run while it trains; finish it when a limit is reached."""
         command = self._metric_command or nullcontext()
         with closing(self._checkpoints), closing(self._record), command, self._new_bar() as bar:
             self._bar = bar

@@ -242,7 +242,7 @@ class EventFile:
             if name not in _NO_CURVES and isinstance(value, int | float) and math.isfinite(value)
         ]
         for sample in record.get("samples", ()):
-            # TensorBoard shows Markdown, in which four spaces begin text as it is.
+            # TensorBoard shows Markdown: four spaces mark preformatted text.
             shown = "\n".join(f"    {sample[key]}" for key in ("source", "reference", "output"))
             values += text(f"{record['kind']}/sample {sample['line']}", shown).value
         event = Event(

@@ -12,7 +12,7 @@ from tfm.training.gradients import local_part
 
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
 _STEPS_TO_GROW = 2_000
-_DEFAULT_WEIGHT_DECAY = 0.01  # that of torch.optim.AdamW
+_DEFAULT_WEIGHT_DECAY = 0.01  # as in torch.optim.AdamW
 
 
 def learning_rate(step: int, run: RunConfig) -> float:
@@ -96,7 +96,7 @@ class Adam:
         Args:
             gradients: The gradients.
             learning_rate: The factor of the update.
-            grad_scale: A scalar [] by which gradients are divided first.
+            grad_scale: A scalar []; gradients are divided by it first.
             found_inf: A scalar []; if it is 1, nothing is updated.
         """
         self.num_updates += 1
@@ -179,7 +179,7 @@ class WeightAverage:
 
 
 class LossScale:
-    """A factor for the fp16 loss, whose small gradients would underflow; 1 in other precisions.
+    """A factor for the fp16 loss, so that small gradients do not underflow; 1 otherwise.
 
     The gradient is divided by it again before the update. It is halved when a gradient overflows,
     and doubled after many steps without overflow, both on the device.

@@ -31,7 +31,7 @@ class StepReport:
     gradient_norm: Measured  # before clipping
     learning_rate: float
     seconds: float  # wall time, waiting for data included
-    waiting_seconds: float = 0.0  # in which the device waited for the batch
+    waiting_seconds: float = 0.0  # of the device, for the batch
     skipped: bool = False  # weights stayed unchanged, because loss or gradient was not finite
     loss_scale: float = 1.0  # of fp16
     text_pairs: tuple[int, ...] = ()  # pairs of each training text, if there are several
@@ -235,7 +235,7 @@ def _mean(reports: Sequence[StepReport], name: str) -> float:
 
 
 def _waiting_share(reports: Sequence[StepReport]) -> float:
-    """Return the share of the time in which the device waited for data."""
+    """Return the share of the time that the device waited for data."""
     waiting = sum(report.waiting_seconds for report in reports)
     return waiting / sum(report.seconds for report in reports)
 

@@ -196,7 +196,7 @@ class Trainer:
         return not self._group.largest([int(not is_finite)])[0]
 
     def difference_between_ranks(self) -> str | None:
-        """Return which ranks differ from the others and in what; None if all are in lockstep.
+        """Return which ranks and values differ from the others; None if all ranks are in lockstep.
 
         All processes must call it together. With `shard`, each weight exists once, so that only
         the position and the number of updates can be compared.

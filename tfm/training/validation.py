@@ -27,7 +27,7 @@ from tfm.vocabulary.subword import Vocabulary
 
 # Translation checks whether to stop after this many sentences.
 _CHUNK = 128
-_PAIRS_PER_TEXT = 200  # of each training text, of which the loss is computed
+_PAIRS_PER_TEXT = 200  # of each training text, to compute its loss
 _MAX_SAMPLE_LENGTH = 500  # characters
 
 

@@ -99,7 +99,7 @@ class SentenceEncoder:
             vocabulary.require_tag(config.tag)
 
     def encode(self, segments: Sequence[Segment]) -> list[SentenceBatch]:
-        """Return batches: of all segments to score, or of those to search that are not empty."""
+        """Return batches of all segments to score, or of the non-empty segments to search."""
         targets, sources = self._targets(segments), self._sources(segments)
         sizes, indices = list(map(len, sources)), list(range(len(sources)))
         if self._is_scored:
@@ -122,7 +122,7 @@ class SentenceEncoder:
         ]
 
     def _phrases(self, segment: Segment) -> "Sequence[Phrase]":
-        """Return what an output must contain and the vocabulary can spell."""
+        """Return the phrases that an output must contain, if the vocabulary can spell them."""
         encoded = (self._phrase_encoder.encode(*each) for each in segment.required)
         return [phrase for phrase in encoded if phrase is not None]
 
@@ -232,8 +232,8 @@ class SentenceEncoder:
 
         The longest sentences come first, so the first batch needs the most memory. Each of several
         workers gets the same number of batches, cut so that none waits long for another at the
-        end. `indices` selects the sentences; `lengths` belong to all sentences of the chunk,
-        without EOS, and `phrases` are what their outputs must contain.
+        end. `indices` selects the sentences; `lengths`, without EOS, and the required `phrases`
+        belong to all sentences of the chunk.
         """
         if not indices:
             return []

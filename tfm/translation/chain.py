@@ -25,7 +25,7 @@ NBestLists = list[list[Hypothesis]]
 class _Prepared(NamedTuple):
     unit: Segment
     segments: Sequence[Segment]  # that it has become
-    states: Sequence[Sequence[Any]]  # what each step keeps of the segments before it
+    states: Sequence[Sequence[Any]]  # of each step: what its `before` returns for its `after`
 
 
 def _prepare(unit: Segment, steps: Sequence[Step]) -> _Prepared:
@@ -52,7 +52,7 @@ class Part:
         return cls(steps, [_prepare(unit, steps) for unit in units])
 
     def until(self, number: int) -> "Part":
-        """Return the units before the one to which the segment with a number belongs."""
+        """Return the units before the unit of the segment with a number."""
         numbers = [[segment.number for segment in each.segments] for each in self._prepared]
         end = next(index for index, each in enumerate(numbers) if number in each)
         return Part(self._steps, self._prepared[:end])
@@ -100,9 +100,9 @@ class Chain:
             chunks: The units.
             config: Settings of the search.
             steps: The steps around the search, from the outermost to the innermost.
-            scores_given: Whether to score what is given of each unit as its target, instead of
+            scores_given: Whether to score the given text of each unit as its target, instead of
                 translating with it as a prefix.
-            num_done: The number of units whose outputs exist: they are only prepared.
+            num_done: The number of units that have outputs already: they are only prepared.
             valid_first: Whether the units before one that cannot be translated are translated
                 before its error.
 
@@ -133,7 +133,7 @@ class Chain:
     def _parts(
         self, chunks: Iterable[Sequence[Segment]], steps: Sequence[Step], num_done: int
     ) -> Iterator[Part]:
-        """Yield prepared units, without those whose outputs exist."""
+        """Yield prepared units, without the units that have outputs already."""
         for chunk in chunks:
             limit = max(len(chunk), self.engine.limits.chunk_lines)
             prepared: list[_Prepared] = []

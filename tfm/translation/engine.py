@@ -245,7 +245,7 @@ def _load_models(folders: Sequence[ModelFolder], compute: Compute) -> list[Model
 
 
 def _batch_scale(device: torch.device) -> int:
-    """Return by how much batches for a device are larger than those for a laptop."""
+    """Return the ratio of batch sizes for a device and for a laptop."""
     memory = device_memory_bytes(device) if device.type == "cuda" else None
     return max(1, round((memory or 0) / _GPU_BYTES))
 

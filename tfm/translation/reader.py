@@ -97,7 +97,7 @@ class LineReader:
         num_before: int,
         lines: list[Segment],
     ) -> None:
-        """Add the next lines of the text, and what is given of the second file, to those taken."""
+        """Add the next lines of the text, and of the second file if there is one, to `lines`."""
         size = 0
         while not lines or (
             len(lines) < self.chunk_lines

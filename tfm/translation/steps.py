@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class RequiredText(NamedTuple):
-    """Texts of which an output must contain one, and their forms as first words of a sentence."""
+    """Texts, one of which an output must contain, and their forms at the start of a sentence."""
 
     texts: tuple[str, ...]
     starts: tuple[str, ...]
@@ -81,7 +81,7 @@ class Step(ABC):
     """
 
     def load(self) -> Self:
-        """Read from disk what `after` needs, and return the step; called before units are read."""
+        """Read the files that `after` needs, and return the step; called before units are read."""
         return self
 
     def before(self, unit: Segment) -> tuple[Sequence[Segment], Any]:
@@ -98,7 +98,7 @@ class Step(ABC):
         """
 
     def summary(self, since: str) -> str | None:
-        """Return what users are told in the end, with the words for since when; by default None."""
+        """Return a message for the end, which closes with the words `since`; None by default."""
         return None
 
 

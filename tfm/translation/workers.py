@@ -64,7 +64,7 @@ class Workers:
     def __enter__(self) -> "Workers":
         try:
             with _blocked_sigint(), warnings.catch_warnings():
-                # Python 3.12 warns of every fork beside threads. Those of torch are not used here.
+                # Python 3.12 warns of every fork beside threads. torch's threads are not used here.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
                 for index in range(self._num_workers):
                     self._workers.append(

@@ -46,7 +46,7 @@ class BpeDropout:
         self._merged = np.append(merges[:, 1], 0)
         scores = np.array([processor.GetScore(i) for i in numbers])
         self._ranks = np.argsort(np.argsort(-scores, kind="stable"))[self._merged]
-        # Pieces of some models have spaces inside, so that their lines are merged as one word.
+        # Some models have pieces with spaces inside; their lines are merged as one word.
         merges_words = any(_SPACE in piece[1:].rstrip(_SPACE) for piece in ids)
         self._begins_word = np.array([not merges_words and p.startswith(_SPACE) for p in pieces])
 

@@ -105,7 +105,7 @@ def with_fixed_ids(content: bytes, *, origin: Path) -> bytes:
 
 
 def text_pieces(content: bytes, *, origin: Path) -> dict[str, bytes]:
-    """Return the pieces to which a SentencePiece model encodes text, each with its message."""
+    """Return the pieces that a SentencePiece model encodes text to, with their messages."""
     model = _load(content, origin)
     messages = (value for number, value in _split(content, origin) if number == _PIECES)
     return {
@@ -128,9 +128,9 @@ def with_vocabulary(
 ) -> bytes:
     """Return a SentencePiece model that encodes text as another, with the ids of a vocabulary.
 
-    Text is not encoded to pieces of the vocabulary that the model lacks, which are only decoded,
-    unless it has none of their characters: such text is unknown to the model, but looked up in the
-    vocabulary. Pieces of the model that the vocabulary lacks divide text, and are unknown.
+    Pieces of the vocabulary that the model lacks are only decoded, not encoded, unless the model
+    has none of their characters: text that is unknown to the model is looked up in the vocabulary.
+    Pieces of the model that the vocabulary lacks divide text, and are unknown.
 
     Args:
         content: The other model.
@@ -210,7 +210,7 @@ def _load(content: bytes, origin: Path) -> sentencepiece.SentencePieceProcessor:
 
 
 def _split(message: bytes, origin: Path) -> list[Field]:
-    """Return number and content of each field of a message whose fields are all messages."""
+    """Return the number and content of each field of a message that consists of messages."""
     file, fields = io.BytesIO(message), []
 
     def varint() -> int:

@@ -97,9 +97,9 @@ class SubwordModel:
         return self._known(texts, ids)
 
     def _known(self, texts: Sequence[str | bytes], ids: list[list[int]]) -> list[list[int]]:
-        """Return the token ids of texts, of which those beyond the vocabulary are unknown.
+        """Return the token ids of texts, with UNK for ids beyond the vocabulary.
 
-        So is each word that a vocabulary of words lacks, of which SentencePiece joins several.
+        In a vocabulary of words, each missing word is one UNK: SentencePiece joins several.
         """
         if self._has_unknown_pieces:
             return [[i if i < self._size else UNK for i in sequence] for sequence in ids]
@@ -222,7 +222,7 @@ class SubwordModel:
         return surfaces
 
     def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
-        """Return to which word, counted from 0, each piece of a text belongs.
+        """Return the index of the word that each piece of a text belongs to.
 
         The text has single spaces between words, and none at its ends.
         """
@@ -314,7 +314,7 @@ class Vocabulary:
             raise UsageError(f"the model's vocabulary has no tag {tag}: {self.advised_tags(tag)}")
 
     def advised_tags(self, instead_of: str) -> str:
-        """Return the advice to take one of the tags, those that resemble another one first."""
+        """Return the advice to take one of the tags, the most similar ones first."""
         tags = self.tags or self.source.tags()
         near = get_close_matches(instead_of, tags, cutoff=_MIN_SIMILARITY)
         shown = shown_tags([*dict.fromkeys([*near, *tags])])

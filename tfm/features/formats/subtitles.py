@@ -47,7 +47,7 @@ class _Line(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A line break within a sentence, with what is copied there, or the time of a word."""
+    """A line break within a sentence, with the text copied there, or the time of a word."""
 
     share: float  # of the source before it
     written: str
