@@ -19,6 +19,7 @@ from tfm.config import (
     ModelConfig,
     OptimizerConfig,
     RunConfig,
+    ScoreConfig,
     SearchConfig,
     Settings,
     SubwordConfig,
@@ -33,7 +34,7 @@ from tfm.config import (
     settings_from,
     suitable_arch,
 )
-from tfm.config.schema import merged
+from tfm.config.schema import check_facts, merged
 from tfm.config.values import Measured, from_table
 from tfm.errors import DETAIL, UsageError
 from tfm.steps import StepsConfig
@@ -340,6 +341,15 @@ def test_a_setting_is_refused_beside_what_its_rules_forbid(group):
         assert not any(each.is_idle for each in problems if each.name == name)
 
 
+def test_facts_about_a_call_are_compared_with_settings():
+    check_facts([ScoreConfig(tokenize="zh")], {"metrics": ["ter", "bleu"]})
+    with pytest.raises(UsageError, match=r"^tokenize has no effect on metrics ter and chrf, only"):
+        check_facts([ScoreConfig(tokenize="zh")], {"metrics": ["ter", "chrf"]})
+    check_facts([OptimizerConfig(freeze=("encoder",))], {"--from": "runs/a"})
+    with pytest.raises(UsageError, match=r"^freeze has no effect without --from: leave it out"):
+        check_facts([OptimizerConfig(freeze=("encoder",))], {"--from": None})
+
+
 def test_defaults_that_do_not_fit_given_settings_are_left_out():
     defaults = {"vocab_size": 500, "threads": 2}
     given = {"subwords": ("x",)}
@@ -347,6 +357,8 @@ def test_defaults_that_do_not_fit_given_settings_are_left_out():
     assert merged(SubwordConfig, given, {"vocab_size": 600}) == SubwordConfig(vocab_size=600)
     defaults = {"bpe_dropout": 0.1, "bpe_variants": 4}
     assert merged(BinarizeConfig, defaults, {"bpe_dropout": 0.0}) == BinarizeConfig()
+    with pytest.raises(UsageError, match="diversity_strength has no effect without num_groups"):
+        merged(SearchConfig, {}, {"diversity_strength": 0.0})
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

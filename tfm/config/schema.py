@@ -205,7 +205,7 @@ def check_facts(groups: Iterable[Settings], facts: Mapping[str, Any]) -> None:
 
     Facts are about a call, by their names in messages.
     """
-    given = {name: Given(name, value, is_default=not value) for name, value in facts.items()}
+    given = {name: Given(name, value) for name, value in facts.items()}
     for group in groups:
         given |= group.given()
     refuse(find_problems(given))
