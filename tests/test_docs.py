@@ -146,8 +146,10 @@ def test_every_flag_that_a_document_or_message_names_exists():
     }
     scripts = [path.read_text(encoding="utf-8") for path in ROOT.glob("examples/**/*.py")]
     flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', "\n".join(scripts)))
-    # Flags of torchrun, pip, Docker, WSL, pymarian, eole, TensorBoard, sbatch and hf.
-    flags |= {"--help", "--nproc-per-node", "--extra-index-url"}
+    # Flags of torchrun, srun, sbatch, pip, Docker, WSL, pymarian, eole, TensorBoard and hf.
+    flags |= {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
+    flags |= {"--max-restarts", "--signals-to-handle", "--shutdown-timeout"}
+    flags |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--help", "--extra-index-url"}
     flags |= {"--build-arg", "--install", "--ipc", "--model", "--quiet", "--logdir"}
     flags |= {
         "--array",

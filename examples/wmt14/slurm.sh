@@ -9,9 +9,9 @@
 # options (exit code 2). To stop it for good: scancel.
 #SBATCH --job-name=wmt14
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=4
 #SBATCH --time=12:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
@@ -21,13 +21,12 @@ arch=${1:-base} options=("${@:2}")
 # The paper's 10 minutes between checkpoints, at its 0.4 s per step of base and 1.0 s of big.
 interval=1500
 [ "$arch" != big ] || interval=600
-# Machine 0, and a port that two jobs on it are unlikely to share.
-endpoint=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
+# Since Slurm 22.05, srun does not take this from the job.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 
-# Each machine has one task, which starts a process for each of its GPUs.
-srun bash -c 'exec tfm train "$@" --node-rank "$SLURM_NODEID"' tfm data/wmt14-en-de \
-    --arch "$arch" --run "runs/wmt14-en-de-$arch" --checkpoint-steps $interval \
-    --gpus auto --nodes "$SLURM_NNODES" --rendezvous "$endpoint" ${options[@]+"${options[@]}"} &
+# A task for each GPU: tfm reads from Slurm's variables which one it is, and where they meet.
+srun tfm train data/wmt14-en-de --arch "$arch" --run "runs/wmt14-en-de-$arch" \
+    --checkpoint-steps $interval ${options[@]+"${options[@]}"} &
 trap 'again=yes; kill -USR1 $!' USR1
 again='' code=0
 # The signal interrupts the first wait; the second one waits until the run has saved.

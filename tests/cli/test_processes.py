@@ -46,10 +46,6 @@ def trained(monkeypatch):
         ("--gpus auto", Placement(local_size=None, device="cuda")),
         ("--restarts 2", Placement(restarts=2)),
         ("--processes 2 --restarts 3", Placement(local_size=2, device="cpu", restarts=3)),
-        (
-            "--nodes 2 --node-rank 1 --rendezvous a:1",
-            Placement(nodes=2, node_rank=1, rendezvous="a:1"),
-        ),
     ],
 )
 def test_several_processes_run_the_same_command(run, launched, trained, flags, placement):
@@ -61,7 +57,7 @@ def test_several_processes_run_the_same_command(run, launched, trained, flags, p
 
 @pytest.mark.parametrize(
     ("flags", "device"),
-    [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda"), ("--nodes 1", "auto")],
+    [("", "auto"), ("--processes 1", "cpu"), ("--gpus 1", "cuda")],
 )
 def test_a_single_process_is_not_launched(run, launched, trained, flags, device):
     assert run("train", ".", "--arch", "tiny", *flags.split())[0] == 0

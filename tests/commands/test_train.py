@@ -510,14 +510,14 @@ def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, mon
     for module in ("stages.forecast", "machine.compute"):
         monkeypatch.setattr(f"tfm.{module}.num_cores", lambda: 2)
 
-    def plan(number, num_local):
+    def plan(num_processes):
         with one_thread():
-            return forecast(data_dir, tiny_run(), num_processes=number, num_local=num_local)
+            return forecast(data_dir, tiny_run(), num_processes=num_processes)
 
-    one, two, nine, nodes = plan(1, 1), plan(2, 2), plan(9, 9), plan(4, 2)
-    per_step = [each.estimate.seconds_per_step for each in (one, two, nine, nodes)]
-    assert per_step == pytest.approx([per_step[0] / speed for speed in (1, 2, 2, 4)])
-    assert [each.warnings for each in (one, two, nodes)] == [[], [], []]
+    one, two, nine = map(plan, (1, 2, 9))
+    per_step = [each.estimate.seconds_per_step for each in (one, two, nine)]
+    assert per_step == pytest.approx([per_step[0] / speed for speed in (1, 2, 2)])
+    assert [each.warnings for each in (one, two)] == [[], []]
     [warning] = nine.warnings
     assert "9 processes share the 2 cores" in warning
 
@@ -526,15 +526,15 @@ def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, mon
 def test_a_run_on_gpus_is_planned_on_a_machine_without(data_dir, tiny_run):
     on_cpu = forecast(data_dir, tiny_run()).rows()
     run = tiny_run(training={"device": "cuda", "precision": "auto"})
-    planned = forecast(data_dir, run, num_processes=16, num_local=8)
+    planned = forecast(data_dir, run, num_processes=16)
     rows = planned.rows()
-    assert rows["device"] == "8 GPUs, of which this machine has 0; in bf16"
+    assert rows["device"] == "16 GPUs, of which this machine has 0; in bf16"
     assert [rows[name] for name in ("parameters", "steps", "training FLOPs", "memory, about")] == [
         on_cpu[name] for name in ("parameters", "steps", "training FLOPs", "memory, about")
     ]
     assert rows["global batch"].endswith("on each of 16 processes")
     assert rows["time, about"].startswith("unknown: ")
-    assert ["estimate for 8 GPUs" in each for each in planned.warnings] == [True]
+    assert ["estimate for 16 GPUs" in each for each in planned.warnings] == [True]
 
 
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):

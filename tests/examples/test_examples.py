@@ -4,18 +4,21 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import parsed_command
+from helpers import metrics_of, parsed_command, steps_of, wait_until
 from safetensors.numpy import save_file
+from slurm import install_slurm
 
 from tfm.commands.prepare import prepare_recipe as prepare
-from tfm.config import read_toml, run_config, run_table
+from tfm.config import read_toml, run_config, run_table, run_toml
 from tfm.dataset.manifest import Manifest
+from tfm.folders.run_folder import checkpoints
 from tfm.model.cost import model_cost
 from tfm.text.corpus.loading import load_recipe
 from tfm.text.sources import Downloads
@@ -359,35 +362,49 @@ def test_bleu_over_minutes_is_measured_until_each_training_ends(tmp_path, monkey
 
 @pytest.fixture
 def slurm_job(tmp_path):
-    """Run slurm.sh, of which `srun` exits with a code; return its own code and its requeues."""
-    tools, requeues = tmp_path / "bin", tmp_path / "requeues"
-    tools.mkdir()
-    programs = {
-        "srun": 'exit "$SRUN_CODE"',
-        "scontrol": f'if [ "$1" = show ]; then echo host1; else echo "$2" >> {requeues}; fi',
-    }
-    for name, text in programs.items():
-        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tools / name).chmod(0o755)
-    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    variables |= {"SLURM_JOB_NODELIST": "host1", "SLURM_NNODES": "1"}
+    """Start slurm.sh as a job of Slurm."""
+    environment = os.environ | install_slurm(tmp_path / "bin")
 
-    def run(code):
-        job = ["bash", WMT14 / "slurm.sh", "base"]
-        environment = os.environ | variables | {"SRUN_CODE": str(code)}
-        done = subprocess.run(
-            job, env=environment, cwd=tmp_path, check=False, stderr=subprocess.PIPE
+    def start(*options, **variables):
+        job = ["bash", WMT14 / "slurm.sh", "base", *options]
+        return subprocess.Popen(
+            job, env=environment | variables, cwd=tmp_path, stderr=subprocess.DEVNULL
         )
-        return done.returncode, len(requeues.read_text().split()) if requeues.exists() else 0
 
-    return run
-
-
-def test_a_slurm_job_that_fails_is_requeued_at_most_three_times_in_a_row(slurm_job):
-    assert [slurm_job(1) for _ in range(4)] == [(0, 1), (0, 2), (0, 3), (1, 3)]
-    assert slurm_job(0) == (0, 3)  # finished
-    assert slurm_job(137) == (0, 4)
+    return start
 
 
-def test_a_slurm_job_with_a_mistake_in_its_options_is_not_requeued(slurm_job):
-    assert slurm_job(2) == (2, 0)
+@pytest.fixture
+def requeues(tmp_path):
+    """Return how often the job was requeued."""
+    path = tmp_path / "bin" / "requeues"
+    return lambda: len(path.read_text().split()) if path.exists() else 0
+
+
+def test_a_slurm_job_that_fails_is_requeued_at_most_three_times_in_a_row(slurm_job, requeues):
+    def run(code):
+        return slurm_job(SRUN_CODE=str(code)).wait(), requeues()
+
+    assert [run(1) for _ in range(4)] == [(0, 1), (0, 2), (0, 3), (1, 3)]
+    assert run(0) == (0, 3)  # finished
+    assert run(137) == (0, 4)
+    assert run(2) == (2, 4)  # a mistake in its options
+
+
+def test_a_slurm_job_saves_before_its_time_limit_and_is_requeued(
+    slurm_job, requeues, data_dir, tiny_run, tmp_path
+):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "wmt14-en-de").symlink_to(data_dir)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(run_toml(tiny_run(training={"max_steps": 100_000})))
+    run_dir = tmp_path / "runs" / "wmt14-en-de-base"
+    job = slurm_job("--config", settings, "--checkpoint-steps", "20")
+    wait_until(lambda: checkpoints(run_dir), seconds=180)
+    job.send_signal(signal.SIGUSR1)
+    assert (job.wait(180), requeues()) == (0, 1)
+    [*_, last] = metrics_of(run_dir)
+    assert last["state"] == "stopped"
+    again = slurm_job("--config", settings, "--max-steps", str(last["step"] + 1))
+    assert (again.wait(180), requeues()) == (0, 1)
+    assert steps_of(run_dir)[-1] == last["step"] + 1

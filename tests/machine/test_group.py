@@ -1,11 +1,9 @@
 """Several processes train the same model as one process, and report a lost process."""
 
 import json
-import os
 import re
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 import torch
@@ -517,43 +515,3 @@ def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run,
             error.splitlines()[-1],
         )
     assert not checkpoints(tmp_path / "run")
-
-
-def children_of(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
-@pytest.mark.parametrize("killed", ["process", "process of a node", "launcher of a node"])
-def test_a_killed_run_restarts_by_itself_and_has_the_weights_of_an_uninterrupted_one(
-    run_processes, tiny_run, data_dir, tmp_path, fork_python, killed
-):
-    settings = tiny_run(training={"max_steps": 120, "checkpoint_steps": 20})
-    codes, errors = run_processes(tmp_path / "whole", settings)
-    assert codes == [0, 0], errors
-    run_dir, config = tmp_path / "killed", tmp_path / "killed.toml"
-    config.write_text(run_toml(settings))
-
-    def launch(*flags):
-        flags = ["--run", run_dir, "--config", config, "--restarts", 1, *flags]
-        return fork_python(TFM, "train", data_dir, *flags, OMP_NUM_THREADS="1")
-
-    if killed == "process":
-        launchers = [launch("--processes", 2)]
-    else:
-        where = ["--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}", "--node-rank"]
-        launchers = [launch(*where, rank) for rank in (0, 1)]
-    wait_until(lambda: checkpoints(run_dir), seconds=TIMEOUT_SECONDS)
-    if "launcher" in killed:
-        launchers[1].kill()
-        launchers[1] = launch(*where, 1)
-    else:
-        os.kill(children_of(launchers[-1].pid)[-1], signal.SIGKILL)
-    codes, _, errors = finish(launchers)
-    assert set(codes) == {0}, errors
-    cause = "lost the connection" if "launcher" in killed else "was killed by SIGKILL"
-    assert re.search(f"restart 1 of 1: rank .*({cause})", errors[0])
-    weights, expected = (
-        ModelFolder(checkpoints(tmp_path / name)[-1]).weights() for name in ("killed", "whole")
-    )
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)

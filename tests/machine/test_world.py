@@ -1,12 +1,13 @@
 """The rank and world size from the environment, and the placement from flags."""
 
-import re
+import contextlib
+import os
 
 import pytest
 
 from tfm.errors import UsageError
 from tfm.machine.processes import Placement
-from tfm.machine.world import World, current_world
+from tfm.machine.world import World, current_world, set_slurm_master
 
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
 SLURM = {
@@ -17,12 +18,38 @@ SLURM = {
     "SLURM_NODEID": 1,
 }
 MASTER = {"MASTER_ADDR": "host", "MASTER_PORT": 29500}
+STEP = {
+    **SLURM,
+    "SLURM_JOB_ID": 7,
+    "SLURM_STEP_ID": 0,
+    "SLURM_STEP_NODELIST": "node[03-07,12],gpu1",
+}
+BATCH = {  # the batch script of the job, which is no step
+    "SLURM_JOB_ID": 7,
+    "SLURM_NTASKS": 20,
+    "SLURM_TASKS_PER_NODE": "8(x2),4",
+    "SLURM_NODELIST": "node[03-07]",
+    "SLURM_PROCID": 0,
+    "SLURM_LOCALID": 0,
+    "SLURM_NODEID": 0,
+}
+# A shell that salloc starts as a step of its own.
+SHELL = {
+    **STEP,
+    "SLURM_STEP_ID": 4294967290,
+    "SLURM_PROCID": 0,
+    "SLURM_LOCALID": 0,
+    "SLURM_NODEID": 0,
+    "SLURM_STEP_NUM_TASKS": 1,
+    "SLURM_STEP_TASKS_PER_NODE": 1,
+}
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in (*TORCHRUN, *SLURM, *MASTER):
-        monkeypatch.delenv(name, raising=False)
+    for name in (*TORCHRUN, *STEP, *BATCH, *MASTER, "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")  # so that a value that a test sets goes, too
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -66,7 +93,7 @@ def test_variables_count_only_with_a_master_address(set_variables, variables):
         ({**TORCHRUN, "RANK": "first"}, "torchrun .*RANK=first, .*: these must be numbers"),
         ({**TORCHRUN, "RANK": 8}, "torchrun sets RANK=8, WORLD_SIZE=8, .*contradict each other"),
         ({**TORCHRUN, "LOCAL_RANK": 4}, "LOCAL_RANK=4, LOCAL_WORLD_SIZE=4, .*contradict"),
-        ({**TORCHRUN, "MASTER_PORT": None}, "no port to meet at: set MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": None}, "are set, but not MASTER_PORT: start"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": ""}, "Slurm sets .*: these must be numbers"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8(x2"}, "Slurm sets .*: these must be numbers"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8(x1)"}, "Slurm sets .*: these must be numbers"),
@@ -76,6 +103,52 @@ def test_variables_that_describe_no_world_are_refused(set_variables, variables, 
     set_variables(**{**MASTER, **variables})
     with pytest.raises(UsageError, match=pattern):
         World.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node[03-07,12],gpu1", "node03"),
+        ("gpu1,node[03-07,12]", "gpu1"),
+        ("node[12,03-07]", "node12"),
+        ("rack[1-2]node[0-3]-ib,gpu1", "rack1node0-ib"),
+        ("host.example.org", "host.example.org"),
+    ],
+)
+def test_the_processes_of_a_step_meet_at_its_first_host(set_variables, nodes, first):
+    set_variables(**{**STEP, "SLURM_STEP_NODELIST": nodes})
+    set_slurm_master()
+    assert os.environ["MASTER_ADDR"] == first
+    assert World.from_environment() == World(
+        rank=9, size=20, local_rank=1, local_size=8, launcher="Slurm"
+    )
+
+
+def test_the_port_differs_between_steps_and_is_that_of_the_user_if_it_is_set(set_variables):
+    ports = set()
+    for job, step in [(7, 0), (7, 1), (8, 0)]:
+        set_variables(**{**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})
+        os.environ.pop("MASTER_PORT", None)
+        set_slurm_master()
+        ports.add(int(os.environ["MASTER_PORT"]))
+    assert len(ports) == 3
+    assert all(20_000 <= port < 30_000 for port in ports)
+    set_variables(**MASTER)
+    set_slurm_master()
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("host", "29500")
+
+
+@pytest.mark.parametrize("variables", [BATCH, SHELL, {}])
+def test_what_is_no_step_of_several_tasks_is_a_single_process(set_variables, variables):
+    set_variables(**variables)
+    set_slurm_master()
+    assert World.from_environment() == World()
+
+
+def test_a_process_of_torchrun_in_a_step_of_slurm_is_one_of_torchrun(set_variables):
+    set_variables(**STEP, **TORCHRUN, **MASTER)
+    set_slurm_master()
+    assert World.from_environment().launcher == "torchrun"
 
 
 @pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("LOCAL_RANK",)])
@@ -113,53 +186,40 @@ def test_variables_that_describe_no_world_are_a_single_process_elsewhere(set_var
         ({"gpus": "8"}, Placement(local_size=8, device="cuda")),
         ({"gpus": "auto", "device": "cuda"}, Placement(local_size=None, device="cuda")),
         ({"processes": 2, "device": "auto"}, Placement(local_size=2, device="cpu")),
-        (
-            {"nodes": 2, "node_rank": 1, "rendezvous": "host.example.org:29500"},
-            Placement(nodes=2, node_rank=1, rendezvous="host.example.org:29500"),
-        ),
-        (
-            {"nodes": 2, "node_rank": 0, "rendezvous": "[fe80::1]:1"},
-            Placement(nodes=2, node_rank=0, rendezvous="[fe80::1]:1"),
-        ),
-        ({"nodes": 1, "node_rank": 0}, Placement()),
     ],
 )
 def test_a_layout_is_built_from_flags(flags, placement):
     assert Placement.from_flags(**flags) == placement
 
 
-@pytest.mark.parametrize("rendezvous", ["host", ":1", "host:0", "host:65536", "::1:29500"])
-def test_a_rendezvous_without_host_or_valid_port_is_refused(rendezvous):
-    with pytest.raises(UsageError, match=re.escape(f"--rendezvous is {rendezvous}, but must be")):
-        Placement.from_flags(nodes=2, node_rank=0, rendezvous=rendezvous)
-
-
 def test_all_problems_of_the_flags_are_listed_together():
     with pytest.raises(UsageError) as refused:
-        Placement.from_flags(gpus="all", processes=0, nodes=2, node_rank=2, rendezvous="host")
-    assert len(str(refused.value).split("; ")) == 5
+        Placement.from_flags(gpus="all", processes=0, restarts=-1)
+    assert len(str(refused.value).split("; ")) == 4
 
 
 @pytest.mark.parametrize(
-    ("placement", "world"),
+    ("placement", "world", "is_accepted"),
     [
-        (Placement(local_size=4, nodes=2), World(size=8, local_size=4)),
-        (Placement(local_size=None, device="cuda"), World(size=3, local_size=3)),
-        (Placement(), World(size=8, local_size=4)),
+        (Placement(local_size=4), World(size=4, local_size=4), True),
+        (Placement(local_size=None, device="cuda"), World(size=3, local_size=3), True),
+        (Placement(), World(size=8, local_size=4), True),
+        (Placement(local_size=4), World(size=8, local_size=4), False),
+        (Placement(local_size=8, device="cuda"), World(size=2, local_size=2), False),
+        (Placement(local_size=None, device="cuda"), World(size=2, local_size=1), False),
+        (Placement(restarts=1), World(size=2, local_size=2), False),
     ],
 )
-def test_a_launcher_that_started_the_processes_of_the_layout_is_accepted(placement, world):
-    placement.check(world)
-
-
-@pytest.mark.parametrize(
-    ("placement", "world"),
-    [
-        (Placement(local_size=4, nodes=2), World(size=4, local_size=4)),
-        (Placement(local_size=8, device="cuda"), World(size=2, local_size=1)),
-        (Placement(local_size=None, device="cuda"), World(size=2, local_size=1)),
-    ],
-)
-def test_a_launcher_that_started_other_processes_is_refused(placement, world):
-    with pytest.raises(UsageError, match=r"has started .* but the flags ask for"):
+def test_a_launcher_must_have_started_the_processes_of_the_flags(placement, world, is_accepted):
+    refused = pytest.raises(UsageError, match=r"has started .* but the flags ask for")
+    with contextlib.nullcontext() if is_accepted else refused:
         placement.check(world)
+
+
+@pytest.mark.parametrize(("size", "is_accepted"), [(2, True), (4, False)])
+def test_torchrun_must_be_able_to_restart_several_machines(monkeypatch, size, is_accepted):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    refused = pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    with contextlib.nullcontext() if is_accepted else refused:
+        Placement().check(World(size=size, local_size=2))

@@ -12,7 +12,7 @@ from tfm.commands.train import TrainingPlan
 from tfm.config import RunConfig, run_toml
 from tfm.errors import tfm_command
 from tfm.machine.interruption import StopRequests, cause_of_restart
-from tfm.machine.world import World, current_world
+from tfm.machine.world import World, current_world, set_slurm_master
 from tfm.reporting import say
 from tfm.table import Table
 
@@ -32,9 +32,6 @@ def run_training(
     print_config: bool = False,
     gpus: Annotated[str | None, Flag("[N|auto]"), _PROCESSES] = None,
     processes: Annotated[int | None, _HIDDEN] = None,
-    nodes: Annotated[int | None, _HIDDEN] = None,
-    node_rank: Annotated[int | None, _HIDDEN] = None,
-    rendezvous: Annotated[str | None, Flag("HOST:PORT"), _HIDDEN] = None,
     restarts: Annotated[int | None, _HIDDEN] = None,
 ) -> None:
     """Train as one of several processes, or print what would be trained.
@@ -45,21 +42,12 @@ def run_training(
         print_config: Print all settings as TOML, and exit.
         gpus: Start one process on each of N GPUs of this machine; auto uses all GPUs.
         processes: Start N processes on the CPU of this machine.
-        nodes: Number of machines; start the same command on each.
-        node_rank: Index of this machine, counted from 0.
-        rendezvous: Address and a free port of machine 0, the same on all machines.
         restarts: After a failure, restart from the last checkpoint, at most N times.
     """
     from tfm.machine.processes import Placement
 
     placement = Placement.from_flags(
-        gpus=gpus,
-        processes=processes,
-        nodes=nodes,
-        node_rank=node_rank,
-        rendezvous=rendezvous,
-        restarts=restarts,
-        device=call.keywords.get("device"),
+        gpus=gpus, processes=processes, restarts=restarts, device=call.keywords.get("device")
     )
     if placement.device is not None:  # --gpus and --processes imply it
         call = Call(call.func, **{**call.keywords, "device": placement.device})
@@ -88,11 +76,8 @@ def _print_forecast(plan: TrainingPlan, placement: "Placement") -> None:
     data_dir = plan.data_dir()
     from tfm.stages.forecast import forecast
 
-    num_local = placement.local_size or placement.num_local_processes()
-    num_processes = placement.nodes * num_local
-    found = forecast(
-        data_dir, plan.merged(data_dir), num_processes=num_processes, num_local=num_local
-    )
+    num_processes = placement.local_size or placement.num_local_processes()
+    found = forecast(data_dir, plan.merged(data_dir), num_processes=num_processes)
     Table([*found.rows().items()]).print()
     for warning in found.warnings:
         say(warning)
@@ -113,6 +98,7 @@ def _launch_processes(placement: "Placement") -> World:
     """
     from tfm.machine.processes import Placement
 
+    set_slurm_master()
     # Flags that say how to start processes do not need the variables of a launcher.
     world = World.from_environment() if placement == Placement() else current_world()
     if world.launcher is not None:

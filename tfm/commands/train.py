@@ -51,7 +51,7 @@ def train(
         tfm train --run runs/wmt14-en-de-base --max-steps 200000
         tfm train data/wmt14-en-de --arch big --gpus 8
         tfm train data/legal --from runs/wmt14-en-de-base
-        tfm train --gpus 8 --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500
+        srun tfm train data/wmt14-en-de --arch big
 
     Args:
         data: Dataset folder (default: the newest in data/).

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tfm.errors import InterruptedRunError, LostPeersError, UsageError
-from tfm.machine.world import World
+from tfm.machine.world import World, torchrun_restarts
 
 _NUM_RECORDED = "2000"  # collectives that torch's flight recorder keeps
 
@@ -119,11 +119,10 @@ def joined(world: World, device: torch.device, *, timeout: timedelta) -> Iterato
     with group.detect_lost_peers():
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timeout))
         store.set_timeout(timeout)
-        # The store of a launcher still has the addresses of the processes before a restart.
-        is_one_node = world.size == world.local_size
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_node else "0"
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")  # differs after a restart by tfm's launcher
-        group.store = PrefixStore(f"run {run}, attempt {attempt}", store)
+        # torchrun's store still has the addresses of the processes before a restart.
+        # Machines may count differently; their restarts have a new store.
+        attempt = 0 if world.spans_machines else torchrun_restarts()[0]
+        group.store = PrefixStore(f"attempt {attempt}", store)
         dist.init_process_group(
             backend, store=group.store, rank=world.rank, world_size=world.size, timeout=timeout,
             device_id=device if device.type == "cuda" else None,

@@ -18,12 +18,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tfm.errors import InterruptedRunError
-from tfm.machine.world import current_world
+from tfm.machine.world import current_world, torchrun_restarts
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_TORCHRUN_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 _RESTART = "TFM_RESTART"  # set by tfm's launcher: its number and cause, in words
-_ENDS_WITH_LAUNCHER = "TFM_ENDS_WITH_LAUNCHER"
 RESUME = "run the same command again to resume from the last checkpoint"
 
 
@@ -98,8 +96,8 @@ def cause_of_restart() -> str | None:
 
 def prevent_restart() -> None:
     """Make torchrun end instead of restarting this process: the failure would recur."""
-    attempt, limit = (int(os.environ.get(name, 0)) for name in _TORCHRUN_RESTARTS)
-    if has_launcher() and attempt < limit:
+    count, limit = torchrun_restarts()
+    if has_launcher() and count < limit:
         os.kill(os.getppid(), signal.SIGTERM)
 
 
@@ -177,9 +175,8 @@ class StopRequests:
             signal.set_wakeup_fd(-1)
             self._wakeup.close()  # ends the thread
         world = current_world()
-        spans_nodes = world.size > world.local_size
-        if is_ending and stops_for_others and spans_nodes and world.local_rank == 0:
-            # The signal came to another node; the launcher of this one would wait for that node.
+        if is_ending and stops_for_others and world.spans_machines and world.local_rank == 0:
+            # The signal came to another machine, for which the launcher of this one would wait.
             os.kill(os.getppid(), signal.SIGTERM)
 
     @property
@@ -216,14 +213,6 @@ class StopRequests:
         reader.close()
 
 
-def end_with_launcher() -> None:
-    """Let processes that are started next end at once, without saving, if this launcher dies.
-
-    Otherwise, they would save, and stop the processes of other nodes, which are to be restarted.
-    """
-    os.environ[_ENDS_WITH_LAUNCHER] = "1"
-
-
 def stop_with_launcher() -> None:
     """Stop this process as if by SIGTERM if its launcher dies: nothing else would end it."""
     if has_launcher():
@@ -233,7 +222,8 @@ def stop_with_launcher() -> None:
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
-    if _ENDS_WITH_LAUNCHER in os.environ:
+    if current_world().spans_machines and torchrun_restarts()[1]:
+        # The launchers of other machines restart their processes, which would save and stop, too.
         end_process("the launcher of this process has ended", is_consequence=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVING_SECONDS)

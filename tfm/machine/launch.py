@@ -1,11 +1,8 @@
 """Start the processes of a run with torch's launcher, and report their failure as one error."""
 
-import contextlib
 import logging
 import os
 import signal
-import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,47 +22,36 @@ from tfm.machine.interruption import (
     SAVING_SECONDS,
     StopRequests,
     announce_restart,
-    end_with_launcher,
     failures_in,
     report_in,
 )
-from tfm.machine.nodes import Attempt, Nodes
 from tfm.machine.processes import Placement
 
-_JOIN_SECONDS = 600
 
-
-def launch(
-    placement: Placement, command: Sequence[str], *, join_seconds: float = _JOIN_SECONDS
-) -> int:
+def launch(placement: Placement, command: Sequence[str]) -> int:
     """Run a command in several processes, as torchrun does, until all have ended.
 
-    After a failure, the processes of all nodes are restarted, as often as the placement allows.
-    torch forwards signals to the processes, and ends all of them if one fails. It changes the
-    environment and the signal handlers of this process, which should do nothing else.
-    `join_seconds` limits the wait for other nodes.
+    After a failure, all of them are started again, as often as the placement allows it. torch
+    forwards signals to the processes, and ends all of them if one fails. It changes the environment
+    and the signal handlers of this process, which should do nothing else.
 
     Returns:
         The exit code: 0, or the code of Ctrl-C if the processes have saved and stopped for it.
     """
     num_processes = placement.num_local_processes()
-    _set_environment(placement, num_processes)
+    _set_environment(num_processes)
     # These logs repeat each failure and signal for each process.
     logger = logging.getLogger("torch.distributed.elastic")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
     signals = _signals_to_handle()
-    nodes = Nodes(placement, join_seconds=join_seconds) if placement.nodes > 1 else None
     number = 0
     while True:
-        # Until torch has started the processes, a signal ends this one: Python would not see it
-        # while torch waits for the other nodes.
+        # Until torch has started the processes, a signal ends this one.
         for name in signals:
             signal.signal(signal.Signals[name], signal.SIG_DFL)
-        attempt = nodes.meet(number) if nodes else None
-        number = attempt.number if attempt else number
         try:
-            return _run(placement, num_processes, signals, command, attempt)
+            return _run(num_processes, signals, command)
         except TrainingError as error:
             if number >= placement.restarts or not error.restart_helps:
                 raise
@@ -73,52 +59,36 @@ def launch(
             announce_restart(number, placement.restarts, str(error))
 
 
-def _run(
-    placement: Placement,
-    num_processes: int,
-    signals: Sequence[str],
-    command: Sequence[str],
-    attempt: Attempt | None,
-) -> int:
+def _run(num_processes: int, signals: Sequence[str], command: Sequence[str]) -> int:
     """Start the processes once; return the exit code, and raise, as `launch` does."""
     port = get_free_port()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="tfm-") as log_dir:
         config = LaunchConfig(
-            min_nodes=placement.nodes,
-            max_nodes=placement.nodes,
+            min_nodes=1,
+            max_nodes=1,
             nproc_per_node=num_processes,
-            run_id=attempt.name if attempt else "tfm",
-            # Unlike c10d, this backend unpickles nothing that comes over the network, needs no
-            # answer from node 0 to notice that a local process has failed, and keeps the ranks of
-            # nodes. It does not restart the processes of other nodes: `launch` does.
+            run_id="tfm",
+            # Unlike c10d, this backend unpickles nothing that comes over the network.
             rdzv_backend="static",
-            rdzv_endpoint=placement.rendezvous or f"127.0.0.1:{port}",
-            rdzv_configs={"rank": placement.node_rank, "timeout": _JOIN_SECONDS},
+            rdzv_endpoint=f"127.0.0.1:{port}",
+            rdzv_configs={"rank": 0},
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir),
             signals_to_handle=",".join(signals),
         )
         try:
-            with attempt or contextlib.nullcontext():
-                _watch(config, command)
+            elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as failed:
+            raise _root_cause(failed.failures) from None
+        except dist.DistError as error:  # another program has taken the port
+            reason = str(error).partition("\n")[0]
+            raise LostPeersError(f"the processes cannot meet ({reason}); {RESUME}") from None
         except SignalException as stopped:
-            has_lost_peers = attempt is not None and attempt.have_ended
-            return _exit_code_after(stopped.sigval, Path(log_dir), has_lost_peers=has_lost_peers)
+            return _exit_code_after(stopped.sigval, Path(log_dir))
     return 0
 
 
-def _watch(config: LaunchConfig, command: Sequence[str]) -> None:
-    """Start the processes, and wait until all have ended."""
-    try:
-        elastic_launch(config, command[0])(*command[1:])
-    except ChildFailedError as failed:
-        raise _root_cause(failed.failures) from None
-    except dist.DistError as error:
-        reason = str(error).partition("\n")[0]
-        raise LostPeersError(f"the other nodes cannot be reached ({reason}); {RESUME}") from None
-
-
-def _set_environment(placement: Placement, num_processes: int) -> None:
+def _set_environment(num_processes: int) -> None:
     """Set the environment variables that all processes inherit; torch sets others for each."""
     # All processes together use as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
@@ -127,47 +97,6 @@ def _set_environment(placement: Placement, num_processes: int) -> None:
     # script does not.
     if not {"", str(Path.cwd())} & set(sys.path):
         os.environ["PYTHONSAFEPATH"] = "1"
-    if placement.nodes > 1 and placement.restarts:
-        end_with_launcher()
-    if placement.nodes > 1 and (interface := _interface_towards(placement.rendezvous)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def _interface_towards(endpoint: str) -> str | None:
-    """Return the network interface towards HOST:PORT; None if it is not found.
-
-    By default, gloo uses the address of the host name, which is often that of the loopback.
-    """
-    host, _, port = endpoint.rpartition(":")
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)  # a datagram socket sends nothing here
-                own = str(probe.getsockname()[0]).partition("%")[0]
-                names = _ipv6_interfaces() if family == socket.AF_INET6 else _ipv4_interfaces(probe)
-                if (found := names.get(socket.inet_pton(family, own))) is not None:
-                    return found
-    return None
-
-
-def _ipv4_interfaces(probe: socket.socket) -> dict[bytes, str]:
-    """Return the names of network interfaces by their IPv4 address, on Linux."""
-    import fcntl  # not part of Python on Windows
-
-    get_address, found = 0x8915, {}  # SIOCGIFADDR
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError):  # an interface without an address
-            answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
-            found[answer[20:24]] = name
-    return found
-
-
-def _ipv6_interfaces() -> dict[bytes, str]:
-    """Return the names of network interfaces by their IPv6 address, on Linux."""
-    lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    return {bytes.fromhex(line.split()[0]): line.split()[-1] for line in lines}
 
 
 def _signals_to_handle() -> list[str]:
@@ -206,17 +135,13 @@ def _root_cause(failures: Mapping[int, ProcessFailure]) -> TrainingError:
     return error
 
 
-def _exit_code_after(number: signal.Signals, log_dir: Path, *, has_lost_peers: bool) -> int:
+def _exit_code_after(number: signal.Signals, log_dir: Path) -> int:
     """Return the exit code after a signal made the processes save and stop."""
     reports = failures_in(log_dir)
     for message, facts in reports:
         if message:
             raise _reported_error(message, facts)
     exit_code = StopRequests.EXIT_CODES[number]
-    if not reports and has_lost_peers:
-        raise LostPeersError(
-            f"another node has ended; a process of this one did not, and was killed: {RESUME}"
-        )
     if not reports:
         reason = f"stopped before the run could save: {RESUME}"
         raise InterruptedRunError(reason, exit_code=exit_code or 1)

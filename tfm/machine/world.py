@@ -2,6 +2,7 @@
 
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,11 @@ _VARIABLES: dict[Launcher, tuple[str, ...]] = {
         "SLURM_NODEID",
     ),
 }
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _TASKS_PER_NODE = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_FIRST_HOST = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node[03-07] of node[03-07,12],gpu1
+_NUMBERS = re.compile(r"\[(\w+)[^\]]*\]")
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000  # below those that Linux gives to connections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +34,8 @@ class World:
     Attributes:
         rank: Rank of this process; only rank 0 writes files and prints.
         size: Number of processes.
-        local_rank: Rank on this node; also the index of the process's GPU.
-        local_size: Number of processes on this node.
+        local_rank: Rank on this machine; also the index of the process's GPU.
+        local_size: Number of processes on this machine.
         launcher: None for a process without a launcher. tfm's own launcher counts as torchrun.
     """
 
@@ -45,13 +50,17 @@ class World:
         """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
+    @property
+    def spans_machines(self) -> bool:
+        """Whether some processes are on other machines."""
+        return self.size > self.local_size
+
     @classmethod
     def from_environment(cls) -> "World":
         """Return the world that torchrun or Slurm describes; a single process without either.
 
-        The variables count only if MASTER_ADDR is set, too: Slurm also sets its own for the batch
-        script itself, which is a single process. Only training uses them: everything else calls
-        `current_world`, which does not fail.
+        The variables count only beside MASTER_ADDR and MASTER_PORT: `set_slurm_master` sets those
+        for training. Everything else calls `current_world`, which does not fail.
         """
         launcher = _find_launcher()
         if launcher is None:
@@ -59,8 +68,6 @@ class World:
             return cls()
         values = [os.environ[name] for name in _VARIABLES[launcher]]
         shown = ", ".join(map("=".join, zip(_VARIABLES[launcher], values, strict=True)))
-        if "MASTER_PORT" not in os.environ:
-            raise UsageError(f"{launcher} sets {shown}, but no port to meet at: set MASTER_PORT")
         try:
             if launcher == "Slurm":
                 values[3:] = [_parse_tasks_per_node(values[3])[int(values[4])]]
@@ -85,20 +92,43 @@ def current_world() -> World:
         return World()
 
 
+def set_slurm_master() -> None:
+    """Set MASTER_ADDR and MASTER_PORT for the tasks of a step of Slurm, unless they are set.
+
+    They are the first host of the step, where rank 0 is, and a port for the job and the step.
+    Slurm sets the variables of steps for what `srun` starts, but not for a batch script, which is a
+    single process. So is a step of one task, which may be an interactive shell.
+    """
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", *_VARIABLES["Slurm"])
+    if any(name not in os.environ for name in names) or os.environ["SLURM_STEP_NUM_TASKS"] == "1":
+        return
+    job, step, nodes = (os.environ[name] for name in names[:3])
+    if first := _FIRST_HOST.match(nodes):
+        os.environ.setdefault("MASTER_ADDR", _NUMBERS.sub(r"\1", first[0]))
+    port = _FIRST_PORT + zlib.crc32(f"{job}.{step}".encode()) % _NUM_PORTS
+    os.environ.setdefault("MASTER_PORT", str(port))
+
+
+def torchrun_restarts() -> tuple[int, int]:
+    """Return how often torchrun has restarted the processes of this machine, and its limit."""
+    names = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+    count, limit = (int(os.environ.get(name, 0)) for name in names)
+    return count, limit
+
+
 def _find_launcher() -> Launcher | None:
-    """Return the launcher that has set all of its variables; None if there is none."""
-    if "MASTER_ADDR" in os.environ:
-        for launcher, names in _VARIABLES.items():
-            if all(name in os.environ for name in names):
-                return launcher
+    """Return the launcher whose variables are all set; None if there is none."""
+    for launcher, names in _VARIABLES.items():
+        if all(name in os.environ for name in (*_MASTER, *names)):
+            return launcher
     return None
 
 
 def _refuse_incomplete_variables() -> None:
     """Raise UsageError if some variables of torchrun are set beside MASTER_ADDR, but not all."""
-    names = ("MASTER_ADDR", *_VARIABLES["torchrun"])
+    names = (*_MASTER, *_VARIABLES["torchrun"])
     found = [name for name in names if name in os.environ]
-    if "MASTER_ADDR" in found and len(found) > 1:
+    if "MASTER_ADDR" in found and not {*found} <= {*_MASTER}:
         missing = [name for name in names if name not in found]
         raise UsageError(
             f"{', '.join(found)} are set, but not {', '.join(missing)}: start this command with "

@@ -169,10 +169,8 @@ class Forecast:
         }
 
 
-def forecast(
-    data_dir: Path, run: RunConfig, *, num_processes: int = 1, num_local: int = 1
-) -> Forecast:
-    """Compute the cost of a run in `num_processes`, with `num_local` of them on each machine.
+def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forecast:
+    """Compute the cost of a run in a number of processes on one machine.
 
     The GPUs may belong to another machine: then the estimate of time is NaN.
     """
@@ -180,8 +178,8 @@ def forecast(
     data.train.verify(range(num_first_parts(data.train)))
     if run.from_model is not None:
         check_start(ModelFolder(Path(run.from_model)), data)
-    compute, device, warnings = _planned_compute(run, num_local)
-    set_num_threads(training.threads, num_processes=num_local)
+    compute, device, warnings = _planned_compute(run, num_processes)
+    set_num_threads(training.threads, num_processes=num_processes)
     cost = cost_of(data)
     max_tokens = max_microbatch_tokens(
         run,
@@ -199,11 +197,11 @@ def forecast(
         for _, indices in islice(batcher.batches(), num_planned)
     )
     estimate = estimate_run(
-        data, batcher, cost, compute, num_processes=num_processes, num_local=num_local
+        data, batcher, cost, compute, num_processes=num_processes, num_local=num_processes
     )
     warnings += filter(None, [estimate.warning])
     if _is_here(compute.device):
-        world = World(size=num_processes, local_size=num_local)
+        world = World(size=num_processes, local_size=num_processes)
         problem = shortage(data, cost, compute.device, world)
         warnings += [] if problem is None else [f"warning: {problem}"]
     return Forecast(
@@ -220,12 +218,14 @@ def forecast(
     )
 
 
-def _planned_compute(run: RunConfig, num_local: int) -> tuple[Compute, str, list[str]]:
+def _planned_compute(run: RunConfig, num_processes: int) -> tuple[Compute, str, list[str]]:
     """Return device and arithmetic, the device in words if this machine lacks it, and warnings."""
     training, device, warnings = run.training, "", list[str]()
-    num_gpus = torch.cuda.device_count() if training.device == "cuda" else num_local
-    if num_gpus < num_local:
-        device = f"{num_local} GPU{'s' * (num_local > 1)}, of which this machine has {num_gpus}"
+    num_gpus = torch.cuda.device_count() if training.device == "cuda" else num_processes
+    if num_gpus < num_processes:
+        device = (
+            f"{num_processes} GPU{'s' * (num_processes > 1)}, of which this machine has {num_gpus}"
+        )
         warnings.append(f"warning: this is an estimate for {device}")
     if not num_gpus:
         precision = "bf16" if training.precision == "auto" else training.precision
@@ -234,7 +234,7 @@ def _planned_compute(run: RunConfig, num_local: int) -> tuple[Compute, str, list
     compute = verified_compute(
         training.device, training.precision, trains=True, notify=warnings.append
     )
-    too_many = oversubscription(compute.device, training.threads, num_processes=num_local)
+    too_many = oversubscription(compute.device, training.threads, num_processes=num_processes)
     return compute, device, warnings + ([] if too_many is None else [too_many])
 
 
