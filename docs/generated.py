@@ -42,7 +42,6 @@ from tfm.features.seen.report import SeenReport
 from tfm.folders import last_generation, model_folder, run_folder
 from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
-from tfm.stages.train import TrainResult
 from tfm.steps import StepsConfig
 from tfm.text import seen
 from tfm.text.corpus.loading import builtin_recipes, load_recipe
@@ -58,6 +57,7 @@ from tfm.text.corpus.texts import (
 from tfm.training import model_summaries
 from tfm.training.averaging import AverageResult
 from tfm.training.model_summaries import ModelSummary
+from tfm.training.run import TrainResult
 from tfm.training.run_summaries import RunSummary
 from tfm.translation import partial_output
 from tfm.translation.steps import Output

@@ -149,10 +149,10 @@ def trained_run(
     data_dir: Path, tiny_run: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return a run with checkpoints at steps 4, 8 and 12; tests must not change it."""
-    from tfm.stages.train import train
+    from tfm.commands.train import train_model
 
     run_dir = tmp_path_factory.mktemp("runs") / "tiny"
-    train(data_dir, run_dir, tiny_run(training={"average_last": 2}))
+    train_model(data_dir, run_dir, tiny_run(training={"average_last": 2}))
     return run_dir
 
 
@@ -161,7 +161,7 @@ def trained_norms(
     data_dir: Path, tiny_run: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Return partly trained runs, by the position of layer normalization."""
-    from tfm.stages.train import train
+    from tfm.commands.train import train_model
 
     runs_dir = tmp_path_factory.mktemp("runs")
     shape = {"d_model": 32, "d_ff": 64, "dropout": 0.0, "embedding_dropout": 0.0}
@@ -174,7 +174,7 @@ def trained_norms(
         )
         for norm in ("post", "pre")
     }
-    return {norm: train(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
+    return {norm: train_model(data_dir, runs_dir / norm, run).run_dir for norm, run in runs.items()}
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ class ForkedPython:
         context.set_forkserver_preload(
             [
                 "tfm.cli.main",
-                "tfm.stages.train",
+                "tfm.training.run",
                 "tfm.training.averaging",
                 "tfm.translation.generating",
                 "tfm.training.report",

@@ -11,13 +11,13 @@ from tfm.commands.average import average
 from tfm.commands.generate import plan_generation
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.score import score
+from tfm.commands.train import train_model
 from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig, run_config
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.search import search
 from tfm.search.forced import forced_decoding
-from tfm.stages.train import train
 from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees
 from tfm.text.trees import parse_tree_line, words_of
@@ -48,7 +48,7 @@ def test_a_model_learns_to_copy(tmp_path, make_dataset):
                          "precision": "fp32"},
         },
     )  # fmt: skip
-    train(data_dir, tmp_path / "run", run)
+    train_model(data_dir, tmp_path / "run", run)
     translated = Translator.load(tmp_path / "run", device="cpu").translate(unseen)
     correct = sum(one == other for one, other in zip(translated, unseen, strict=True))
     assert correct >= 0.9 * len(unseen)
@@ -74,7 +74,7 @@ def parser(tmp_path_factory, example):
                          "precision": "fp32"},
         },
     )  # fmt: skip
-    train(folder / "data" / "trees", folder / "runs" / "trees", run)
+    train_model(folder / "data" / "trees", folder / "runs" / "trees", run)
     return folder
 
 
@@ -136,9 +136,9 @@ def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(data_dir, tm
 
 def check_variation(data_dir, folder, run_of):
     straight, stopped = folder / "straight", folder / "stopped"
-    train(data_dir, straight, run_of(4))
-    train(data_dir, stopped, run_of(2))
-    train(data_dir, stopped, run_of(4))
+    train_model(data_dir, straight, run_of(4))
+    train_model(data_dir, stopped, run_of(2))
+    train_model(data_dir, stopped, run_of(4))
     weights, others = (ModelFolder(checkpoints(run)[-1]).weights() for run in (straight, stopped))
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)

@@ -17,9 +17,9 @@ from tfm.commands.import_model import ImportResult as ImportResult
 from tfm.commands.prepare import PrepareResult as PrepareResult
 from tfm.commands.score import ScoreResult as ScoreResult
 from tfm.commands.translator import Translator as Translator
-from tfm.stages.train import TrainResult as TrainResult
 from tfm.training.averaging import AverageResult as AverageResult
 from tfm.training.model_summaries import ModelSummary as ModelSummary
+from tfm.training.run import TrainResult as TrainResult
 from tfm.training.run_summaries import RunSummary as RunSummary
 
 StrPath = str | os.PathLike[str]

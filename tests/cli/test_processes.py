@@ -9,6 +9,7 @@ import pytest
 from tfm.cli import main as cli
 from tfm.errors import InterruptedRunError
 from tfm.machine.processes import Placement
+from tfm.training.run import TrainResult
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -27,15 +28,13 @@ def launched(monkeypatch):
 @pytest.fixture
 def trained(monkeypatch):
     """The device of each training in this process."""
-    from tfm.stages import train
-
     devices = []
 
     def note(data_dir, run_dir, settings, *, world, stop):
         devices.append(settings.training.device)
-        return train.TrainResult(run_dir=run_dir, step=1, metrics={})
+        return TrainResult(run_dir=run_dir, step=1, metrics={})
 
-    monkeypatch.setattr(train, "train", note)
+    monkeypatch.setattr("tfm.commands.train.train_model", note)
     return devices
 
 
@@ -152,7 +151,7 @@ def test_processes_that_stop_cleanly_report_it_once(run, monkeypatch, one_of_two
         raise InterruptedRunError("saved at step 3", exit_code=130)
 
     error_file = one_of_two(rank)
-    monkeypatch.setattr("tfm.stages.train.train", stop)
+    monkeypatch.setattr("tfm.commands.train.train_model", stop)
     assert run("train", ".", "--arch", "tiny") == (0, "", err)
     message = json.loads(error_file.read_text())["message"]
     assert (message["message"], message["extraInfo"]["exit_code"]) == ("", 130)

@@ -13,12 +13,12 @@ import torch
 from html_pages import read_page, rows
 from small_models import new_info
 
+from tfm.commands.train import train_model
 from tfm.config import run_config, run_toml
 from tfm.disk.lock import lock_folder
 from tfm.errors import TrainingError, UsageError
 from tfm.folders.run_folder import checkpoint_path, checkpoints, record_dataset
 from tfm.folders.saving import save_checkpoint
-from tfm.stages.train import train
 from tfm.training.run_summaries import draw_runs, find_runs, summarize_run
 
 
@@ -213,9 +213,9 @@ def short_run(tiny_run):
 def test_training_records_that_it_finished_and_forgets_it_when_it_continues(
     data_dir, short_run, tmp_path
 ):
-    train(data_dir, tmp_path / "run", short_run())
+    train_model(data_dir, tmp_path / "run", short_run())
     assert summarize_run(tmp_path / "run").state == "finished"
-    train(data_dir, tmp_path / "run", short_run(max_steps=6))
+    train_model(data_dir, tmp_path / "run", short_run(max_steps=6))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(each)["kind"] == "end" for each in lines].index(True) == len(lines) - 1
 
@@ -223,7 +223,7 @@ def test_training_records_that_it_finished_and_forgets_it_when_it_continues(
 def test_training_records_that_it_diverged(data_dir, short_run, tmp_path, monkeypatch):
     monkeypatch.setattr("tfm.training.trainer.learning_rate", lambda *_: 1e30)
     with pytest.raises(TrainingError):
-        train(data_dir, tmp_path / "run", short_run(max_steps=100, max_skipped_steps=2))
+        train_model(data_dir, tmp_path / "run", short_run(max_steps=100, max_skipped_steps=2))
     assert summarize_run(tmp_path / "run").state == "diverged"
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import binarize, edit_json, metrics_of, number_pairs, same_weights, steps_of
 
+from tfm.commands.train import train_model
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config, settings_to
 from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DETAIL, CheckpointError, DataError, InterruptedRunError, UsageError
@@ -23,12 +24,13 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
 from tfm.machine.compute import choose_compute, one_thread
+from tfm.machine.world import World
 from tfm.model.build import new_model
-from tfm.stages.forecast import forecast
-from tfm.stages.train import _with_history, train
 from tfm.training.data import open_data
+from tfm.training.forecast import forecast
 from tfm.training.loop import TrainingRun
 from tfm.training.report import write_report
+from tfm.training.run import _with_history, training_compute
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validator
 
@@ -76,7 +78,7 @@ def uninterrupted(data_dir, tiny_run, tmp_path_factory):
     run = tiny_run(training={"max_steps": 12, "checkpoint_steps": 3})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tfm.training.report.write_report", write_report)
-        result = train(data_dir, run_dir, run)
+        result = train_model(data_dir, run_dir, run)
     return run, run_dir, result
 
 
@@ -85,7 +87,7 @@ def test_a_run_without_a_picture_goes_on_and_says_why_once(
     data_dir, tiny_run, tmp_path, capsys, monkeypatch, error
 ):
     monkeypatch.setattr("tfm.training.report.write_report", Mock(side_effect=error))
-    result = train(data_dir, tmp_path / "run", tiny_run(training={"checkpoint_steps": 6}))
+    result = train_model(data_dir, tmp_path / "run", tiny_run(training={"checkpoint_steps": 6}))
     assert result.step == 12
     [warning] = [line for line in capsys.readouterr().err.splitlines() if "report.html" in line]
     assert str(error) in warning
@@ -115,9 +117,9 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(
         step = forecast(data_dir, run).steps_per_epoch
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError, match=rf"stopped and saved at step {step};"):
-        train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
     assert steps_of(tmp_path / "run")[-1] == step
-    resumed = train(data_dir, tmp_path / "run", run)
+    resumed = train_model(data_dir, tmp_path / "run", run)
     assert resumed.metrics == result.metrics
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(tmp_path / "run", run_dir)
@@ -132,7 +134,7 @@ def averaged(data_dir, tiny_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "averaged"
     training = {"max_steps": 12, "checkpoint_steps": 6, "average": True}
     run = tiny_run(optimizer=AVERAGED, training=training)
-    train(data_dir, run_dir, run)
+    train_model(data_dir, run_dir, run)
     return run, run_dir
 
 
@@ -147,8 +149,8 @@ def test_a_resumed_run_with_a_moving_average_equals_an_uninterrupted_one(
     run, run_dir = averaged
     signal_after(signal.SIGTERM, 7)
     with pytest.raises(InterruptedRunError):
-        train(data_dir, tmp_path / "run", run)
-    train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
+    train_model(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run") == records(run_dir)
     assert same_weights(tmp_path / "run", run_dir)
     one, other = map(trained_weights, (run_dir, tmp_path / "run"))
@@ -184,7 +186,7 @@ def test_validating_a_moving_average_draws_no_random_weights(
 
     monkeypatch.setattr("tfm.training.setup.new_model", counted)
     training = {"max_steps": 2, "checkpoint_steps": 1}
-    train(data_dir, tmp_path / "run", tiny_run(optimizer={"ema": 0.9}, training=training))
+    train_model(data_dir, tmp_path / "run", tiny_run(optimizer={"ema": 0.9}, training=training))
     assert len(calls) == 1
 
 
@@ -193,7 +195,7 @@ def test_the_trained_weights_are_those_of_a_run_without_a_moving_average(
 ):
     run, run_dir = averaged
     plain = replace(run, optimizer=replace(run.optimizer, ema=None))
-    train(data_dir, tmp_path / "run", plain)
+    train_model(data_dir, tmp_path / "run", plain)
     trained = trained_weights(run_dir)
     expected = ModelFolder(checkpoints(tmp_path / "run")[-1]).weights()
     assert trained.keys() == expected.keys()
@@ -205,13 +207,13 @@ def test_the_steps_of_a_schedule_that_ends_with_them_may_not_change(averaged, da
     run, run_dir = averaged
     longer = replace(run, training=replace(run.training, max_steps=13))
     with pytest.raises(UsageError, match=r"training\.max_steps was 12, not 13"):
-        train(data_dir, run_dir, longer)
+        train_model(data_dir, run_dir, longer)
 
 
 def test_a_finished_run_is_not_changed(uninterrupted, data_dir, capsys):
     run, run_dir, result = uninterrupted
     before = records(run_dir)
-    assert train(data_dir, run_dir, run) == result
+    assert train_model(data_dir, run_dir, run) == result
     assert "is finished at step 12" in capsys.readouterr().err
     assert records(run_dir) == before
 
@@ -220,7 +222,7 @@ def test_a_finished_run_is_not_changed(uninterrupted, data_dir, capsys):
 def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, number, code):
     signal_after(number, 2)
     with pytest.raises(InterruptedRunError) as stopped:
-        train(data_dir, tmp_path / "run", tiny_run())
+        train_model(data_dir, tmp_path / "run", tiny_run())
     assert stopped.value.exit_code == code
     assert steps_of(tmp_path / "run") == [2]
 
@@ -233,11 +235,11 @@ def test_a_signal_interrupts_validation_which_is_repeated_on_resume(
     run, run_dir, result = uninterrupted
     signal_after(signal.SIGTERM, step)
     with pytest.raises(InterruptedRunError):
-        train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
     assert records(tmp_path / "run", "validation")[-1]["step"] == step - 3
     saved = checkpoints(tmp_path / "run")[-1]
     assert ModelFolder(saved).info.metrics == {}
-    assert train(data_dir, tmp_path / "run", run) == replace(result, run_dir=tmp_path / "run")
+    assert train_model(data_dir, tmp_path / "run", run) == replace(result, run_dir=tmp_path / "run")
     assert "loss" in ModelFolder(saved).info.metrics
     assert records(tmp_path / "run") == records(run_dir)
 
@@ -252,7 +254,7 @@ def test_a_disk_that_stays_full_does_not_keep_a_run_from_validating(
     monkeypatch.setattr(saving, "_RETRY_SECONDS", 0.0)  # at every step
     limits = {"checkpoint_minutes": 0.01, "max_minutes": 0.03, "max_steps": 1_000_000}
     with pytest.raises(CheckpointError):
-        train(data_dir, tmp_path / "run", tiny_run(training=limits))
+        train_model(data_dir, tmp_path / "run", tiny_run(training=limits))
     assert len(records(tmp_path / "run", "validation")) >= 2
 
 
@@ -300,14 +302,14 @@ def test_a_state_with_wrong_values_is_refused_though_its_checksum_is_correct(
         training_state=state,
     )
     with pytest.raises(CheckpointError, match="is not the state of this run") as refused:
-        train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
     assert "\n" not in str(refused.value)
 
 
 def test_patience_without_a_validation_split_is_refused(other_data, tiny_run, tmp_path):
     run = tiny_run(model={"tied_embeddings": "two-way"}, training={"patience": 2})
     with pytest.raises(UsageError, match="patience has no effect without validation text"):
-        train(other_data, tmp_path / "run", run)
+        train_model(other_data, tmp_path / "run", run)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_other_settings_are_refused_when_resuming(
     _, run_dir, _ = uninterrupted
     before = (run_dir / "config.toml").read_bytes()
     with pytest.raises(UsageError, match="was started with other settings: use") as caught:
-        train(data_dir, run_dir, tiny_run(**changes))
+        train_model(data_dir, run_dir, tiny_run(**changes))
     assert str(caught.value).split(DETAIL)[1:] == [message]
     assert (run_dir / "config.toml").read_bytes() == before
 
@@ -337,7 +339,7 @@ def test_a_dataset_of_other_languages_is_refused_when_resuming(
     edit_json(copy / "manifest.json", source="de", target="en")
     binarize(copy, BinarizeConfig(threads=1), force=True)
     with pytest.raises(UsageError, match="was started with other settings: use") as caught:
-        train(copy, uninterrupted[1], tiny_run())
+        train_model(copy, uninterrupted[1], tiny_run())
     assert str(caught.value).split(DETAIL)[1:] == [
         "source language was en, not de",
         "target language was de, not en",
@@ -369,14 +371,14 @@ def other_data(tmp_path_factory, make_dataset):
 def test_another_subword_model_is_refused_when_resuming(uninterrupted, other_data, tiny_run):
     run = tiny_run(model={"tied_embeddings": "two-way"})
     with pytest.raises(UsageError, match="subword model was "):
-        train(other_data, uninterrupted[1], run)
+        train_model(other_data, uninterrupted[1], run)
 
 
 def test_max_tokens_may_change_when_a_run_is_resumed(uninterrupted, data_dir, tiny_run, tmp_path):
     _, run_dir, _ = uninterrupted
     copy = shutil.copytree(run_dir, tmp_path / "run")
     longer = {"max_steps": 13, "checkpoint_steps": 3}
-    result = train(data_dir, copy, tiny_run(batching={"max_tokens": 99}, training=longer))
+    result = train_model(data_dir, copy, tiny_run(batching={"max_tokens": 99}, training=longer))
     assert result.step == 13
 
 
@@ -390,7 +392,7 @@ def test_other_data_is_refused_when_resuming(
         (other / f"train.{language}").write_text("".join(f"{line}\n" for line in side[::-1]))
     binarize(other, BinarizeConfig(threads=1))
     with pytest.raises(UsageError, match="was started on other data than"):
-        train(other, shutil.copytree(run_dir, tmp_path / "run"), run)
+        train_model(other, shutil.copytree(run_dir, tmp_path / "run"), run)
 
 
 def test_a_second_run_in_the_same_folder_is_refused(data_dir, tiny_run, tmp_path):
@@ -398,8 +400,8 @@ def test_a_second_run_in_the_same_folder_is_refused(data_dir, tiny_run, tmp_path
         lock_folder(tmp_path / "run"),
         pytest.raises(LockedFolderError, match="is being written to by process"),
     ):
-        train(data_dir, tmp_path / "run", tiny_run())
-    assert train(data_dir, tmp_path / "run", tiny_run()).step == 12
+        train_model(data_dir, tmp_path / "run", tiny_run())
+    assert train_model(data_dir, tmp_path / "run", tiny_run()).step == 12
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
@@ -414,7 +416,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
         original(*args, **options)
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
-    train(data_dir, tmp_path / "run", run)
+    train_model(data_dir, tmp_path / "run", run)
     assert steps_of(tmp_path / "run") == [3, 12]
     said = capsys.readouterr().err
     assert "cannot save step 6" in said
@@ -426,7 +428,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_a_run(
 def test_saving_in_the_background_changes_nothing(uninterrupted, data_dir, tiny_run, tmp_path):
     _, run_dir, _ = uninterrupted
     options = {"max_steps": 12, "checkpoint_steps": 3, "background_saving": True}
-    train(data_dir, tmp_path / "run", tiny_run(training=options))
+    train_model(data_dir, tmp_path / "run", tiny_run(training=options))
     assert steps_of(tmp_path / "run") == [3, 6, 9, 12]
     for ours, theirs in zip(checkpoints(tmp_path / "run"), checkpoints(run_dir), strict=True):
         assert same_weights(ours, theirs)
@@ -478,7 +480,7 @@ def test_the_steps_of_medium_follow_from_the_size_of_the_text(data_dir, tiny_run
 
 @pytest.fixture
 def slow_device(monkeypatch):
-    monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e3)
+    monkeypatch.setattr("tfm.training.forecast.measure_product_flops", lambda *_, **__: 1e3)
 
 
 @pytest.mark.usefixtures("slow_device")
@@ -489,7 +491,7 @@ def test_a_run_of_weeks_is_announced_before_it_starts(data_dir, tiny_run, tmp_pa
         r"\S+ GB of checkpoints\): set a smaller --arch or --max-steps"
     )
     assert re.fullmatch(pattern, forecast(data_dir, tiny_run()).estimate.warning)
-    train(data_dir, tmp_path / "run", tiny_run())
+    train_model(data_dir, tmp_path / "run", tiny_run())
     start, warning, *_ = capsys.readouterr().err.splitlines()
     assert start.startswith(f"train: {tmp_path / 'run'} on ")
     assert re.fullmatch(pattern, warning)
@@ -506,8 +508,8 @@ def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
 
 
 def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, monkeypatch):
-    monkeypatch.setattr("tfm.stages.forecast.measure_product_flops", lambda *_, **__: 1e9)
-    for module in ("stages.forecast", "machine.compute"):
+    monkeypatch.setattr("tfm.training.forecast.measure_product_flops", lambda *_, **__: 1e9)
+    for module in ("training.forecast", "machine.compute"):
         monkeypatch.setattr(f"tfm.{module}.num_cores", lambda: 2)
 
     def plan(num_processes):
@@ -540,7 +542,7 @@ def test_a_run_on_gpus_is_planned_on_a_machine_without(data_dir, tiny_run):
 def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
     run = tiny_run(training={"shard": True})
     with pytest.raises(UsageError, match="shard has no effect without several processes"):
-        train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="shard has no effect without several processes"):
         forecast(data_dir, run)
@@ -548,10 +550,10 @@ def test_shards_of_a_single_process_are_refused(data_dir, tiny_run, tmp_path):
 
 def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path):
     settings = {"checkpoint_steps": 2, "average_last": 2, "max_steps": 4}
-    train(data_dir, tmp_path / "run", tiny_run(training=settings))
+    train_model(data_dir, tmp_path / "run", tiny_run(training=settings))
     assert not (tmp_path / "run" / "averaged").exists()
     limits = {"max_steps": 1_000_000, "max_minutes": 0.01, "average": True}
-    step = train(data_dir, tmp_path / "run", tiny_run(training=settings | limits)).step
+    step = train_model(data_dir, tmp_path / "run", tiny_run(training=settings | limits)).step
     assert ModelFolder(tmp_path / "run" / "averaged").info.step == step
 
 
@@ -559,15 +561,15 @@ def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdate
     data_dir, tiny_run, tmp_path, capsys
 ):
     run_dir, settings = tmp_path / "run", tiny_run(training={"average": True})
-    train(data_dir, run_dir, settings)
+    train_model(data_dir, run_dir, settings)
     assert "averaged is the mean of step 12" in capsys.readouterr().err
     written = (run_dir / "averaged" / "config.json").stat().st_mtime_ns
-    train(data_dir, run_dir, settings)
+    train_model(data_dir, run_dir, settings)
     assert (run_dir / "averaged" / "config.json").stat().st_mtime_ns == written
     shutil.rmtree(run_dir / "averaged")
-    train(data_dir, run_dir, settings)
+    train_model(data_dir, run_dir, settings)
     assert ModelFolder(run_dir / "averaged").info.step == 12
-    train(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
+    train_model(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
     assert ModelFolder(run_dir / "averaged").info.step == 16
 
 
@@ -585,8 +587,22 @@ def test_validation_has_the_steps_that_the_search_of_the_dataset_asks_for(
         return replace(data, info=replace(data.info, search={"mbr": "chrf", "n_best": 2}))
 
     monkeypatch.setattr(MinimumBayesRisk, "most_useful", counted)
-    monkeypatch.setattr("tfm.stages.train.open_data", open_with_search)
+    monkeypatch.setattr("tfm.training.data.open_data", open_with_search)
     training = {"max_steps": 2, "checkpoint_steps": 2, "validation_beam": 2}
-    train(data_dir, tmp_path / "run", tiny_run(training=training))
+    train_model(data_dir, tmp_path / "run", tiny_run(training=training))
     assert numbers
     assert set(numbers) == {2}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_gpus", "gpu"), [("Slurm", 1, 0), ("Slurm", 8, 3), ("torchrun", 8, 3)]
+)
+def test_a_task_of_slurm_may_see_all_gpus_or_its_own(
+    tiny_run, monkeypatch, launcher, num_gpus, gpu
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    compute = Mock()
+    monkeypatch.setattr("tfm.training.run.verified_compute", compute)
+    world = World(rank=11, size=16, local_rank=3, local_size=8, launcher=launcher)
+    training_compute(tiny_run(), world)
+    assert compute.call_args.kwargs["local_rank"] == gpu

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tfm.commands.attend import attend
 from tfm.commands.prepare import prepare_recipe as prepare
+from tfm.commands.train import train_model
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset.manifest import Manifest, TrainingText
@@ -19,7 +20,6 @@ from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.plan import Mixture, apportion, expand
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.stages.train import train
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import TextFiles
 from tfm.training.data import open_data
@@ -180,9 +180,9 @@ def test_a_weighted_run_logs_shares_and_losses_and_resumes_to_the_bit(
     def run(max_steps):
         return tiny_run(training={"max_steps": max_steps, "checkpoint_steps": 4, "log_steps": 2})
 
-    train(mixed_dir, tmp_path / "at-once", run(8))
+    train_model(mixed_dir, tmp_path / "at-once", run(8))
     for max_steps in (3, 8):
-        train(mixed_dir, tmp_path / "resumed", run(max_steps))
+        train_model(mixed_dir, tmp_path / "resumed", run(max_steps))
     both = tmp_path / "at-once", tmp_path / "resumed"
     assert [text["name"] for text in metrics_of(both[0])[0]["texts"]] == ["1 a.en", "2 b.en"]
     shares, resumed_shares = (
@@ -211,7 +211,7 @@ def test_another_weight_is_other_data(mixed_dir, recipe, tmp_path):
 @pytest.fixture(scope="module")
 def translator(mixed_dir, tiny_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "mixed"
-    train(mixed_dir, run_dir, tiny_run(training={"max_steps": 4}))
+    train_model(mixed_dir, run_dir, tiny_run(training={"max_steps": 4}))
     return Translator.load(run_dir, device="cpu")
 
 
@@ -266,7 +266,7 @@ def tagged_dir(recipe, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tagged_run(tagged_dir, tiny_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "tagged"
-    train(tagged_dir, run_dir, tiny_run(training={"max_steps": 2}))
+    train_model(tagged_dir, run_dir, tiny_run(training={"max_steps": 2}))
     return run_dir
 
 

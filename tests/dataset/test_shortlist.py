@@ -16,6 +16,7 @@ from small_models import batch_of, recurrent, transformer
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import PREPACK
 from tfm.commands.average import average
+from tfm.commands.train import train_model
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SearchConfig
 from tfm.dataset import shortlist as learning
@@ -27,7 +28,6 @@ from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
 from tfm.search.shortlist import search_shortlist
-from tfm.stages.train import train
 from tfm.vocabulary.learning import learn_word_model
 from tfm.vocabulary.subword import EOS, PAD, Vocabulary
 
@@ -261,7 +261,7 @@ def test_a_shortlist_of_older_data_is_removed(dataset, capsys):
 
 
 def test_checkpoints_and_averages_contain_it(dataset, tiny_run, tmp_path):
-    train(dataset, tmp_path / "run", tiny_run(training={"max_steps": 4}))
+    train_model(dataset, tmp_path / "run", tiny_run(training={"max_steps": 4}))
     folder = average(tmp_path / "run").model_dir
     assert (folder / FILE).read_bytes() == (dataset / FILE).read_bytes()
     translator = Translator.load(folder, device="cpu", precision="fp32")

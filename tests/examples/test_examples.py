@@ -400,11 +400,11 @@ def test_a_slurm_job_saves_before_its_time_limit_and_is_requeued(
     settings.write_text(run_toml(tiny_run(training={"max_steps": 100_000})))
     run_dir = tmp_path / "runs" / "wmt14-en-de-base"
     job = slurm_job("--config", settings, "--checkpoint-steps", "20")
-    wait_until(lambda: checkpoints(run_dir), seconds=180)
+    wait_until(lambda: checkpoints(run_dir), seconds=600)
     job.send_signal(signal.SIGUSR1)
-    assert (job.wait(180), requeues()) == (0, 1)
+    assert (job.wait(600), requeues()) == (0, 1)
     [*_, last] = metrics_of(run_dir)
     assert last["state"] == "stopped"
     again = slurm_job("--config", settings, "--max-steps", str(last["step"] + 1))
-    assert (again.wait(180), requeues()) == (0, 1)
+    assert (again.wait(600), requeues()) == (0, 1)
     assert steps_of(run_dir)[-1] == last["step"] + 1

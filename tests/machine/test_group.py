@@ -7,13 +7,13 @@ import socket
 
 import pytest
 import torch
-from helpers import wait_until
+from helpers import steps_of, wait_until
 
+from tfm.commands.train import train_model
 from tfm.config import run_toml
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.machine.group import Group
-from tfm.stages.train import train
 
 TIMEOUT_SECONDS = 180
 
@@ -131,7 +131,7 @@ def scored_run(tiny_run):
 @pytest.fixture(scope="module")
 def single_process_run(data_dir, scored_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "single"
-    train(data_dir, run_dir, scored_run())
+    train_model(data_dir, run_dir, scored_run())
     return run_dir
 
 
@@ -163,7 +163,7 @@ def test_one_process_resumes_a_run_of_two(
     )
     assert codes == [0, 0], errors
     # The checkpoint stores that batches were split for two processes; the settings do not.
-    result = train(data_dir, tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
+    result = train_model(data_dir, tmp_path / "run", scored_run(batching={"num_dropout_shards": 1}))
     assert result.step == 12
     found, expected = losses(tmp_path / "run"), losses(single_process_run)
     assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
@@ -173,7 +173,7 @@ def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_proce
     run_processes, scored_run, data_dir, tmp_path
 ):
     changes = {"model": {"output_bias": True}, "optimizer": {"ema": 0.9, "algorithm": "adamw"}}
-    train(data_dir, tmp_path / "single", scored_run(**changes))
+    train_model(data_dir, tmp_path / "single", scored_run(**changes))
     for max_steps in (8, 12):
         settings = scored_run(training={"shard": True, "max_steps": max_steps}, **changes)
         codes, errors = run_processes(tmp_path / "run", settings)
@@ -198,33 +198,25 @@ def test_a_signal_to_one_process_stops_and_saves_both(run_processes, scored_run,
     assert errors[1] == ""
 
 
-def test_a_process_that_dies_ends_the_others(run_processes, scored_run, tmp_path):
-    run_dir = tmp_path / "run"
-
-    def kill(processes):
-        wait_until((run_dir / "metrics.jsonl").exists, seconds=TIMEOUT_SECONDS)
-        processes[1].kill()
-
-    settings = scored_run(training={"max_steps": 100_000, "checkpoint_steps": 100_000})
-    codes, errors = run_processes(run_dir, settings, meanwhile=kill)
-    assert codes == [1, -signal.SIGKILL]
-    assert errors[0].splitlines()[-1].startswith("tfm: rank 0 lost the connection to the other")
-    assert "Traceback" not in errors[0]
-
-
 def test_collectives_of_two_processes(run_script):
     script = """
+from tfm.errors import UsageError
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    output(
+    found = dict(
         sum=group.sum(torch.tensor([world.rank, 1.5])).tolist(),
         largest=group.largest([world.rank, -world.rank]),
         gathered=group.gather({"rank": world.rank, "text": "ä" * world.rank}),
     )
+    try:
+        group.check_equal({"settings": world.rank, "dataset": 1})
+    except UsageError as error:
+        output(**found, error=str(error).partition(":")[0])
 """
     expected = {
         "sum": [1.0, 3.0],
         "largest": [1, 0],
         "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "ä"}],
+        "error": "rank 1 has other settings than rank 0",
     }
     assert run_script(script) == [expected, expected]
 
@@ -252,20 +244,6 @@ def test_collectives_of_a_single_process_return_its_values():
     assert group.gather("a") == ["a"]
     group.check_equal({"settings": "any"})
     assert group.store is None
-
-
-def test_processes_with_different_settings_are_refused(run_script):
-    script = """
-from tfm.errors import UsageError
-with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    try:
-        group.check_equal({"settings": world.rank, "dataset": 1})
-    except UsageError as error:
-        output(error=str(error))
-"""
-    outputs = run_script(script)
-    assert outputs[0] == outputs[1]
-    assert outputs[0]["error"].startswith("rank 1 has other settings than rank 0:")
 
 
 TRAINER = """
@@ -349,35 +327,6 @@ def test_if_one_process_runs_out_of_memory_all_compute_smaller_microbatches(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    ("before", "code", "message"),
-    [
-        (
-            "place = 'first'" + _OUT_OF_MEMORY,
-            1,
-            r"rank 1, step 1: out of memory with a microbatch of .* smaller --max",
-        ),
-        (
-            """
-import os
-from tfm.model import cost
-cost.memory_bytes = lambda: 1000 if os.environ["RANK"] == "0" else 1 << 40
-""",
-            2,
-            r"with shard, rank 0 gathers .* takes 0 GB in all, but it has 0 GB",
-        ),
-    ],
-)
-def test_a_sharded_run_needs_enough_memory(
-    run_processes, scored_run, tmp_path, before, code, message
-):
-    settings = scored_run(training={"shard": True})
-    codes, errors = run_processes(tmp_path / "run", settings, before=before)
-    assert codes == ([1, 1] if code == 1 else [2, 2])
-    assert re.fullmatch(rf"tfm: {message}.*\n", errors[1])
-    assert "Traceback" not in errors[0]
-
-
 def test_each_microbatch_counts_once_though_ranks_have_different_numbers_of_them(
     data_dir, tiny_run, run_script, tmp_path
 ):
@@ -395,73 +344,27 @@ with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     assert run_script(TRAINER + script, data_dir, config) == [pytest.approx(single)] * 2
 
 
-def test_all_processes_agree_that_a_weight_of_one_of_them_is_not_finite(
-    data_dir, tiny_run, run_script, tmp_path
+@pytest.mark.parametrize("shard", [False, True])
+def test_all_processes_agree_that_a_weight_or_an_update_of_one_of_them_is_wrong(
+    data_dir, tiny_run, run_script, tmp_path, shard
 ):
     script = """
 from tfm.training.gradients import local_part
 with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
     trainer = new_trainer(group)
     trainer.step(next(trainer.batches()))
-    before = trainer.has_finite_weights()
+    before = [trainer.has_finite_weights(), trainer.difference_between_ranks()]
+    trainer._optimizer.num_updates += world.rank
+    difference = trainer.difference_between_ranks()
     if world.rank == 1:
         local_part(trainer.model.output_weight)[-1] = float("nan")
-    output(before=before, after=trainer.has_finite_weights())
-"""
-    config = tmp_path / "run.toml"
-    config.write_text(run_toml(tiny_run(training={"shard": True})))
-    found = run_script(TRAINER + script, data_dir, config)
-    assert found == [{"before": True, "after": False}] * 2
-
-
-_OTHER_WEIGHTS = """
-import os, torch
-from tfm.training.trainer import Trainer
-original = Trainer.step
-def step(trainer, *arguments, **options):
-    if trainer.position.step == 5 and os.environ["RANK"] == "1":
-        with torch.no_grad():
-            trainer.model.output_weight[7, 3] += 1e-3
-    return original(trainer, *arguments, **options)
-Trainer.step = step
-"""
-
-
-def test_a_rank_with_other_weights_ends_the_run_at_the_next_checkpoint(
-    run_processes, scored_run, tmp_path
-):
-    run_dir = tmp_path / "run"
-    codes, errors = run_processes(run_dir, scored_run(), before=_OTHER_WEIGHTS)
-    assert codes == [1, 1]
-    for error in errors:
-        assert "Traceback" not in error
-        assert re.match(
-            r"tfm: step 8: rank 1 differs from the other ranks, first in .*weight, .* last good "
-            r"checkpoint: .*step-00000004; run the same command again",
-            error.splitlines()[-1],
-        )
-    assert [path.name for path in checkpoints(run_dir)] == ["step-00000004"]
-    codes, errors = run_processes(run_dir, scored_run())
-    assert codes == [0, 0], errors
-
-
-@pytest.mark.parametrize("shard", [False, True])
-def test_a_rank_that_has_counted_other_updates_is_named(
-    data_dir, tiny_run, run_script, tmp_path, shard
-):
-    script = """
-with joined(world, torch.device("cpu"), timeout=timedelta(seconds=60)) as group:
-    trainer = new_trainer(group)
-    trainer.step(next(trainer.batches()))
-    before = trainer.difference_between_ranks()
-    trainer._optimizer.num_updates += world.rank
-    output(before=before, after=trainer.difference_between_ranks())
+    output(before=before, after=[trainer.has_finite_weights(), difference])
 """
     config = tmp_path / "run.toml"
     config.write_text(run_toml(tiny_run(training={"shard": shard})))
-    expected = "rank 1 differs from the other ranks, first in its number of updates"
-    found = run_script(TRAINER + script, data_dir, config)
-    assert found == [{"before": None, "after": expected}] * 2
+    difference = "rank 1 differs from the other ranks, first in its number of updates"
+    expected = {"before": [True, None], "after": [False, difference]}
+    assert run_script(TRAINER + script, data_dir, config) == [expected] * 2
 
 
 _STALL = """
@@ -499,19 +402,82 @@ def test_a_stalled_process_ends_the_run_and_all_write_their_last_collectives(
     assert counts[0] > counts[1]  # rank 0 waits in one that rank 1 has not started
 
 
+_DIE = """
+import os
+from tfm.training.trainer import Trainer
+original = Trainer.step
+def step(trainer, *arguments, **options):
+    if trainer.position.step == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 9)
+    return original(trainer, *arguments, **options)
+Trainer.step = step
+"""
+_OTHER_WEIGHTS = """
+import os, torch
+from tfm.training.trainer import Trainer
+original = Trainer.step
+def step(trainer, *arguments, **options):
+    if trainer.position.step == 5 and os.environ["RANK"] == "1":
+        with torch.no_grad():
+            trainer.model.output_weight[7, 3] += 1e-3
+    return original(trainer, *arguments, **options)
+Trainer.step = step
+"""
 _HUGE_UPDATES = """
 from tfm.training import trainer
 trainer.learning_rate = lambda *_: 1e30
 """
+_LITTLE_MEMORY = """
+import os
+from tfm.model import cost
+cost.memory_bytes = lambda: 1000 if os.environ["RANK"] == "0" else 1 << 40
+"""
+# What is wrong, settings, exit codes, the last line of a rank, and the steps that are saved.
+FAILURES = {
+    "dies": (_DIE, {}, [1, -9], 0, r"rank 0 lost the connection to the other .*", []),
+    "other weights": (
+        _OTHER_WEIGHTS,
+        {},
+        [1, 1],
+        1,
+        r"step 8: rank 1 differs from the other ranks, first in .*weight, .*step-00000004; run.*",
+        [4],
+    ),
+    "diverges": (
+        _HUGE_UPDATES,
+        {},
+        [1, 1],
+        1,
+        r"step 4: the validation loss is nan; last good checkpoint: none\. Train in.*",
+        [],
+    ),
+    "out of memory, sharded": (
+        "place = 'first'" + _OUT_OF_MEMORY,
+        {"shard": True},
+        [1, 1],
+        1,
+        r"rank 1, step 1: out of memory with a microbatch of .* smaller --max.*",
+        [],
+    ),
+    "too little to save, sharded": (
+        _LITTLE_MEMORY,
+        {"shard": True},
+        [2, 2],
+        1,
+        r"with shard, rank 0 gathers .* takes 0 GB in all, but it has 0 GB.*",
+        [],
+    ),
+}
 
 
-def test_two_processes_that_diverge_end_with_one_line(run_processes, scored_run, tmp_path):
-    codes, errors = run_processes(tmp_path / "run", scored_run(), before=_HUGE_UPDATES)
-    assert codes == [1, 1]
-    for error in errors:
-        assert "Traceback" not in error
-        assert re.search(
-            r"^tfm: step 4: the validation loss is nan; last good checkpoint: none\. Train in",
-            error.splitlines()[-1],
-        )
-    assert not checkpoints(tmp_path / "run")
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_run_that_fails_ends_all_processes_with_one_line(
+    run_processes, scored_run, tmp_path, name
+):
+    before, training, expected_codes, rank, line, steps = FAILURES[name]
+    settings = scored_run(training=training)
+    codes, errors = run_processes(tmp_path / "run", settings, before=before)
+    assert codes == expected_codes
+    assert re.fullmatch(f"tfm: {line}", errors[rank].splitlines()[-1])
+    assert not any("Traceback" in error for error in errors)
+    assert steps_of(tmp_path / "run") == steps

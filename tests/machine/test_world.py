@@ -62,13 +62,18 @@ def set_variables(monkeypatch):
     return set_all
 
 
-def test_without_a_launcher_there_is_one_process():
+@pytest.mark.parametrize("variables", [{}, TORCHRUN, SLURM, BATCH, SHELL])
+def test_what_is_no_step_of_several_tasks_is_a_single_process(set_variables, variables):
+    set_variables(**variables)
+    set_slurm_master()
     world = World.from_environment()
     assert (world.rank, world.size, world.is_first, world.launcher) == (0, 1, True, None)
 
 
-def test_torchrun_sets_the_rank(set_variables):
-    set_variables(**TORCHRUN, **MASTER)
+@pytest.mark.parametrize("others", [{}, STEP])
+def test_torchrun_sets_the_rank_also_in_a_step_of_slurm(set_variables, others):
+    set_variables(**others, **TORCHRUN, **MASTER)
+    set_slurm_master()
     expected = World(rank=5, size=8, local_rank=1, local_size=4, launcher="torchrun")
     assert current_world() == World.from_environment() == expected
     assert not expected.is_first
@@ -79,12 +84,6 @@ def test_slurm_sets_the_rank(set_variables, node, tasks):
     set_variables(**{**SLURM, "SLURM_NODEID": node}, **MASTER)
     expected = World(rank=9, size=20, local_rank=1, local_size=tasks, launcher="Slurm")
     assert World.from_environment() == expected
-
-
-@pytest.mark.parametrize("variables", [TORCHRUN, SLURM])
-def test_variables_count_only_with_a_master_address(set_variables, variables):
-    set_variables(**variables)
-    assert World.from_environment() == World()
 
 
 @pytest.mark.parametrize(
@@ -136,19 +135,6 @@ def test_the_port_differs_between_steps_and_is_that_of_the_user_if_it_is_set(set
     set_variables(**MASTER)
     set_slurm_master()
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("host", "29500")
-
-
-@pytest.mark.parametrize("variables", [BATCH, SHELL, {}])
-def test_what_is_no_step_of_several_tasks_is_a_single_process(set_variables, variables):
-    set_variables(**variables)
-    set_slurm_master()
-    assert World.from_environment() == World()
-
-
-def test_a_process_of_torchrun_in_a_step_of_slurm_is_one_of_torchrun(set_variables):
-    set_variables(**STEP, **TORCHRUN, **MASTER)
-    set_slurm_master()
-    assert World.from_environment().launcher == "torchrun"
 
 
 @pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("LOCAL_RANK",)])

@@ -8,13 +8,12 @@ import torch
 from helpers import metrics_of, number_pairs, same_weights
 
 from tfm.commands.average import average
-from tfm.commands.train import TrainingPlan
+from tfm.commands.train import TrainingPlan, train_model
 from tfm.config import adapting_table, read_toml, run_config
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
 from tfm.folders.run_folder import checkpoints
 from tfm.model.build import part_of_model
-from tfm.stages.train import train
 from tfm.vocabulary.subword import Vocabulary
 
 # Of the test runs, whose checkpoints are few and small.
@@ -51,7 +50,7 @@ def adapted(start, data_dir, other_data, tmp_path_factory):
     """A run that was adapted, with the other dataset as a further validation set."""
     run_dir = tmp_path_factory.mktemp("runs") / "adapted"
     changes = {"also_valid": [f"general={data_dir}"], "best_metric": "general:loss"}
-    train(other_data, run_dir, settings(start, training=changes))
+    train_model(other_data, run_dir, settings(start, training=changes))
     return run_dir
 
 
@@ -61,7 +60,7 @@ def validations(run_dir):
 
 def test_training_starts_with_the_weights_of_the_model(start, other_data, tmp_path):
     frozen = {"optimizer": {"learning_rate": 0.0}}
-    train(other_data, tmp_path / "run", settings(start, **frozen))
+    train_model(other_data, tmp_path / "run", settings(start, **frozen))
     assert same_weights(start, tmp_path / "run")
 
 
@@ -92,7 +91,7 @@ def test_each_validation_has_all_sets_from_before_the_first_step_on(adapted):
 def test_a_further_set_gives_the_metrics_that_training_on_it_gives(
     adapted, start, data_dir, tmp_path
 ):
-    train(data_dir, tmp_path / "run", settings(start))
+    train_model(data_dir, tmp_path / "run", settings(start))
     assert validations(tmp_path / "run")[0]["loss"] == validations(adapted)[0]["general:loss"]
 
 
@@ -110,7 +109,7 @@ def test_a_model_names_its_ancestors_through_several_generations(
     [first] = ModelFolder(checkpoints(adapted)[-1]).info.ancestors
     assert (first.path, first.data_dir) == (str(start), str(data_dir))
     assert (first.step, len(first.sha256)) == (12, 64)
-    train(data_dir, tmp_path / "again", settings(adapted))
+    train_model(data_dir, tmp_path / "again", settings(adapted))
     grandchild = average(tmp_path / "again").model_dir
     ancestors = ModelFolder(grandchild).info.ancestors
     assert [each.data_dir for each in ancestors] == [str(data_dir), str(other_data)]
@@ -122,10 +121,10 @@ def test_a_run_resumes_without_naming_its_start(adapted, start, other_data, tmp_
     copy = shutil.copytree(adapted, tmp_path / "run")
     moved = shutil.copytree(start, tmp_path / "start")
     changes = read_toml(copy / "config.toml")
-    train(other_data, tmp_path / "short", settings(moved, training={"max_steps": 2}))
+    train_model(other_data, tmp_path / "short", settings(moved, training={"max_steps": 2}))
     shutil.rmtree(moved)
     plan = TrainingPlan(run=tmp_path / "short", settings={"training": {"max_steps": 4}})
-    train(other_data, tmp_path / "short", plan.merged(other_data))
+    train_model(other_data, tmp_path / "short", plan.merged(other_data))
     assert same_weights(tmp_path / "short", copy)
     assert changes["from_model"] == str(start)
     [ancestor] = ModelFolder(checkpoints(tmp_path / "short")[-1]).info.ancestors
@@ -145,10 +144,10 @@ def test_another_start_is_refused_on_resume(adapted, start, trained_run):
 
 def test_a_run_that_never_saved_starts_from_its_model_again(start, other_data, tmp_path):
     run_dir = tmp_path / "run"
-    train(other_data, run_dir, settings(start))
+    train_model(other_data, run_dir, settings(start))
     expected = shutil.move(checkpoints(run_dir)[-1], tmp_path / "expected")
     shutil.rmtree(run_dir / "checkpoints")
-    train(other_data, run_dir, TrainingPlan(run=run_dir).merged(other_data))
+    train_model(other_data, run_dir, TrainingPlan(run=run_dir).merged(other_data))
     assert same_weights(run_dir, expected)
     assert [line["step"] for line in validations(run_dir)] == [0, 2, 4]
 
@@ -160,7 +159,7 @@ def test_frozen_parts_keep_their_weights_and_the_others_change(
     start, other_data, tmp_path, parts, kernels
 ):
     changes = {"optimizer": {"freeze": parts}, "training": {"kernels": kernels}}
-    train(other_data, tmp_path / "run", settings(start, **changes))
+    train_model(other_data, tmp_path / "run", settings(start, **changes))
     newest = checkpoints(tmp_path / "run")[-1]
     before, after = ModelFolder(start).weights(), ModelFolder(newest).weights()
     is_frozen = {name: part_of_model(name).startswith(tuple(parts)) for name in before}
@@ -174,13 +173,13 @@ def test_a_frozen_run_resumed_equals_an_uninterrupted_one(start, other_data, tmp
     for name, stops in (("one", [4]), ("two", [2, 4])):
         for stop in stops:
             run = settings(start, optimizer=optimizer, training={"max_steps": stop})
-            train(other_data, tmp_path / name, run)
+            train_model(other_data, tmp_path / name, run)
     assert same_weights(tmp_path / "one", tmp_path / "two")
 
 
 def refusal(data, run, run_dir):
     with pytest.raises((UsageError, CheckpointError)) as refused:
-        train(data, run_dir, run)
+        train_model(data, run_dir, run)
     assert not run_dir.exists()
     assert "\n" not in str(refused.value)
     return str(refused.value)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from helpers import binarize
 
+from tfm.commands.train import train_model
 from tfm.config import BinarizeConfig
 from tfm.dataset import manifest
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError
-from tfm.stages.train import train
 from tfm.text.masks import MASKS
 from tfm.training.data import open_data
 
@@ -98,14 +98,14 @@ def test_a_damaged_first_part_is_found_before_the_first_step(in_parts, tiny_run,
     damage(in_parts / "bin" / "train.de.tokens.npy")
     open_data(in_parts, tiny_run())
     with pytest.raises(DataError, match=r"train\.de\.tokens\.npy is damaged .* --force$"):
-        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 1}))
+        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 1}))
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 def test_a_damaged_later_part_ends_training(in_parts, tiny_run, tmp_path):
     damage(in_parts / "bin" / "train.4.de.tokens.npy")
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
-        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
+        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_damage_that_is_used_before_it_is_verified_is_named(
     array[len(array) // 2] = value
     array.flush()
     with pytest.raises(DataError, match=r"bin/train\.4\.de.* --force$"):
-        train(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 20}))
+        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 20}))
 
 
 def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, monkeypatch):
     damage(in_parts / "bin" / "train.4.de.tokens.npy")
     monkeypatch.setattr("tfm.training.loop.Trainer", None)
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
-        train(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))
+        train_model(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))
 
 
 def test_models_learn_which_masks_their_text_teaches(copy, tiny_run):

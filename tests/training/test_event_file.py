@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tfm.stages.train import train
+from tfm.commands.train import train_model
 from tfm.training.metrics_log import EventFile, MetricsLog
 
 pytest.importorskip("tensorboardX")
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_file_with_one_warning(tmp_path, monkeypatch, capsy
 def test_training_writes_event_files_that_agree_with_metrics(data_dir, tiny_run, tmp_path):
     settings = {"checkpoint_steps": 2, "log_steps": 1, "tensorboard": True}
     for steps in (3, 5):
-        train(data_dir, tmp_path / "run", tiny_run(training={"max_steps": steps, **settings}))
+        train_model(data_dir, tmp_path / "run", tiny_run(training={"max_steps": steps, **settings}))
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     losses = {each["step"]: each["loss"] for each in lines if each["kind"] == "train"}
     written = curves(tmp_path / "run")

@@ -6,10 +6,10 @@ import time
 import pytest
 from helpers import metrics_of, steps_of
 
+from tfm.commands.train import train_model
 from tfm.errors import UsageError
 from tfm.folders.model_folder import best_first, open_checkpoints
-from tfm.stages.forecast import forecast
-from tfm.stages.train import train
+from tfm.training.forecast import forecast
 from tfm.training.loop import TrainingRun
 from tfm.training.validation import Validation
 
@@ -20,7 +20,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     monkeypatch.setattr("tfm.training.setup.new_model", None)
     run = tiny_run(model={"num_encoder_layers": 50, "d_model": 65_536, "d_ff": 1 << 20})
     with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
-        train(data_dir, tmp_path / "run", run)
+        train_model(data_dir, tmp_path / "run", run)
     [warning] = forecast(data_dir, run).warnings[1:]
     assert warning.startswith("warning: weights, gradients and optimizer state of the model need")
 
@@ -38,7 +38,7 @@ def train_with(data_dir, tiny_run, tmp_path, monkeypatch):
         monkeypatch.setattr(TrainingRun, "_validate_on", validate)
         settings = {"checkpoint_steps": 1, "patience": 3, "validation_beam": 1}
         settings |= {"metric_command": "cat", "best_metric": metric, "max_steps": max_steps}
-        return train(data_dir, tmp_path / "run", tiny_run(training=settings)).step
+        return train_model(data_dir, tmp_path / "run", tiny_run(training=settings)).step
 
     return call
 
@@ -81,19 +81,19 @@ def test_another_metric_counts_from_where_the_run_is_resumed(train_with):
 @pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_minutes": 0.01}])
 def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit):
     run = tiny_run(training={**limit, "max_steps": 1_000_000, "checkpoint_steps": 1_000_000})
-    step = train(data_dir, tmp_path / "run", run).step
+    step = train_model(data_dir, tmp_path / "run", run).step
     if "max_epochs" in limit:
         assert step == 2 * forecast(data_dir, run).steps_per_epoch
     else:
         [validation] = metrics_of(tmp_path / "run", "validation")
         assert 0.01 <= validation["minutes"] < 0.2
-    assert train(data_dir, tmp_path / "run", run).step == step
+    assert train_model(data_dir, tmp_path / "run", run).step == step
 
 
 def test_minutes_count_the_time_of_all_parts_of_a_run(data_dir, tiny_run, tmp_path):
     start = time.monotonic()
     for max_steps in (4, 8, 12):
-        train(data_dir, tmp_path / "run", tiny_run(training={"max_steps": max_steps}))
+        train_model(data_dir, tmp_path / "run", tiny_run(training={"max_steps": max_steps}))
     minutes = [each["minutes"] for each in metrics_of(tmp_path / "run", "validation")]
     assert len(minutes) == 3
     assert 0 < minutes[0] < minutes[1] < minutes[2] < (time.monotonic() - start) / 60
@@ -104,5 +104,5 @@ def test_checkpoints_can_be_saved_by_minutes(data_dir, tiny_run, tmp_path, monke
     monkeypatch.setattr("tfm.training.loop.time.monotonic", lambda: next(clock))
     # The watchdog's clock is accelerated as well.
     run = tiny_run(training={"checkpoint_minutes": 0.1, "max_steps": 20, "stall_minutes": 1e6})
-    train(data_dir, tmp_path / "run", run)
+    train_model(data_dir, tmp_path / "run", run)
     assert 2 <= len(steps_of(tmp_path / "run")) < 20

@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import number_pairs, steps_of
 
+from tfm.commands.train import train_model
 from tfm.config import run_toml
 from tfm.errors import TrainingError
 from tfm.folders.run_folder import checkpoint_path
-from tfm.stages.train import train
 from tfm.training.trainer import Trainer
 
 
@@ -57,7 +57,7 @@ def huge_updates(monkeypatch):
 def diverge(data_dir, run_dir, run):
     """Train; return the one line with which training ends."""
     with pytest.raises(TrainingError) as stopped:
-        train(data_dir, run_dir, run)
+        train_model(data_dir, run_dir, run)
     message = str(stopped.value)
     assert "\n" not in message
     assert "lower --learning-rate or with --clip-norm" in message
@@ -115,7 +115,7 @@ def test_a_loss_that_is_not_better_than_a_guess_is_reported(
     run = tiny_run(optimizer={"learning_rate": 1e-9}, training={"max_steps": 7, "log_steps": 4})
     for name, folder in (("valid", data_dir), ("bare", no_valid_dir)):
         for _ in range(2):  # a finished run, too
-            assert not train(folder, tmp_path / name, run).has_learned
+            assert not train_model(folder, tmp_path / name, run).has_learned
             *_, warning = capsys.readouterr().err.splitlines()
             assert re.fullmatch(
                 r"warning: the model has not learned: its loss of [67]\.\d\d nats per token is not "
@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_better_than_a_guess_is_reported(
 def test_a_run_of_mostly_skipped_steps_is_reported(no_valid_dir, tiny_run, tmp_path, capsys):
     training = {"max_skipped_steps": 100, "max_steps": 5, "checkpoint_steps": 100}
     run = tiny_run(training=training)
-    assert not train(no_valid_dir, tmp_path / "run", run).has_learned
+    assert not train_model(no_valid_dir, tmp_path / "run", run).has_learned
     assert "the model has not learned: 4 of 5 steps were skipped;" in capsys.readouterr().err
 
 
@@ -144,13 +144,13 @@ def test_the_last_steps_are_logged_although_they_do_not_fill_a_line(data_dir, ti
     def losses(run_dir):
         return [(line["step"], line["loss"]) for line in records(run_dir, "train")]
 
-    train(data_dir, tmp_path / "whole", settings(16))
-    train(data_dir, tmp_path / "run", settings(8))
+    train_model(data_dir, tmp_path / "whole", settings(16))
+    train_model(data_dir, tmp_path / "run", settings(8))
     first = losses(tmp_path / "run")
     assert [step for step, _ in first] == [5, 8]
-    train(data_dir, tmp_path / "run", settings(8))
+    train_model(data_dir, tmp_path / "run", settings(8))
     assert losses(tmp_path / "run") == first
-    train(data_dir, tmp_path / "run", settings(16))
+    train_model(data_dir, tmp_path / "run", settings(16))
     assert [step for step, _ in losses(tmp_path / "run")] == [5, 10, 15, 16]
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 

@@ -14,7 +14,6 @@ import typer
 from tfm.cli.app import Command
 from tfm.cli.flags import Call, add_command
 from tfm.cli.output import print_result
-from tfm.cli.train import run_training
 from tfm.commands.attend import attend
 from tfm.commands.average import average
 from tfm.commands.binarize import binarize
@@ -32,7 +31,7 @@ from tfm.commands.quickstart import quickstart
 from tfm.commands.runs import runs
 from tfm.commands.score import score
 from tfm.commands.serve import serve
-from tfm.commands.train import train
+from tfm.commands.train import train, train_on_command_line
 from tfm.errors import UsageError
 from tfm.reporting import say
 from tfm.text.files import suffix_of
@@ -98,10 +97,6 @@ def _prepare(
     from tfm.text.corpus.loading import builtin_recipes, load_recipe
 
     print_recipes([load_recipe(name) for name in builtin_recipes()])
-
-
-def _print(call: Call, /) -> None:
-    print_result(call())
 
 
 def _export(call: Call, /) -> None:
@@ -281,8 +276,8 @@ def _check(call: Call, /, *, json: bool = False) -> None:
 add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand)
 add_command(learn_bpe, panel="Text")
 add_command(binarize, panel="Text")
-add_command(train, run_training, panel="Models")
-add_command(average, _print, panel="Models")
+add_command(train, train_on_command_line, panel="Models")
+add_command(average, panel="Models")
 add_command(export, _export, panel="Models")
 add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from tfm.cli.app import HELP_ALL, Command, app
+from tfm.cli.output import print_result
 from tfm.commands.declaration import (
     Declaration,
     Parameter,
@@ -20,6 +21,7 @@ from tfm.commands.declaration import (
 )
 from tfm.config import Settings, flag_of
 from tfm.disk.paths import check_streams
+from tfm.reporting import Result
 
 Call = partial[Any]  # of a function with its arguments
 
@@ -36,8 +38,8 @@ def add_command(
 
     Args:
         function: The function.
-        run: Makes a `Call`, and prints what it returns. Its keywords are flags that only the
-            command line has; they follow the function's parameters.
+        run: Makes a `Call`; a `Result` that it returns is printed. Its keywords are flags that only
+            the command line has; they follow the function's parameters.
         name: The name of the command; by default the function's name.
         panel: The section of tfm --help.
         cls: The class of the command.
@@ -61,7 +63,9 @@ def add_command(
             if parameters[name].flag.kind == TextPairs:
                 given[name] = [*zip(given[name][::2], given[name][1::2], strict=True)]
         own = {name: given.pop(name) for name in terminal if name in given}
-        run(Call(function, **given), **own)
+        result = run(Call(function, **given), **own)
+        if isinstance(result, Result):
+            print_result(result)
 
     call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in flags}

@@ -1,13 +1,22 @@
 """tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import Dataset, ExistingFile, ExistingFolder, Flag, NewFolder, command
+from tfm.commands.declaration import (
+    Dataset,
+    ExistingFile,
+    ExistingFolder,
+    Flag,
+    NewFolder,
+    command,
+    declaration_of,
+)
 from tfm.config import (
     RUN_SETTINGS,
     RunConfig,
@@ -16,17 +25,24 @@ from tfm.config import (
     presets,
     read_toml,
     run_config,
+    run_toml,
     settings_missing_in,
     settings_to,
 )
 from tfm.disk.paths import RUNS_ROOT, OutputPath, check_outputs, kind_of, where_instead
 from tfm.errors import DataError, UsageError, install_command, tfm_command
-from tfm.machine.world import World
-from tfm.reporting import say
+from tfm.machine.interruption import StopRequests, cause_of_restart
+from tfm.machine.world import World, current_world, set_slurm_master
+from tfm.reporting import Result, say
 
 if TYPE_CHECKING:
-    from tfm.machine.interruption import StopRequests
-    from tfm.stages.train import TrainResult
+    from functools import partial
+
+    from tfm.machine.processes import Placement
+    from tfm.training.run import TrainResult
+
+_PROCESSES = Flag(panel="Processes")
+_HIDDEN = Flag(hidden=True, panel="Processes")
 
 
 @command(*RUN_SETTINGS, elsewhere={"gpus": "tfm train --gpus on the command line"})
@@ -79,8 +95,125 @@ def train(
         data=data, run=run, arch=arch, from_model=from_model, config=config, settings=settings
     )
     plan.check()
+    set_slurm_master()
+    return _train(plan, World.from_environment(), is_terminal=False)
+
+
+def train_on_command_line(
+    call: "partial[TrainResult]",
+    /,
+    *,
+    dry_run: bool = False,
+    print_config: bool = False,
+    gpus: Annotated[str | None, Flag("[N|auto]"), _PROCESSES] = None,
+    processes: Annotated[int | None, _HIDDEN] = None,
+    restarts: Annotated[int | None, _HIDDEN] = None,
+) -> Result:
+    """Train as one of several processes, or print what would be trained.
+
+    Args:
+        call: Trains a model.
+        dry_run: Print parameters, memory, time and disk, and exit.
+        print_config: Print all settings as TOML, and exit.
+        gpus: Start one process on each of N GPUs of this machine; auto uses all GPUs.
+        processes: Start N processes on the CPU of this machine.
+        restarts: After a failure, restart from the last checkpoint, at most N times.
+    """
+    from tfm.machine.processes import Placement
+
+    arguments = call.keywords
+    placement = Placement.from_flags(
+        gpus=gpus, processes=processes, restarts=restarts, device=arguments.get("device")
+    )
+    if placement.device is not None:  # --gpus and --processes imply it
+        arguments = {**arguments, "device": placement.device}
+    plan = TrainingPlan(**declaration_of(train).checked(**arguments))
+    if print_config:
+        sys.stdout.write(run_toml(plan.merged(plan.data)))
+        return Result()
+    plan.check(needs_extras=not dry_run)  # before the dataset is opened and processes are started
+    if not dry_run:
+        return _train(plan, _launch_processes(placement), is_terminal=True)
     data_dir = plan.data_dir()
-    return plan.train(data_dir, plan.merged(data_dir), World.from_environment())
+    from tfm.training.forecast import forecast
+
+    num_processes = placement.local_size or placement.num_local_processes()
+    return forecast(data_dir, plan.merged(data_dir), num_processes=num_processes)
+
+
+def _launch_processes(placement: "Placement") -> World:
+    """Return the world of this process.
+
+    If the flags ask for several processes, and no launcher has started this one, restart this
+    command in each; then do not return.
+    """
+    from tfm.machine.processes import Placement
+
+    set_slurm_master()
+    # Flags that say how to start processes do not need the variables of a launcher.
+    world = World.from_environment() if placement == Placement() else current_world()
+    if world.launcher is not None:
+        placement.check(world)
+        if world.is_first and (cause := cause_of_restart()):
+            say(f"train: {cause}")
+        return world
+    if placement.needs_launcher:
+        from tfm.machine.launch import launch
+
+        raise SystemExit(launch(placement, [sys.executable, "-m", "tfm", *sys.argv[1:]]))
+    return world
+
+
+def _train(plan: "TrainingPlan", world: World, *, is_terminal: bool) -> "TrainResult":
+    """Train as one process of a world; in a terminal, print what signals do, and what follows."""
+    data_dir = plan.data_dir()
+    run = plan.merged(data_dir)
+    unit = "step" if run.training.shard else "microbatch"
+    notice = (
+        f"train: stopping after the current {unit}, then saving; press Ctrl-C again to stop now "
+        "without saving"
+    )
+    stop = StopRequests(notice if is_terminal else None)
+    run_dir = plan.run_dir(data_dir, run)
+    result = train_model(data_dir, run_dir, run, world=world, stop=stop)
+    # Else there is no model that is worth using.
+    if is_terminal and result.step and result.has_learned:
+        following = ["generate" if run.training.average else "average", run_dir]
+        if run.training.average and not any(data_dir.glob("test.*")):
+            following += ["--input", "-"]  # what the user types
+        say(f"next: {tfm_command(*following)}")
+    return result
+
+
+def train_model(
+    data_dir: Path,
+    run_dir: Path,
+    run: RunConfig,
+    *,
+    world: World | None = None,
+    stop: StopRequests | None = None,
+) -> "TrainResult":
+    """Train on a dataset with merged settings, as one process of a world; by default, alone.
+
+    Signals are recorded in `stop`, by default without a notice.
+    """
+    from tfm.steps import ModelSteps, StepsConfig
+    from tfm.training import run as training
+    from tfm.training.data import open_data
+    from tfm.training.validation import validation_search
+
+    world = world or World()
+    compute = training.training_compute(run, world)
+    data = open_data(data_dir, run, num_processes=world.size)
+    steps = (
+        ModelSteps(info=data.info).around(
+            validation_search(data.info), StepsConfig(no_protect=True)
+        )
+        if run.training.validation_beam
+        else []
+    )
+    stop = stop or StopRequests()
+    return training.train(data, run_dir, compute, world=world, stop=stop, validation_steps=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +235,6 @@ class TrainingPlan:
                 "--tensorboard needs tensorboardX, which is not installed: run "
                 f"{install_command('tensorboard')}, or leave it out"
             )
-
-    def train(
-        self, data_dir: Path, merged: RunConfig, world: World, stop: "StopRequests | None" = None
-    ) -> "TrainResult":
-        """Train on a dataset with merged settings, as one process of a world."""
-        from tfm.stages import train as stage
-
-        return stage.train(data_dir, self.run_dir(data_dir, merged), merged, world=world, stop=stop)
 
     def data_dir(self) -> Path:
         """Return the given dataset folder, or the dataset of an existing run, or the newest one."""

@@ -13,7 +13,7 @@ from html_pages import read_page, text_of, texts
 from tfm.applications.check import measures
 from tfm.applications.check.rows import ROWS, cases
 from tfm.applications.check.suite import check_rows, read_test_set
-from tfm.stages.train import train
+from tfm.commands.train import train_model
 from tfm.translation.steps import Output
 
 WORDS = [
@@ -197,7 +197,7 @@ def test_the_command_prints_rows_and_fails(run, trained_run, monkeypatch):
 
 def test_joined_lines_are_truncated_to_the_positions_of_a_model(run, data_dir, tiny_run, elsewhere):
     model = {"learned_positions": 70}
-    train(data_dir, elsewhere / "run", tiny_run(model=model, training={"max_steps": 1}))
+    train_model(data_dir, elsewhere / "run", tiny_run(model=model, training={"max_steps": 1}))
     code, out, _ = run("check", elsewhere / "run", "--lines", "8", *QUICK[2:], "--json")
     [long] = [row for row in json.loads(out)["rows"] if row["name"] == "long"]
     assert (code, long["num_cases"], long["skipped"]) == (1, 1, None)

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
+from tfm.commands.train import train_model
 from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
-from tfm.stages.train import train
 from tfm.vocabulary.subword import BOS, EOS, PAD, Vocabulary
 
 pytest.importorskip("transformers")
@@ -221,7 +221,7 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
         adapting_table(ModelFolder(imported).info.run),
         {"training": {**settings, "max_epochs": None}, "batching": batching},
     )
-    result = train(data, tmp_path / "run", replace(start, from_model=str(imported)))
+    result = train_model(data, tmp_path / "run", replace(start, from_model=str(imported)))
     assert result.step == 4
     info = ModelFolder(tmp_path / "run" / "checkpoints" / "step-00000004").info
     assert [ancestor.path for ancestor in info.ancestors][-1] == str(imported)

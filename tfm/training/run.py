@@ -1,5 +1,6 @@
-"""tfm train: a binarized dataset → a run folder with checkpoints, metrics and a report."""
+"""A run from its start or newest checkpoint to its end, as one of the processes that train it."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,18 +21,17 @@ from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset
 from tfm.folders.saving import newest_intact_checkpoint
-from tfm.machine.compute import oversubscription
+from tfm.machine.compute import Compute, oversubscription
 from tfm.machine.group import Group, joined
 from tfm.machine.interruption import StopRequests
 from tfm.machine.watchdog import Watchdog
 from tfm.machine.world import World
-from tfm.reporting import say
-from tfm.stages.forecast import estimate_run
-from tfm.steps import ModelSteps, StepsConfig
+from tfm.reporting import Result, say
 from tfm.training.averaging import average_checkpoints
-from tfm.training.data import TrainingData, check_start, open_data
+from tfm.training.data import TrainingData, check_start
+from tfm.training.forecast import estimate_run
 from tfm.training.loop import TrainingRun
-from tfm.training.validation import validation_search
+from tfm.translation.steps import Step
 
 # These settings may not change when a run is resumed, except max_tokens, which suits the devices.
 _FIXED_SECTIONS = ("model", "optimizer", "batching")
@@ -40,7 +40,7 @@ _COLLECTIVE_TIMEOUT_FACTOR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
+class TrainResult(Result):
     """The run folder, its last step and the metrics of its newest validation."""
 
     run_dir: Path
@@ -49,39 +49,36 @@ class TrainResult:
     has_learned: bool = True  # False if a warning says that the model has not
 
 
+def training_compute(run: RunConfig, world: World) -> Compute:
+    """Choose and verify the device of one of the processes of a run, and its arithmetic."""
+    # Slurm may show each process its own GPU only.
+    gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
+    training = run.training
+    return verified_compute(training.device, training.precision, local_rank=gpu, trains=True)
+
+
 def train(
-    data_dir: Path,
+    data: TrainingData,
     run_dir: Path,
-    run: RunConfig,
+    compute: Compute,
     *,
-    world: World | None = None,
-    stop: StopRequests | None = None,
+    world: World,
+    stop: StopRequests,
+    validation_steps: Sequence[Step],
 ) -> TrainResult:
     """Train a model, resuming from the newest checkpoint in the run folder if there is one.
 
-    Every process of `world` calls it, and all of them train one model together; without a world,
-    this is the only process. Signals are recorded in `stop`, by default without a notice.
+    Every process of `world` calls it, and all of them train one model together.
 
     Raises the errors of the command, and LostPeersError if other processes are gone.
     """
-    world = world or World()
-    device, precision = run.training.device, run.training.precision
-    # Slurm may show each process its own GPU only.
-    gpu = 0 if world.launcher == "Slurm" and torch.cuda.device_count() == 1 else world.local_rank
-    compute = verified_compute(device, precision, local_rank=gpu, trains=True)
-    data = open_data(data_dir, run, num_processes=world.size)
-    start = None
-    if not checkpoints(run_dir):
-        check_new_run(run_dir)
-        if run.from_model is not None:
-            start = ModelFolder(Path(run.from_model))
-            check_start(start, data)
+    run, start = data.info.run, _first_model(run_dir, data)
     timeout = timedelta(minutes=run.training.stall_minutes)
     with (
         joined(world, compute.device, timeout=_COLLECTIVE_TIMEOUT_FACTOR * timeout) as group,
         # Locked after the rendezvous: if another run holds the lock, all ranks are notified.
         lock_folder(run_dir) if world.is_first else nullcontext(),
-        stop or StopRequests() as stop_requests,
+        stop,
         Watchdog(
             world,
             group.store,
@@ -106,43 +103,58 @@ def train(
             replace(data, info=_with_history(data.info, checkpoint, start)),
             compute,
             group=group,
-            stop=stop_requests,
-            validation_steps=ModelSteps(info=data.info).around(
-                validation_search(data.info), StepsConfig(no_protect=True)
-            )
-            if run.training.validation_beam
-            else [],
+            stop=stop,
+            validation_steps=validation_steps,
             checkpoint=checkpoint,
             start=start,
         )
         if world.is_first:
             _record_datasets(run_dir, data)
             write_text(run_dir / "config.toml", run_toml(run))
-        position = training.trainer.position
         if (limit := training.limit_reached()) is not None:
-            say(f"train: {run_dir} is finished at step {position.step:,} by {limit}")
+            step = training.trainer.position.step
+            say(f"train: {run_dir} is finished at step {step:,} by {limit}")
         else:
-            processes = "" if group.is_alone else f", {world.size} processes"
-            say(f"train: {run_dir} on {data_dir}, {compute}{processes}")
-            threads = run.training.threads
-            if warning := oversubscription(compute.device, threads, num_processes=world.local_size):
-                say(warning)
-            if checkpoint is None and world.is_first:
-                group.heartbeat("estimating the time of the run")
-                batcher, num_processes = training.trainer.batcher, world.size
-                estimate = estimate_run(
-                    data,
-                    batcher,
-                    training.cost,
-                    compute,
-                    num_processes=num_processes,
-                    num_local=world.local_size,
-                )
-                if estimate.warning is not None:
-                    say(estimate.warning)
+            _announce(training, is_new=checkpoint is None)
             training.loop()
-    averages = run.training.average and run.optimizer.ema is None and position.step > 0
-    if world.is_first and averages and current_average(run_dir) is None:
+    return _finish(training)
+
+
+def _first_model(run_dir: Path, data: TrainingData) -> ModelFolder | None:
+    """Return the model that a new run starts from; None if it starts from scratch or exists."""
+    if checkpoints(run_dir):
+        return None
+    check_new_run(run_dir)
+    if data.info.run.from_model is None:
+        return None
+    start = ModelFolder(Path(data.info.run.from_model))
+    check_start(start, data)
+    return start
+
+
+def _announce(training: TrainingRun, *, is_new: bool) -> None:
+    """Print what is trained on what, and warnings if it is slow, or will take very long."""
+    data, compute, world = training.data, training.compute, training.group.world
+    processes = "" if training.group.is_alone else f", {world.size} processes"
+    say(f"train: {training.run_dir} on {data.data_dir}, {compute}{processes}")
+    threads, num_local = data.info.run.training.threads, world.local_size
+    if warning := oversubscription(compute.device, threads, num_processes=num_local):
+        say(warning)
+    if is_new and world.is_first:
+        training.group.heartbeat("estimating the time of the run")
+        batcher, cost = training.trainer.batcher, training.cost
+        estimate = estimate_run(
+            data, batcher, cost, compute, num_processes=world.size, num_local=num_local
+        )
+        if estimate.warning is not None:
+            say(estimate.warning)
+
+
+def _finish(training: TrainingRun) -> TrainResult:
+    """Average the checkpoints of a run that has ended, and print if it has not learned."""
+    run, run_dir, step = training.data.info.run, training.run_dir, training.trainer.position.step
+    averages = run.training.average and run.optimizer.ema is None and step > 0
+    if training.group.world.is_first and averages and current_average(run_dir) is None:
         say(f"train: {average_checkpoints(run_dir, AverageConfig())}")
     failure = training.failure_to_learn()
     if failure is not None:
@@ -151,10 +163,7 @@ def train(
             "with a lower --learning-rate or with --clip-norm"
         )
     return TrainResult(
-        run_dir=run_dir,
-        step=position.step,
-        metrics=training.metrics,
-        has_learned=failure is None,
+        run_dir=run_dir, step=step, metrics=training.metrics, has_learned=failure is None
     )
 
 

@@ -23,7 +23,8 @@ from tfm.machine.compute import (
 from tfm.machine.cpu import num_cores
 from tfm.machine.world import World
 from tfm.model.cost import Cost
-from tfm.reporting import format_duration
+from tfm.reporting import Result, format_duration
+from tfm.table import Table
 from tfm.training.data import TrainingData, check_start, num_first_parts, open_data
 from tfm.training.microbatches import max_microbatch_tokens
 from tfm.training.setup import cost_of, shortage
@@ -121,7 +122,7 @@ def estimate_run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Result):
     """The cost of a run; numbers per step are means over an epoch."""
 
     data: TrainingData
@@ -134,6 +135,14 @@ class Forecast:
     microbatch_tokens: int  # at most, on each side
     estimate: Estimate
     warnings: list[str]  # why the run is too long or too large
+
+    def summary(self) -> list[str]:
+        """Return the warnings."""
+        return self.warnings
+
+    def lines(self, _: int | None) -> list[Table]:
+        """Return a table of all costs."""
+        return [Table([*self.rows().items()])]
 
     def rows(self) -> dict[str, str]:
         """Return names and values of a table."""
