@@ -1,6 +1,5 @@
 """The attention page: its data, and its script in a browser."""
 
-import html
 import re
 import shutil
 import subprocess
@@ -8,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from helpers import data_of
+from html_pages import is_self_contained, parse_page, read_page, text_of
 
 from tfm.applications.attend.content import Content
 from tfm.applications.attend.page import write_page
@@ -78,10 +78,12 @@ def test_no_piece_or_sentence_ends_the_data_element(page_of):
 
 
 def test_the_page_is_self_contained_and_its_policy_forbids_requests(page_of):
-    text = page_of().read_text(encoding="utf-8")
-    assert not re.search(r"\b(src|href)=|@import|url\(|fetch\(|import ", text)
-    assert "content=\"default-src 'none';" in text
-    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    page = read_page(page_of())
+    assert is_self_contained(page)
+    [policy] = page.findall(".//meta[@http-equiv='Content-Security-Policy']")
+    assert policy.get("content").startswith("default-src 'none';")
+    script = text_of(page.findall(".//script")[-1]).replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"fetch\(|import |http", script)
 
 
 # --- in a browser
@@ -89,7 +91,7 @@ def test_the_page_is_self_contained_and_its_policy_forbids_requests(page_of):
 
 @pytest.fixture
 def open_page(tmp_path, page_of):
-    """Open the page in a browser, run a script in it and return the resulting document."""
+    """Open the page in a browser, run a script in it and return the resulting elements."""
     if BROWSER is None:
         pytest.skip("needs a Chromium")
 
@@ -99,36 +101,40 @@ def open_page(tmp_path, page_of):
         # A change of the view redraws the page after the script that requests it.
         steps = f"<script>const all = (s) => [...document.querySelectorAll(s)];{script}</script>"
         path.write_text(text.replace("</body>", f"{steps}</body>"), encoding="utf-8")
-        return subprocess.run(
+        document = subprocess.run(
             [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=500",
              "--dump-dom", f"{path.as_uri()}{view}"],
             capture_output=True, text=True, check=True, timeout=120,
         ).stdout  # fmt: skip
+        return parse_page(document)
 
     return open_and_do
 
 
 def pressed(document):
-    names = re.findall(r'<button [^>]*name="([^"]+)"[^>]*aria-pressed="true"', document)
+    names = {
+        each.get("name", "map-") for each in document.findall(".//button[@aria-pressed='true']")
+    }
     return {name for name in names if not name.startswith("map-")}
 
 
 def readout(document):
-    return html.unescape(re.search(r'id="readout"[^>]*>(.*?)</p>', document)[1])
+    return text_of(document.find(".//*[@id='readout']"))
 
 
 def test_a_page_opens_with_the_requested_view(open_page):
     document = open_page(start={"kind": "decoder", "layers": [1], "heads": [2]})
     assert pressed(document) == {"decoder", "layer-1", "head-2"}
-    assert document.count('class="overview"') == 1
-    assert len(re.findall(r"<canvas", document)) == 2 * 3
+    assert len(document.findall(".//*[@class='overview']")) == 1
+    assert len(document.findall(".//canvas")) == 2 * 3
     # Four pieces per side; a line connects two pieces.
-    assert len(re.findall(r'name="(?:query|key)-\d"', document)) == 8
+    names = [each.get("name", "") for each in document.iter()]
+    assert sum(name.startswith(("query-", "key-")) for name in names) == 8
     weights = all_kinds()[1].weights[0, 1]
-    assert len(re.findall(r"<line ", document)) == (np.rint(1000 * weights) >= 20).sum()
-    assert len(re.findall(r"--weight: ", document)) == 16
+    assert len(document.findall(".//line")) == (np.rint(1000 * weights) >= 20).sum()
+    assert sum("--weight: " in each.get("style", "") for each in document.iter()) == 16
 
 
 def test_clicks_choose_kind_layer_heads_and_a_piece_to_keep(open_page):
@@ -153,9 +159,9 @@ def test_pointing_at_a_cell_shows_the_weight_of_each_head(open_page):
     each = ", ".join(f"head {i} {weight:.2f}" for i, weight in enumerate(of_heads, 1))
     assert readout(document) == f"“</script><b>” attends to “</s>”: {each}"
     # Only the lines of this pair are visible.
-    shown = re.findall(r'<line [^>]*style="(?![^"]*display: none)[^"]*"[^>]*>', document)
-    assert all('data-query="1" data-key="2"' in line for line in shown)
-    assert len(shown) == 3
+    lines = document.findall(".//line[@style]")
+    shown = [line for line in lines if "display: none" not in line.get("style")]
+    assert [(line.get("data-query"), line.get("data-key")) for line in shown] == [("1", "2")] * 3
 
 
 def test_the_address_selects_the_view(open_page):
