@@ -117,8 +117,6 @@ def test_the_page_shows_texts_as_text_and_marks_differences(run, files):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--worst", "-1"], 2, "--worst is -1, but must be at least 0"),
-        (["--source", "in"], 2, "--source has no effect without --worst or .*"),
         (["--page", "-"], 2, "- is standard output: leave --page out, .*"),
         (["--page", "p.html", "--compare", "none"], 2, "none does not exist: .*"),
         (["--page", "p.html", "--compare", "one"], 1, "out and one have 3 and 1 lines: .*"),

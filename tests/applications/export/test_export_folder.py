@@ -194,11 +194,6 @@ def test_a_missing_package_is_named_with_what_to_install(
     assert list(tmp_path.iterdir()) == [model]
 
 
-def test_packages_of_argos_cannot_be_checked(make_model):
-    with pytest.raises(UsageError, match="check --format ctranslate2, whose model they hold"):
-        export(make_model(), format="argos", check=3)
-
-
 @pytest.mark.parametrize(("version", "is_known"), [("4.6.3", False), ("4.10.0", True)])
 def test_a_library_that_is_too_old_is_refused(make_model, monkeypatch, version, is_known):
     model = make_model()

@@ -196,9 +196,7 @@ def test_a_document_keeps_its_white_space(run, trained_run, tmp_path, monkeypatc
     assert written == expected
 
 
-def test_a_split_or_a_parser_has_no_documents(run, trained_run, make_model, tmp_path):
-    code, _, err = run("generate", trained_run, "--document", "--split", "test")
-    assert (code, err.count("--document needs a text: give one with --input FILE")) == (2, 1)
+def test_a_parser_has_no_documents(run, make_model, tmp_path):
     (tmp_path / "in").write_text("seven\n")
     parser = make_model(task="parsing")
     code, _, err = run("generate", parser, "--document", "--input", tmp_path / "in")
