@@ -34,41 +34,37 @@ class Table:
         from rich.text import Text
 
         console = Console(stderr=stderr, highlight=False, soft_wrap=True)
-        blocks = self._blocks(console.width if console.file.isatty() else math.inf)
+        blocks = self.blocks(console.width if console.file.isatty() else math.inf)
         for line in blocks.pop(0) if self.columns else ():
             console.print(Text(line, "dim"))
         for line in chain.from_iterable(blocks):
             print(line, file=console.file, flush=True)
 
-    def lines(self, width: float = math.inf) -> list[str]:
-        """Return the lines of the table; no word is broken: names and paths have to be copied.
-
-        A table with a head that is wider than the terminal's `width` leaves out empty columns, and
-        then has the names of rows on separate lines.
-        """
-        return [*chain.from_iterable(self._blocks(width))]
-
     def markdown(self) -> str:
         """Return the table in Markdown."""
-        return self._tabulate("pipe", escaped="|")
+        return self._tabulate("pipe", {"|": r"\|"})
 
     def latex(self) -> str:
         """Return the table in LaTeX, with the rules of booktabs."""
-        return self._tabulate("latex_booktabs")
+        return self._tabulate("latex_booktabs", {})  # which escapes by itself
 
-    def _tabulate(self, form: str, escaped: str = "") -> str:
+    def _tabulate(self, form: str, escapes: dict[str, str]) -> str:
         from tabulate import tabulate  # here, because only some commands need it
 
-        escapes = str.maketrans({character: f"\\{character}" for character in escaped})
-        rows = [[cell.translate(escapes) for cell in row] for row in self._all()]
+        table: dict[int, str] = str.maketrans(escapes)
+        rows = [[cell.translate(table) for cell in row] for row in self._all()]
         align = ["left", *["right" if self.is_numeric else "left"] * (len(rows[0]) - 1)]
         return str(tabulate(rows, "firstrow", form, colalign=align, disable_numparse=True))
 
     def _all(self) -> list[Sequence[str]]:
         return [self.columns, *self.rows] if self.columns else [*self.rows]
 
-    def _blocks(self, width: float) -> list[list[str]]:
-        """Return the lines of the head and of each row."""
+    def blocks(self, width: float = math.inf) -> list[list[str]]:
+        """Return the lines of the head and of each row, for a terminal of some width.
+
+        No word is broken: names and paths have to be copied. A table with a head that is too wide
+        leaves out empty columns, and then has the names of rows on separate lines.
+        """
         rows = self._all()
         if max(map(_width, self._padded(rows)), default=0) > width and self.columns:
             used = [column for column in zip(*rows, strict=True) if any(column[1:])]
