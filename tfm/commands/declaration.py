@@ -250,7 +250,7 @@ class Declaration:
         for name, each in self.parameters.items():
             label = each.flag_name if each.has_flag else each.flag.metavar or name
             value = Given(label, checked[name], each.rules)
-            given[name] = replace(value, is_default=not value.is_on or each.is_default(value.value))
+            given[name] = value._replace(is_default=not value.is_on or each.is_default(value.value))
         for name, items in self.settings().items():
             [(kind, item), *_] = items.items()
             value = tables.get(kind.section, {}).get(name, item.default)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tfm.config.suggestions import did_you_mean
 from tfm.config.values import Table, check_table, shown
@@ -79,8 +79,7 @@ class Problem:
         return self.text
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A value, or a fact about a call, under its name in messages."""
 
     label: str
@@ -99,11 +98,11 @@ class Given:
 def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
     """Yield what breaks the rules of some values; rules about absent names are no matter."""
     for name, each in given.items():
+        if each.is_default:
+            continue
         label, rules = each.label, each.rules
         if (limit := _broken_limit(each.value, *rules.limits)) is not None:
             yield Problem(name, f"{label} is {limit}")
-        if each.is_default:
-            continue
         needed = [given[other] for other in rules.needs if other in given]
         if needed and not any(other.is_on for other in needed):
             names = " or ".join(other.label for other in needed)
@@ -276,7 +275,8 @@ def settings_from(kind: type[SettingsT], table: Table, names: Collection[str] = 
 
 def merged(kind: type[SettingsT], defaults: Table, given: Table) -> SettingsT:
     """Build a group from given settings over defaults, without defaults that do not fit them."""
-    return settings_from(kind, merged_table(kind, defaults, given), given)
+    settings, problems = settings_and_problems(kind, {**defaults, **given}, names=given)
+    return settings_from(kind, merged_table(kind, defaults, given), given) if problems else settings
 
 
 def merged_table(kind: type[Settings], defaults: Table, given: Table) -> dict[str, Any]:
