@@ -32,7 +32,7 @@ class AttendResult:
 
 
 def _pictures(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the files to write; UsageError if names or contents are not those of pictures."""
+    """Return the files to write; UsageError if a name, or an existing file, is no picture."""
     files = tuple(each / _DEFAULT_NAME if each.is_dir() else each for each in paths or [Path()])
     for path in files:
         if path.suffix.lower() not in _FORMATS:

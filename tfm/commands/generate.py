@@ -222,7 +222,7 @@ def plan_generation(
 def _standard_input_has_text() -> bool:
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except io.UnsupportedOperation:  # that of a notebook
+    except io.UnsupportedOperation:  # in a notebook
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 

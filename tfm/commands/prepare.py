@@ -270,7 +270,7 @@ def append_text(
 
 
 def _tables(recipe: "Recipe", overrides: Mapping[str, Table]) -> dict[str, dict[str, Any]]:
-    """Return the settings of a recipe by section, with those of a user and all tags."""
+    """Return the settings of a recipe by section, with the user's settings and all tags."""
     kinds: Sequence[type[Settings]] = (CleaningConfig, SubwordConfig, BinarizeConfig)
     tables = {
         kind.section: merged_table(
@@ -353,7 +353,7 @@ def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]"
 
 
 def _validated_on(recipe: "Recipe", names: Sequence[str], archives: "Downloads") -> "Recipe":
-    """Return a recipe with test sets, which are fetched, as further validation text."""
+    """Fetch test sets, and return the recipe with them as further validation text."""
     from tfm.text.corpus.texts import TextFiles
 
     if recipe.task == "parsing":

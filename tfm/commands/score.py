@@ -73,7 +73,7 @@ DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 class ScoreResult(Result):
     """The scores of one set of translations, in the requested order, and the names of the files.
 
-    `seen` says what of the text the models that translated it have seen in training, if known.
+    `seen` is the part of the text that its models have seen in training, if known.
     """
 
     scores: list[MetricScore]
@@ -258,7 +258,7 @@ def score(
 def metrics_and_config(
     names: object, given: Mapping[str, Any], language: str | None = None, *, paper: bool = False
 ) -> tuple[list[MetricName] | None, ScoreConfig]:
-    """Return metrics, None to choose those that suit the reference, and their settings."""
+    """Return metrics, None to choose them by the reference, and their settings."""
     asked = argument("metric", one_or_several(names), tuple[str, ...])
     metrics = [*(["bleu", "paper-bleu"] if paper else []), *(asked or DEFAULT_METRICS)]
     if "metric_command" in given:
@@ -309,7 +309,7 @@ def score_texts(
 ) -> ScoreResult:
     """Score a text after a look at all texts, which have names.
 
-    `source` is for a program. What `models` have seen is looked up by what they `translated`.
+    `source` is for a program. The lines that `models` have seen are found by the `translated` text.
     """
     [(name, lines)], [first, *_] = hypotheses.items(), references
     texts = {**hypotheses, **references, **baseline, **others}
@@ -343,7 +343,7 @@ def _seen(
     texts: Sequence[Sequence[str]],
     score_clean: Callable[..., list[MetricScore]],
 ) -> "SeenReport | None":
-    """Return what of translations and references models have seen.
+    """Return a report of the translations and references that models have seen in training.
 
     Returns None if the source is not of these lines, or nothing was recorded of the models.
     """

@@ -328,7 +328,7 @@ def _adapting_settings(
             f"{folder} has arch {start.arch}, not {given_arch}: leave arch {given_arch} out"
         )
     defaults = adapting_table(start)
-    # The number of epochs is only a default, which no other limit has to fit.
+    # The number of epochs is only a default: other limits need not fit it.
     if any("max_steps" in given.get("training", {}) for given in (table, overrides)):
         del defaults["training"]["max_epochs"]
     run = run_config(None, defaults, table, overrides)

@@ -49,7 +49,7 @@ class Rules:
     Attributes:
         needs: Names without which it has no effect; one of them is enough.
         excludes: Names that cannot be given, too.
-        only: Names beside which it has an effect, each with the values of it that allow one.
+        only: The names that it depends on, with the values of each that give it an effect.
         limits: The least and the most that it may be.
     """
 
@@ -96,7 +96,7 @@ class Given(NamedTuple):
 
 
 def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
-    """Yield what breaks the rules of some values; rules about absent names are no matter."""
+    """Yield the broken rules of some values; rules about absent names do not count."""
     for name, each in given.items():
         if each.is_default:
             continue
@@ -156,7 +156,7 @@ def setting(
 
     The command-line flag is the name with dashes unless `flag` is given. Commands with many
     settings show the common settings in --help, and the others in --help-all. The help names the
-    value `metavar`, by default after its type. The other arguments are those of `Rules`.
+    value `metavar`, by default after its type. The other arguments are as in `Rules`.
     """
     rules = Rules(needs=needs, excludes=excludes, only=only, limits=limits)
     metadata = {"help": help_text, "flag": flag, "common": common, "metavar": metavar}
@@ -181,12 +181,12 @@ class Settings:
         cls.section = section or cls.section
 
     def problems(self, names: Collection[str] = ()) -> Iterator[Problem]:
-        """Yield what is wrong with the values, those of some names also if they are defaults."""
+        """Yield the problems of the values; `names` are checked even if they are defaults."""
         yield from find_problems(self.given(names))
         yield from self._contradictions()
 
     def given(self, names: Collection[str] = ()) -> dict[str, Given]:
-        """Return the values; those of some names are given, even if they equal the default."""
+        """Return the values; `names` count as given, even if they equal the default."""
         given = {}
         for item in fields(self):
             value, rules = getattr(self, item.name), item.metadata["rules"]
@@ -195,7 +195,7 @@ class Settings:
         return given
 
     def _contradictions(self) -> Iterator[Problem]:
-        """Yield what settings need of each other that `Rules` cannot say."""
+        """Yield the conflicts between settings that `Rules` cannot express."""
         yield from ()
 
 
@@ -256,7 +256,7 @@ def by_section(
             name = names[given_name]
             if name in values:
                 problems.append(f"{name} is given twice, under two names: leave one out")
-            # Numbers and arrays of NumPy and torch become those of Python.
+            # Numbers and arrays of NumPy and torch become numbers and lists of Python.
             values[name] = value.tolist() if hasattr(value, "tolist") else value
     refuse(problems)
     tables: dict[str, dict[str, Any]] = {}
@@ -267,7 +267,7 @@ def by_section(
 
 
 def settings_from(kind: type[SettingsT], table: Table, names: Collection[str] = ()) -> SettingsT:
-    """Build one group of settings from a table; those of `names` are set, even to their default."""
+    """Build one group of settings from a table; `names` count as set, even to their default."""
     settings, problems = settings_and_problems(kind, table, names=names)
     refuse(problems)
     return settings

@@ -20,7 +20,7 @@ from tfm.config.values import shown
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
-_NUM_SPECIAL, _NUM_BYTES = 4, 256  # pieces of every vocabulary, and those of byte fallback
+_NUM_SPECIAL, _NUM_BYTES = 4, 256  # pieces of every vocabulary, and of byte fallback
 # The settings of learning a subword model, which a given one excludes.
 _OF_LEARNING = (
     *("vocab_size", "model_type", "separate", "target_words"),

@@ -53,11 +53,11 @@ class CleanText:
     Args:
         recipe: The texts.
         manifest: The dataset.
-        cleaning: The rules for training text, which a text may change.
+        cleaning: The rules for training text; each text may change them.
         downloads: Where the texts and test sets come from; by default, the dataset keeps them.
         normalization: How training text is normalized; by default as `cleaning` says.
-        scorers: {path of a model: (its checksum, what scores texts with a tag)}.
-        step: The folder to unpack texts in, below that of the dataset's own.
+        scorers: {path of a model: (its checksum, a function from a tag to a scorer)}.
+        step: The folder to unpack texts in, below the folder of the dataset's own text.
         force: Whether to replace other text, and to take text whose sides are shifted.
     """
 
@@ -112,12 +112,12 @@ class CleanText:
         return inputs
 
     def cleaner(self, folder: Path) -> Cleaner:
-        """Return what cleans the training text and finds duplicates, with files in a folder."""
+        """Return a cleaner of the training text that finds duplicates, with files in a folder."""
         rules = self.cleaning, self.normalization
         return Cleaner(*rules, scratch_dir=folder, protected=self.protected)
 
     def held_out(self, split: Split, text: Text, pairs: HeldOutPairs) -> Iterator[list[BytesPair]]:
-        """Yield the pairs of validation or test text in blocks, and add them to those held out.
+        """Yield the pairs of validation or test text in blocks, and add them to the held-out pairs.
 
         Unicode is composed as in training.
         """

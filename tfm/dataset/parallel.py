@@ -317,7 +317,7 @@ class TokenSequences:
         return ids, lengths
 
     def will_need(self, indices: Integers, sizes: Integers) -> None:
-        """Ask the system to read runs [R] of sentences, which are used soon, into its cache.
+        """Ask the system to read runs [R] of sentences into its cache, for use soon.
 
         Args:
             indices: [R] the first index of each; only the part that has it is read.

@@ -90,9 +90,10 @@ def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
 
 
 def recorded_runs(data_dir: Path) -> dict[str, str]:
-    """Return the paths of the runs that a dataset records, and what they need.
+    """Return the paths of the runs that a dataset records, and what each of them needs.
 
-    There are none if it is a copy of the dataset that did, or, with a warning, if it is damaged.
+    There are none if the record is of a dataset that this one is a copy of, or, with a warning, if
+    it is damaged.
     """
     try:
         record = read_record(data_dir / RUNS, _DatasetRuns, format_=RUNS_FORMAT, advice="remove it")

@@ -86,7 +86,7 @@ def _check_replaced(manifest: Manifest, text: CleanText) -> None:
 
 
 def _of_training_text(inputs: Table) -> list[Any]:
-    """Return those inputs of this step that determine the training text."""
+    """Return the inputs of this step that determine the training text."""
     texts = inputs.get("texts", {}).get("train", [])
     sides = [str(value) for text in texts for value in text.values()]
     no_options: list[Table] = [{}] * len(texts)
@@ -100,7 +100,7 @@ def _of_training_text(inputs: Table) -> list[Any]:
 
 
 def _lost_text(manifest: Manifest, before: Table, after: Table) -> list[str]:
-    """Return the names of held-out and monolingual text of which inputs name less than before."""
+    """Return the names of held-out and monolingual text that has fewer inputs than before."""
     mono = sorted(path.name for path in manifest.data_dir.glob("mono.*"))
     older, newer = _num_texts(before), _num_texts(after)
     found = (*manifest.splits(), *mono) if before != after else ()
@@ -116,7 +116,7 @@ def _num_texts(inputs: Table) -> Counter[str]:
 def fetch_text(manifest: Manifest, text: CleanText, *, step: str = STEP, prefix: str = "") -> bool:
     """Download and unpack the text for a step; return False if the step is up to date.
 
-    The prefix is that of the steps that fetch the text.
+    The prefix is for the names of the steps that fetch the text.
     """
     data_dir, sources = manifest.data_dir, text.sources
     for folder in (data_dir, data_dir / "raw", data_dir / "bin", sources.downloads_dir):

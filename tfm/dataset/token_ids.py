@@ -35,8 +35,8 @@ from tfm.vocabulary.subword import SubwordModel, Vocabulary, shown_tags
 # The names of token ids, and of the records of parts.
 _OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.v[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
 _UNKNOWN_WARNING_RATE = 0.001
-# Warn of single bytes if they are more than this share of the tokens of a side. A share that is
-# many times that of the training text is unusual, too, unless it is tiny.
+# Warn of single bytes if they are more than this share of the tokens of a side. A share of many
+# times the training text's share is unusual, too, unless it is tiny.
 _BYTE_WARNING_RATE = 0.01
 _UNUSUAL_TIMES, _UNUSUAL_BYTE_RATE = 10, 0.001
 _MIN_BYTE_PIECES = 50  # an emoji of several characters in a small text is no reason to warn

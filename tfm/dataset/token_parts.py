@@ -63,7 +63,7 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
         "subword": vocabulary.fingerprint,
         "max_length": config.max_length,
         "format": FORMAT,
-        "normalization_version": vocabulary.normalization.version,  # which decides what is escaped
+        "normalization_version": vocabulary.normalization.version,  # of the escapes
     }
     if config.num_variants:
         settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]

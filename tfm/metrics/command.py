@@ -18,7 +18,7 @@ _MAX_SILENCE = 600.0  # seconds without an answer: loading a large model takes m
 _MAX_ENDING = 60.0  # seconds from the last number to the end of the program
 _TICK = 1.0  # seconds between two calls of `waiting`
 _GRACE = 0.2  # seconds to wait for a second number after the first text of a program
-_MAX_QUOTED = 200  # characters of what a program printed
+_MAX_QUOTED = 200  # characters of a program's output
 # No thousands separators, decimal commas, NaN, infinity, or other of Python's forms, such as 1_000.
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _CONTRACT = (
@@ -130,7 +130,7 @@ class MetricCommand:
         """Wait until the program, which has got all texts, ends without printing anything else."""
         for _ in range(math.ceil(_MAX_ENDING / _TICK)):
             self._waiting(total)
-            has_ended = program.has_ended()  # what it has started may keep its output open
+            has_ended = program.has_ended()  # its children may keep its output open
             if self._check_no_more(program, seconds=_TICK) or has_ended:
                 break
         if program.has_failed():

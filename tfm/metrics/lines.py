@@ -37,9 +37,9 @@ def report_lines(
     per_line: Path | None,
     page: Path | None,
 ) -> list[LineScore]:
-    """Write the scores of each line of translations, which are named by their files.
+    """Write the scores of each line of translations, given by the names of their files.
 
-    Returns those of the first translations, the lowest chrF first.
+    Returns the scores of the first translations, the lowest chrF first.
     """
     from tfm.metrics.sacre import sentence_scores  # here, because few commands need it
 

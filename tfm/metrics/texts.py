@@ -1,4 +1,4 @@
-"""The texts that are scored: read, and looked at for what would distort scores."""
+"""The texts to score: reading them, and warnings of text that distorts scores."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def _best_of_json(lines: Sequence[str], path: Path) -> Iterator[tuple[str, float
 
 
 def read_references(references: Sequence[Text], label: str) -> Texts:
-    """Read references by their names; a file may hold those of several translators."""
+    """Read references by their names; a file may hold references of several translators."""
     found_texts: dict[str, list[str]] = {}
     for number, text in enumerate(references, 1):
         columns = columns_in(text) if isinstance(text, Path) else {}

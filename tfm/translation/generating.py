@@ -1,4 +1,4 @@
-"""Generating: a text → translations or scores, line by line, and what decides them."""
+"""Generating: a text → translations or scores, line by line, and the hash of their inputs."""
 
 import hashlib
 import json
@@ -254,7 +254,7 @@ def _start_engine(
     reader: LineReader,
     num_lines: int | None,
 ) -> Engine | Workers:
-    """Load models, and choose between this process and others, which are not started yet.
+    """Load models, and choose between this process and others; the others are started later.
 
     By default, there is a process for each thread of a CPU if the text is long. For a pipe, only
     the lines count that have arrived when the models are loaded.

@@ -33,8 +33,7 @@ class _Record:
     """The content of FILE.partial.json.
 
     Attributes:
-        sha256: The hash of what decides the output, and of the lines of text whose output is
-            complete.
+        sha256: The hash of all inputs that decide the output, with the text of the complete lines.
         num_lines: The number of these lines.
         num_bytes: The size of their output.
     """
@@ -53,7 +52,7 @@ class PartialOutput:
 
     Args:
         path: FILE.
-        inputs: A hash of what decides the output besides the text.
+        inputs: A hash of all that decides the output besides the text.
 
     Attributes:
         path: FILE.partial.

@@ -101,7 +101,7 @@ def cases(row: Row, lines: Sequence[str], language: str) -> list[Case]:
     if row.sources:
         known = {_script(letter) for line in lines for letter in line if letter.isalpha()}
         return [Case(source=text) for text in row.sources if _script(text[:1]) not in known]
-    found: dict[str | int, Case] = {}  # by what makes a case another one
+    found: dict[str | int, Case] = {}  # by source, or by number with references
     for number, start in enumerate(range(0, len(lines) - row.group + 1, row.group)):
         template, copied = (each[number % len(each)] for each in (row.templates, row.copied))
         case = Case(lines=range(start, start + row.group), template=template, copied=copied)
