@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfm.search import continuations
 from tfm.search.continuations import NextTokens
@@ -53,10 +55,6 @@ def every_total(logits, log_probs, rows, forced=()):
     return totals.view(len(log_probs), -1)
 
 
-def best_of(logits, log_probs, rows, size):
-    return NextTokens.of(logits.clone(), EXCLUDED).best(log_probs, rows, size)
-
-
 def assert_best(found, expected, *, vocab_size, size):
     """Check that these are the best continuations; any of equally good ones may be chosen."""
     found_totals, parents, tokens = found
@@ -80,18 +78,35 @@ def normalizers(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("normalizers")
-@pytest.mark.parametrize("kind", ["plain", "ties", "some impossible", "extreme", "nearly sure"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_the_best_continuations_are_those_of_a_full_softmax_and_sort(vocab_size, dtype, kind):
-    for seed in range(6):
-        logits, log_probs, rows = new_case(
-            seed, vocab_size, kind=kind, dtype=dtype, inactive=seed % 2 == 1
-        )
-        expected = every_total(logits, log_probs, rows)
-        for size in (1, 4, 17):
-            found = best_of(logits, log_probs, rows, size)
-            assert_best(found, expected, vocab_size=vocab_size, size=size)
+@given(
+    seed=st.integers(0, 10**6),
+    kind=st.sampled_from(["plain", "ties", "some impossible", "extreme", "nearly sure"]),
+    inactive=st.booleans(),
+    size=st.sampled_from([1, 4, 17]),
+    restriction=st.sampled_from(["none", "ruled out", "forced"]),
+)
+def test_the_best_continuations_are_those_of_a_full_softmax_and_sort(
+    vocab_size, dtype, seed, kind, inactive, size, restriction
+):
+    """A forced token keeps its probability and excludes all others."""
+    logits, log_probs, rows = new_case(seed, vocab_size, kind=kind, dtype=dtype, inactive=inactive)
+    chosen, forced = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0], []
+    next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
+    if restriction == "forced":
+        tokens = torch.randint(EOS, vocab_size, chosen.shape)
+        forced = list(zip(chosen.tolist(), tokens.tolist(), strict=True))
+        next_tokens.force(chosen, tokens)
+    expected = every_total(logits, log_probs, rows, forced)
+    if restriction == "ruled out":
+        # The most probable token of some hypotheses, and EOS of all.
+        most = logits.index_fill(1, torch.tensor(EXCLUDED), -math.inf).argmax(dim=1)[chosen]
+        for each, tokens in ((chosen, most), (torch.arange(len(rows)), torch.tensor(EOS))):
+            next_tokens.rule_out(each, tokens.expand(len(each)))
+            expected.view(-1, vocab_size)[rows[each], tokens] = -math.inf
+    found = next_tokens.best(log_probs, rows, size)
+    assert_best(found, expected, vocab_size=vocab_size, size=size)
 
 
 @pytest.mark.usefixtures("normalizers")
@@ -110,54 +125,9 @@ def test_as_many_half_precision_logits_as_a_large_batch_has_are_normalized_alike
     torch.manual_seed(0)
     log_probs, rows = -torch.rand(300, 4) * 5, torch.arange(1_200)
     logits = random_logits(len(rows), 1_001, kind=kind, dtype=torch.bfloat16)
-    found = best_of(logits, log_probs, rows, 4)
+    found = NextTokens.of(logits.clone(), EXCLUDED).best(log_probs, rows, 4)
     expected = every_total(logits, log_probs, rows)
     assert_best(found, expected, vocab_size=1_001, size=4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_tokens_that_are_ruled_out_are_not_chosen(vocab_size, dtype):
-    for seed in range(6):
-        logits, log_probs, rows = new_case(seed, vocab_size, dtype=dtype, inactive=seed % 2 == 1)
-        expected = every_total(logits, log_probs, rows)
-        next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
-        # The most probable token of some hypotheses, and EOS of all.
-        tokens = logits.index_fill(1, torch.tensor(EXCLUDED), -math.inf).argmax(dim=1)
-        ruled_out = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
-        pairs = [(ruled_out, tokens[ruled_out]), (torch.arange(len(rows)), EOS)]
-        for each, token in pairs:
-            next_tokens.rule_out(each, torch.as_tensor(token).expand(len(each)))
-            expected.view(-1, vocab_size)[rows[each], token] = -math.inf
-        found = next_tokens.best(log_probs, rows, 4)
-        assert_best(found, expected, vocab_size=vocab_size, size=4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_a_forced_token_keeps_its_probability_and_excludes_all_others(vocab_size, dtype):
-    for seed in range(6):
-        logits, log_probs, rows = new_case(seed, vocab_size, dtype=dtype, inactive=seed % 2 == 1)
-        forced_rows = (torch.rand(len(rows)) < 0.5).nonzero()[:, 0]
-        tokens = torch.randint(EOS, vocab_size, forced_rows.shape)
-        forced = list(zip(forced_rows.tolist(), tokens.tolist(), strict=True))
-        expected = every_total(logits, log_probs, rows, forced)
-        next_tokens = NextTokens.of(logits.clone(), EXCLUDED)
-        next_tokens.force(forced_rows, tokens)
-        found = next_tokens.best(log_probs, rows, 4)
-        assert_best(found, expected, vocab_size=vocab_size, size=4)
-
-
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_the_single_best_continuation_of_one_hypothesis_is_found(vocab_size):
-    for num_sentences in (1, 2, 9):
-        torch.manual_seed(num_sentences)
-        logits = random_logits(num_sentences, vocab_size, kind="ties", dtype=torch.float32)
-        log_probs, rows = -torch.rand(num_sentences, 1) * 5, torch.arange(num_sentences)
-        expected = every_total(logits, log_probs, rows)
-        found = best_of(logits, log_probs, rows, 1)
-        assert_best(found, expected, vocab_size=vocab_size, size=1)
-        assert [each.shape for each in found] == 3 * [(num_sentences, 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
