@@ -140,13 +140,16 @@ def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_byte
     assert kept == list(dict.fromkeys(without))
 
 
-@given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=20))
-def test_seen_hashes_reports_first_occurrences_as_a_set_would(batches):
+@given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=20), st.sampled_from([5, 99]))
+def test_seen_hashes_reports_first_occurrences_as_a_set_would(batches, num_in_memory):
     seen, reference = SeenHashes(), set()
-    for batch in batches:
-        expected = [v not in reference and v not in batch[:i] for i, v in enumerate(batch)]
-        assert seen.add(np.array(batch, dtype=np.uint64)).tolist() == expected
-        reference.update(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "_MAX_HASHES_IN_MEMORY", num_in_memory)
+        patch.setattr(cleaning, "_HASHES_AT_ONCE", 3)
+        for batch in batches:
+            expected = [v not in reference and v not in batch[:i] for i, v in enumerate(batch)]
+            assert seen.add(np.array(batch, dtype=np.uint64)).tolist() == expected
+            reference.update(batch)
 
 
 def test_seen_hashes_takes_eight_bytes_per_hash_in_few_runs():
