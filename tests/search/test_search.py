@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from search.workshop import (
     ALPHAS,
@@ -77,6 +77,11 @@ PREFIX = st.one_of(st.just([]), st.lists(st.sampled_from([*WORDS, UNK]), max_siz
     ),
     case=searches(),
     batch=st.lists(st.tuples(SOURCE, PREFIX, st.integers(0, 99)), min_size=1, max_size=5),
+)
+@example(  # of two words, one is ruled out, and an unknown word of the prefix is excluded anyway
+    table=Table(spread=0.5),
+    case=("beam", {"min_length": 99, "no_repeat_ngram": 1, "max_extra_length": 4}),
+    batch=[([EOS], [UNK], 0)],
 )
 def test_a_search_equals_the_slow_reference(table, case, batch):
     kind, config = case

@@ -351,7 +351,8 @@ class ActiveHypotheses:
         if self._constraints is not None:
             rows, ruled_out = self._constraints.ruled_out(tokens[:, 1:])
         if self.length <= self._min_length:
-            pairs = np.unique(rows * vocab_size + ruled_out)
+            is_excluded = np.isin(ruled_out, self._excluded)  # as a prefix may have them
+            pairs = np.unique((rows * vocab_size + ruled_out)[~is_excluded])
             num_ruled_out = np.bincount(pairs // vocab_size, minlength=len(tokens))
             num_left = vocab_size - len(set(self._excluded)) - num_ruled_out
             early = (num_left > 1).nonzero()[0]
