@@ -125,6 +125,7 @@ def test_lines_and_paired_lines_are_not_interchangeable(path):
         ("out.partial.json", '{"format": 2}', ".*json has format 2, but this tfm reads format 3"),
         ("out.partial.json", '{"format": 3}', ".*json is damaged"),
         ("out.partial", "one\n", "it is shorter than"),
+        ("out.partial", "ONE" + "\n" * 99, "its content has changed since it was written"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(stopped, file, content, reason):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from tfm.disk.files import (
     make_directory,
@@ -24,6 +25,7 @@ from tfm.errors import DataError, TfmError, UsageError
 from tfm.translation.steps import Segment
 
 FORMAT = 3
+_BLOCK_BYTES = 1 << 20
 _RECORD_SECONDS = 1.0  # between two records
 _ADVICE = "delete it to begin again, or choose another name with --output"
 
@@ -36,11 +38,13 @@ class _Record:
         sha256: The hash of all inputs that decide the output, with the text of the complete lines.
         num_lines: The number of these lines.
         num_bytes: The size of their output.
+        output_sha256: The hash of their output.
     """
 
     sha256: str
     num_lines: int = 0
     num_bytes: int = 0
+    output_sha256: str = ""
 
 
 class PartialOutput:
@@ -60,12 +64,14 @@ class PartialOutput:
     """
 
     stream: io.TextIOWrapper
+    _file: IO[bytes]
 
     def __init__(self, path: Path, inputs: str) -> None:
         self._final_path = target = output_target(path)
         self.path, self._record_path = (target.with_name(target.name + end) for end in PARTIAL)
         self._digest = hashlib.sha256(inputs.encode())
         self._record = _Record(sha256=self._digest.hexdigest())
+        self._output_digest, self._num_hashed = hashlib.sha256(), 0  # bytes of the output
         self._recorded_at = 0.0
 
     @property
@@ -78,7 +84,7 @@ class PartialOutput:
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise self._refusal("it is not a regular file")
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(self.path.open("a+b"))
+            self._file = file = stack.enter_context(self.path.open("a+b"))
             _lock(file.fileno(), self.path)
             if size_of(self.path) or self._record_path.exists():
                 self._continue()
@@ -127,10 +133,12 @@ class PartialOutput:
         """Count lines of text whose output has been written to the stream."""
         self.stream.flush()
         self._digest.update(_encoded(lines))
+        num_bytes = os.fstat(self.stream.fileno()).st_size
         self._record = _Record(
             sha256=self._digest.hexdigest(),
             num_lines=self.num_lines + len(lines),
-            num_bytes=os.fstat(self.stream.fileno()).st_size,
+            num_bytes=num_bytes,
+            output_sha256=self._hash_of_output(num_bytes),
         )
         if time.monotonic() - self._recorded_at >= _RECORD_SECONDS:
             os.fsync(self.stream.fileno())
@@ -147,6 +155,8 @@ class PartialOutput:
         if record.num_lines and (size := size_of(self.path)):  # else the user may have removed it
             if record.num_bytes > size:
                 raise self._refusal(f"it is shorter than {self._record_path} says")
+            if record.output_sha256 != self._hash_of_output(record.num_bytes):
+                raise self._refusal("its content has changed since it was written")
             self._record = record
 
     def _refusal(self, reason: str) -> UsageError:
@@ -165,6 +175,14 @@ class PartialOutput:
             else:
                 self.path.unlink()
                 self._record_path.unlink()
+
+    def _hash_of_output(self, num_bytes: int) -> str:
+        """Return the hash of the first bytes of the output, of which only new ones are read."""
+        while size := min(_BLOCK_BYTES, num_bytes - self._num_hashed):
+            # Opening the file again, and closing it, would unlock it.
+            self._output_digest.update(os.pread(self._file.fileno(), size, self._num_hashed))
+            self._num_hashed += size
+        return self._output_digest.hexdigest()
 
     def _write_record(self) -> None:
         write_record(self._record_path, self._record, format_=FORMAT)
