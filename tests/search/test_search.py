@@ -42,8 +42,8 @@ def searches(draw):
     config = {
         "length_penalty": draw(st.sampled_from(ALPHAS)),
         "max_extra_length": draw(st.integers(1, 2 if kind == "exact" else 5)),
-        "min_length": draw(st.sampled_from([0, 0, 1, 3, 99])),
-        "no_repeat_ngram": draw(st.sampled_from([None, None, 1, 2, 3])),
+        "min_length": draw(st.sampled_from([0, 1, 3, 99])),
+        "no_repeat_ngram": draw(st.sampled_from([None, 1, 2, 3])),
     }
     if kind in ("beam", "exact"):
         config["beam_size"] = draw(st.integers(2, 5))
@@ -77,6 +77,11 @@ PREFIX = st.one_of(st.just([]), st.lists(st.sampled_from([*WORDS, UNK]), max_siz
     ),
     case=searches(),
     batch=st.lists(st.tuples(SOURCE, PREFIX, st.integers(0, 99)), min_size=1, max_size=5),
+)
+@example(  # no word is left before the minimum length
+    table=Table(),
+    case=("beam", {"min_length": 99, "no_repeat_ngram": 1, "max_extra_length": 4}),
+    batch=[([EOS], [], 0), ([4, 5, EOS], [], 1)],
 )
 @example(  # of two words, one is ruled out, and an unknown word of the prefix is excluded anyway
     table=Table(spread=0.5),
