@@ -314,7 +314,7 @@ def another_value(group, item):
 
 def value_that_is_off(item):
     least, _ = item.metadata["rules"].limits
-    return item.default if least is None else least
+    return item.default if least is None or least < 0 else least
 
 
 @pytest.mark.parametrize("group", [*GROUPS, StepsConfig, ServeConfig])

@@ -51,7 +51,7 @@ def test_pairs_are_kept_by_the_scores_that_generate_prints(
 
 
 def test_text_is_scored_again_if_the_model_changes(trained_run, prepare_files, tmp_path):
-    cleaning = {"score_model": str(trained_run), "min_score": -999.0}
+    cleaning = {"score_model": str(trained_run), "min_score": -1000.0}
     is_new, kept = prepare_files(**cleaning)
     assert (is_new, len(kept)) == (True, len(PAIRS))
     assert not prepare_files(**cleaning)[0]

@@ -89,10 +89,12 @@ class Given(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """Whether the value is neither unset, false or empty, nor the least one."""
+        """Whether the value is neither unset, false or empty, nor the least one from 0 on."""
         if isinstance(self.value, Sized):
             return len(self.value) > 0
-        return not (self.value is None or self.value is False or self.value == self.rules.limits[0])
+        if self.value is None or self.value is False:
+            return False
+        return self.value != self.rules.limits[0] or self.value < 0
 
 
 def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
