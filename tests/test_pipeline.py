@@ -104,7 +104,7 @@ def test_a_parsers_output_becomes_trees_of_the_sentences_and_is_scored(parser, m
         assert words_of(tree) == sentence.split()
     assert "repairs to the trees" in capfd.readouterr().err
     Path("out").write_text("".join(f"{best.text}\n" for _, [best] in outputs))
-    [result] = score("out").scores
+    [result] = score("out", "data/trees/test.gold", metric="bracket-f1").scores
     assert result.name == "bracket-f1"
     assert result.details["errors"] == 0
 

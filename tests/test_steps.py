@@ -11,7 +11,7 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import Calibration
 from tfm.steps import ModelSteps, StepsConfig
 
-TEXTS = StepsConfig(document=True, align=True)
+TEXTS, ALIGNED = StepsConfig(document=True), StepsConfig(align=True)
 
 
 def names(steps):
@@ -25,9 +25,11 @@ def test_candidates_are_chosen_first_and_documents_joined_last(trained_run):
     search = SearchConfig(n_best=4, mbr="chrf")
     model = ModelSteps(info=info, folder=folder)
     found = names(model.around(search, TEXTS))
-    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Align", "Sentences"]
-    given = names(model.around(search, TEXTS, scores_given=True))
-    assert given == ["Sentences", "Align"]
+    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Sentences"]
+    found = names(model.around(search, ALIGNED))
+    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Align"]
+    given = names(model.around(SearchConfig(), ALIGNED, scores_given=True))
+    assert given == ["Align"]
     model = ModelSteps(info=None)
     assert names(model.around(search)) == ["Protect", "MinimumBayesRisk"]
     assert names(model.around(search, StepsConfig(no_protect=True))) == ["MinimumBayesRisk"]

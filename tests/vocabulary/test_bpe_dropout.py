@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,7 +61,8 @@ from helpers import binarize
 lines._BLOCK_BYTES = 1000
 binarize(Path({str(folder)!r}), {DROPOUT!r}, force=True)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    helpers = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], cwd=helpers, check=True)
     assert contents(folder / "bin") == before
 
 

@@ -160,14 +160,26 @@ class _Worker:
 
 @contextlib.contextmanager
 def _blocked_sigint() -> Iterator[None]:
-    """Start processes that inherit a blocked SIGINT: Ctrl-C reaches all, but one handles it."""
+    """Start processes that inherit a blocked SIGINT: Ctrl-C reaches all, but one handles it.
+
+    A process whose start is interrupted would print a traceback. Other threads may receive the
+    signal, and Python then interrupts the main thread, so it is also held back there.
+    """
     # The resource tracker would unblock it when it starts, so it is started first.
     resource_tracker.ensure_running()
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler, received = signal.getsignal(signal.SIGINT), threading.Event()
+    holds_back = callable(handler) and threading.current_thread() is threading.main_thread()
+    if holds_back:
+        signal.signal(signal.SIGINT, lambda *_: received.set())
     try:
         yield
     finally:
+        if holds_back:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+        if received.is_set():
+            signal.raise_signal(signal.SIGINT)
 
 
 def _describe_exit(exit_code: int | None) -> str:

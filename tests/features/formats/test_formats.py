@@ -699,7 +699,7 @@ def test_the_format_text_is_another_name_of_document(run, trained_run, tmp_path)
 @pytest.mark.parametrize(
     ("content", "flags", "mistake"),
     [
-        (b"<p>seven", ["--format", "html", "--json"], "--json is about single lines"),
+        (b"<p>seven", ["--format", "html", "--json"], "format and --json exclude each other"),
         (b"<p>seven", ["--format", "html", "--align-reverse", "MODEL"], "needs a model from de"),
         (b"seven", ["--format", "srt"], "has no subtitles"),
         (b"<p>\xff", ["--format", "xml"], "line 1 is not UTF-8"),
