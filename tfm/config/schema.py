@@ -94,7 +94,7 @@ class Given(NamedTuple):
             return len(self.value) > 0
         if self.value is None or self.value is False:
             return False
-        return self.value != self.rules.limits[0] or self.value < 0
+        return bool(self.value != self.rules.limits[0] or self.value < 0)
 
 
 def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
