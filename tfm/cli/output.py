@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.filesize import decimal
-
 from tfm.reporting import Result, say
 from tfm.table import Table
 
@@ -26,6 +23,8 @@ def print_result(result: Result, *, as_json: bool = False) -> None:
         return
     for message in result.summary():
         say(message)
+    from rich.console import Console  # here, because it would delay tfm --help
+
     for line in result.lines(Console().width if sys.stdout.isatty() else None):
         if isinstance(line, str):
             print(line)  # noqa: T201
@@ -50,6 +49,8 @@ def _training_size(recipe: "Recipe") -> str:
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         return f"{sum(known):,} pairs"
+    from rich.filesize import decimal
+
     return "" if recipe.text_size is None else f"{decimal(recipe.text_size)} of text"
 
 

@@ -21,7 +21,6 @@ from tfm.commands.declaration import (
 from tfm.config import ScoreConfig, settings_from
 from tfm.config.schema import Given, Rules, find_problems
 from tfm.config.values import shown
-from tfm.dataset.manifest import GOLD
 from tfm.disk.files import STDIN_FILE, is_same_file
 from tfm.disk.paths import (
     STANDARD_STREAM,
@@ -55,7 +54,6 @@ from tfm.table import Table
 from tfm.text.formats import columns_in
 from tfm.text.lines import STANDARD_INPUT
 from tfm.text.segments import SOURCE
-from tfm.text.sources import Downloads
 
 if TYPE_CHECKING:
     from rich.text import Text as StyledText
@@ -208,6 +206,8 @@ def score(
     texts = read(translations, "hypotheses")
     last, label = LastGeneration.load(), "reference"
     if named is not None:
+        from tfm.text.sources import Downloads  # here, because it would delay tfm --help
+
         named = named if named.pair else named.between(*_last_languages(last, named.name))
         of_set = named.read(named.fetch(Downloads(mirror=mirror)))
         set_source, *references = [text.split("\n")[:-1] for text in of_set]
@@ -282,6 +282,8 @@ def suitable(
     metrics: Sequence[MetricName] | None, reference: Text, *, has_lines: bool = False
 ) -> Sequence[MetricName]:
     """Return the given metrics or the defaults; UsageError for metrics of text on trees."""
+    from tfm.dataset.manifest import GOLD  # here, because it would delay tfm --help
+
     has_trees = isinstance(reference, Path) and reference.suffix == f".{GOLD}"
     if metrics is None:
         metrics = ("bracket-f1",) if has_trees else DEFAULT_METRICS
