@@ -57,7 +57,7 @@ def rows(element):
 
 
 def is_self_contained(page):
-    """Return whether a page needs no other file, apart from the names of its own elements."""
+    """Return whether a page loads no other file; it may link to its own elements."""
     links = [element.get(name) for element in page.iter() for name in ("src", "href", "action")]
     style = "".join(texts(page, ".//style"))
     return all(link in (None, "") or link[0] == "#" for link in links) and "@import" not in style

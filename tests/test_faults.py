@@ -255,7 +255,7 @@ COMMANDS = (
     "binarize data --force",
     "attend run one --out attention.html",
 )
-WORD_FLAGS = ("--arch", "--gpus", "--language", "--metric", "--rendezvous")
+WORD_FLAGS = ("--arch", "--gpus", "--language", "--metric")
 NUMBERS = (
     *("-1", "0", "-0", "0.5", "1e-300", "-1e300", "1e300", "1e999", "nan", "inf", "-inf"),
     *map(str, (2**31, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**12, 10**30)),

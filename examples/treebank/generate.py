@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from tfm.config import Table, read_toml
+from tfm.config import Values, read_toml
 from tfm.text.corpus.texts import SPLITS, Split
 from tfm.text.trees import TOP, TRACE, Tree, bare_label, bracketed, parse_trees, unescaped
 
@@ -170,7 +170,7 @@ def _forms(text: str, categories: tuple[str, ...]) -> dict[str, tuple[str, ...]]
 
 
 @cache
-def _treebank() -> Table:
+def _treebank() -> Values:
     return read_toml(_GRAMMAR)
 
 

@@ -33,7 +33,7 @@ BATCH = {  # the batch script of the job, which is no step
     "SLURM_LOCALID": 0,
     "SLURM_NODEID": 0,
 }
-# A shell that salloc starts as a step of its own.
+# A shell that salloc starts in a separate step.
 SHELL = {
     **STEP,
     "SLURM_STEP_ID": 4294967290,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm.commands.declaration import Dataset, Share, command
-from tfm.config import BinarizeConfig, Table
+from tfm.config import BinarizeConfig, Values
 from tfm.config.schema import merged
 from tfm.errors import UsageError
 
@@ -56,7 +56,7 @@ def binarize(
     return True
 
 
-def find_origins(manifest: "Manifest", config: BinarizeConfig) -> list[Table]:
+def find_origins(manifest: "Manifest", config: BinarizeConfig) -> list[Values]:
     """Describe the models that wrote some of the text, and their ancestors.
 
     Models that are gone are described as before. Raises the errors of opening a model.

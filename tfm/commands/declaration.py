@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
-from tfm.config import Settings, Table, by_section
+from tfm.config import Settings, Values, by_section
 from tfm.config.schema import Given, Rules, find_problems, label_of
 from tfm.config.values import convert
 from tfm.disk.paths import (
@@ -241,7 +241,7 @@ class Declaration:
             return checked
         return checked | {"settings": {kind.section: {} for kind in self.groups} | tables}
 
-    def _given(self, checked: Table, tables: Mapping[str, Table]) -> dict[str, Given]:
+    def _given(self, checked: Values, tables: Mapping[str, Values]) -> dict[str, Given]:
         """Return the arguments and settings of a call, without rules of settings about settings.
 
         These rules are checked once the settings of a file or a model are known, too.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
-from tfm.config import InferenceConfig, SearchConfig, Table, settings_from
+from tfm.config import InferenceConfig, SearchConfig, Values, settings_from
 from tfm.config.schema import Rules
 from tfm.disk.files import STDIN_FILE
 from tfm.disk.paths import (
@@ -252,7 +252,7 @@ def _check_search(plan: "Generation", config: SearchConfig, steps: StepsConfig) 
 
 
 def where_to_compute(
-    gpus: str | None, processes: int | None, settings: Table
+    gpus: str | None, processes: int | None, settings: Values
 ) -> tuple[InferenceConfig, int | None]:
     """Return device and arithmetic, and the number of processes, None to choose it."""
     inference = settings_from(InferenceConfig, settings)

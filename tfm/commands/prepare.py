@@ -18,7 +18,14 @@ from tfm.commands.declaration import (
     command,
     one_or_several,
 )
-from tfm.config import BinarizeConfig, CleaningConfig, Settings, SubwordConfig, Table, settings_from
+from tfm.config import (
+    BinarizeConfig,
+    CleaningConfig,
+    Settings,
+    SubwordConfig,
+    Values,
+    settings_from,
+)
 from tfm.config.schema import Rules, merged_table
 from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
@@ -153,7 +160,7 @@ def prepare(
 def prepare_recipe(
     recipe: "Recipe",
     out_dir: Path,
-    overrides: Mapping[str, Table] = {},
+    overrides: Mapping[str, Values] = {},
     downloads: "Downloads | None" = None,
     *,
     sets: "Mapping[str, NamedSet] | None" = None,
@@ -214,7 +221,7 @@ def prepare_recipe(
 def append_text(
     recipe: "Recipe",
     out_dir: Path,
-    overrides: Mapping[str, Table] = {},
+    overrides: Mapping[str, Values] = {},
     downloads: "Downloads | None" = None,
     *,
     text_only: bool = False,
@@ -269,7 +276,7 @@ def append_text(
     return PrepareResult(data_dir=out_dir, is_new=is_new)
 
 
-def _tables(recipe: "Recipe", overrides: Mapping[str, Table]) -> dict[str, dict[str, Any]]:
+def _tables(recipe: "Recipe", overrides: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
     """Return the settings of a recipe by section, with the user's settings and all tags."""
     kinds: Sequence[type[Settings]] = (CleaningConfig, SubwordConfig, BinarizeConfig)
     tables = {
@@ -300,7 +307,7 @@ def _scorers(
         return {}
     from tfm.translation.pair_scores import PairScorer  # imports torch, which takes seconds
 
-    languages: Table = {"source": recipe.source, "target": recipe.target}
+    languages: Values = {"source": recipe.source, "target": recipe.target}
     scorers = {path: PairScorer(Path(path), **languages) for path in paths}
     return {path: (each.fingerprint, each.for_text) for path, each in scorers.items()}
 

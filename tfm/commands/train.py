@@ -20,7 +20,7 @@ from tfm.commands.declaration import (
 from tfm.config import (
     RUN_SETTINGS,
     RunConfig,
-    Table,
+    Values,
     adapting_table,
     presets,
     read_toml,
@@ -225,7 +225,7 @@ class TrainingPlan:
     arch: str | None = None
     from_model: Path | None = None
     config: Path | None = None
-    settings: Mapping[str, Table] = field(default_factory=dict)
+    settings: Mapping[str, Values] = field(default_factory=dict)
 
     def check(self, *, needs_extras: bool = True) -> None:
         """Raise UsageError for mistakes that show without a dataset, or if a package is missing."""
@@ -280,7 +280,7 @@ class TrainingPlan:
         if is_plain and run is not None and (recorded := _own_settings(run)) is not None:
             _check_same_start(run, recorded.get("from_model"), from_model)
             return run_config(None, recorded, self.settings)
-        table: Table = {} if config is None else read_toml(config)
+        table: Values = {} if config is None else read_toml(config)
         if from_model is None and isinstance(table.get("from_model"), str):
             from_model = Path(table["from_model"])
         if from_model is not None:
@@ -295,7 +295,7 @@ class TrainingPlan:
         return run_config(arch, table, self.settings)
 
 
-def _own_settings(run: Path) -> Table | None:
+def _own_settings(run: Path) -> Values | None:
     """Return the settings of an existing run by section; None if it has not started.
 
     Without config.toml, they are read from its newest checkpoint.
@@ -315,7 +315,7 @@ def _own_settings(run: Path) -> Table | None:
 
 
 def _adapting_settings(
-    from_model: Path, arch: str | None, table: Table, overrides: Mapping[str, Table]
+    from_model: Path, arch: str | None, table: Values, overrides: Mapping[str, Values]
 ) -> RunConfig:
     """Return the settings of a run that starts from a model; they must equal the model's."""
     from tfm.folders.model_folder import ModelFolder

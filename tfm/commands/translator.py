@@ -11,7 +11,7 @@ from tfm.config import (
     InferenceConfig,
     InferenceDevice,
     SearchConfig,
-    Table,
+    Values,
     by_section,
     settings_from,
     settings_to,
@@ -264,8 +264,8 @@ class Translator:
     def _merge(
         self,
         config: SearchConfig | None,
-        given: Table,
-        merged: Callable[[Table, Table], SearchConfig],
+        given: Values,
+        merged: Callable[[Values, Values], SearchConfig],
     ) -> SearchConfig:
         """Return the config, or the settings merged over the model's defaults; check both."""
         if not isinstance(config, SearchConfig | None):

@@ -36,4 +36,4 @@ from tfm.config.training import (
     TokenizerChoice,
     TrainingConfig,
 )
-from tfm.config.values import Table
+from tfm.config.values import Values

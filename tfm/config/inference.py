@@ -17,7 +17,7 @@ from tfm.config.schema import (
 )
 from tfm.config.text import tag_problem
 from tfm.config.training import Command, Kernels, TokenizerChoice
-from tfm.config.values import Table
+from tfm.config.values import Values
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
@@ -173,12 +173,12 @@ class SearchConfig(Settings, section="search"):
         return self.ban is not None or self.no_repeat_ngram is not None
 
     @classmethod
-    def for_model(cls, defaults: Table, given: Table) -> "SearchConfig":
+    def for_model(cls, defaults: Values, given: Values) -> "SearchConfig":
         """Merge the user's settings over a model's own, both by name."""
         return merged(cls, defaults, given)
 
     @classmethod
-    def for_targets(cls, defaults: Table, given: Table) -> "SearchConfig":
+    def for_targets(cls, defaults: Values, given: Values) -> "SearchConfig":
         """Merge the user's settings over a model's own, to compute the scores of given targets."""
         if unused := [name for name in given if name not in cls._FORCED_DECODING]:
             raise UsageError(

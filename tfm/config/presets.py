@@ -16,7 +16,7 @@ from tfm.config.model import RecurrentConfig, TransformerConfig
 from tfm.config.schema import Settings, TomlTable, excluded_by, settings_and_problems, settings_to
 from tfm.config.suggestions import did_you_mean
 from tfm.config.training import RunConfig
-from tfm.config.values import MAX_UNKNOWN, Table, shown
+from tfm.config.values import MAX_UNKNOWN, Values, shown
 from tfm.errors import UsageError, explain_os_error, refuse
 
 # The presets for translation on a GPU and on a CPU, from a number of training pairs on.
@@ -24,7 +24,7 @@ _SUITABLE = ((1_000_000, "base", "small"), (100_000, "medium", "small"), (0, "ti
 
 
 @cache
-def presets() -> Mapping[str, Mapping[str, Table]]:
+def presets() -> Mapping[str, Mapping[str, Values]]:
     """Return the settings by name and section in which each preset differs from the defaults."""
     file = resources.files("tfm.config") / "presets.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -58,14 +58,14 @@ def adapting_table(run: RunConfig) -> dict[str, Any]:
     }
 
 
-def run_config(arch: str | None, *tables: Table) -> RunConfig:
+def run_config(arch: str | None, *tables: Values) -> RunConfig:
     """Merge tables of settings over a preset.
 
     Args:
         arch: Name of the preset; if None, the last "arch" of the tables, else base.
         *tables: {section: {name: value}}, and "from_model"; later tables take precedence.
     """
-    default: Table = {"arch": RunConfig.arch if arch is None else arch}
+    default: Values = {"arch": RunConfig.arch if arch is None else arch}
     named = next((table for table in reversed(tables) if "arch" in table), default)
     if arch not in (None, named["arch"]):
         raise UsageError(
@@ -104,7 +104,7 @@ def run_config(arch: str | None, *tables: Table) -> RunConfig:
     return run
 
 
-def _preset(arch: str, tables: Sequence[Table]) -> Table:
+def _preset(arch: str, tables: Sequence[Values]) -> Values:
     """Return the settings of a preset, without its number of epochs if a table sets the steps."""
     given = [table.get("training") for table in tables]
     has_steps = any(isinstance(each, Mapping) and "max_steps" in each for each in given)
@@ -122,7 +122,7 @@ def _settings_of_other_models(kind: type[Settings]) -> set[str]:
 
 
 def _merge(
-    kinds: Mapping[str, type[Settings]], tables: Iterable[Table]
+    kinds: Mapping[str, type[Settings]], tables: Iterable[Values]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]], list[str]]:
     """Merge tables; later tables take precedence.
 
@@ -159,7 +159,7 @@ def _places_of_settings(kinds: Mapping[str, type[Settings]]) -> dict[str, str]:
     }
 
 
-def _place(table: Table, *keys: str) -> str:
+def _place(table: Values, *keys: str) -> str:
     """Return file and line of a key if the table was read from a file."""
     return table.place(*keys) if isinstance(table, TomlTable) else ""
 

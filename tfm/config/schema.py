@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tfm.config.suggestions import did_you_mean
-from tfm.config.values import Table, check_table, shown
+from tfm.config.values import Values, check_table, shown
 from tfm.errors import refuse
 
 T = TypeVar("T")
@@ -26,7 +26,9 @@ THREADS_HELP = "Total number of CPU threads; if unset, OMP_NUM_THREADS or one pe
 class TomlTable(dict[str, Any]):
     """The content of a TOML file, with the place of each key in it."""
 
-    def __init__(self, content: Table, *, path: Path, lines: Mapping[tuple[str, ...], int]) -> None:
+    def __init__(
+        self, content: Values, *, path: Path, lines: Mapping[tuple[str, ...], int]
+    ) -> None:
         super().__init__(content)
         self._path = path
         self._lines = lines
@@ -44,11 +46,11 @@ class TomlTable(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a setting, or a parameter of a command, needs; also a mark of parameters.
+    """The rules of a setting; a parameter of a command has them in its `Annotated` type.
 
     Attributes:
         needs: Names without which it has no effect; one of them is enough.
-        excludes: Names that cannot be given, too.
+        excludes: Names that cannot be given together with it.
         only: The names that it depends on, with the values of each that give it an effect.
         limits: The least and the most that it may be.
     """
@@ -89,7 +91,7 @@ class Given(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """Whether the value is neither unset, false or empty, nor the least one from 0 on."""
+        """Whether the value asks for something: not None, False, empty, or the least count."""
         if isinstance(self.value, Sized):
             return len(self.value) > 0
         if self.value is None or self.value is False:
@@ -226,7 +228,7 @@ def label_of(item: Field[Any]) -> str:
 
 def by_section(
     kinds: Iterable[type[Settings]],
-    given: Table,
+    given: Values,
     elsewhere: Mapping[str, str] = {},
     *,
     without: Collection[str] = (),
@@ -268,20 +270,20 @@ def by_section(
     return tables
 
 
-def settings_from(kind: type[SettingsT], table: Table, names: Collection[str] = ()) -> SettingsT:
+def settings_from(kind: type[SettingsT], table: Values, names: Collection[str] = ()) -> SettingsT:
     """Build one group of settings from a table; `names` count as set, even to their default."""
     settings, problems = settings_and_problems(kind, table, names=names)
     refuse(problems)
     return settings
 
 
-def merged(kind: type[SettingsT], defaults: Table, given: Table) -> SettingsT:
+def merged(kind: type[SettingsT], defaults: Values, given: Values) -> SettingsT:
     """Build a group from given settings over defaults, without defaults that do not fit them."""
     settings, problems = settings_and_problems(kind, {**defaults, **given}, names=given)
     return settings_from(kind, merged_table(kind, defaults, given), given) if problems else settings
 
 
-def merged_table(kind: type[Settings], defaults: Table, given: Table) -> dict[str, Any]:
+def merged_table(kind: type[Settings], defaults: Values, given: Values) -> dict[str, Any]:
     """Return given settings over defaults, without defaults that they exclude or leave idle."""
     excluded = excluded_by(kind, given)
     table = {name: value for name, value in defaults.items() if name not in excluded} | {**given}
@@ -307,7 +309,7 @@ def settings_to(settings: Settings) -> dict[str, Any]:
 
 def settings_and_problems(
     kind: type[SettingsT],
-    table: Table,
+    table: Values,
     places: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = {},
     names: Collection[str] = (),

@@ -17,7 +17,7 @@ from tfm.config.suggestions import did_you_mean
 
 T = TypeVar("T")
 
-Table = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 # A float in a record that is NaN or infinite if training diverged; others must be finite.
 Measured = Annotated[float, "may be NaN"]
@@ -54,7 +54,7 @@ def expected_value(hint: Any) -> str:
     return next(named, f"a {getattr(hint, '__name__', 'value')}")
 
 
-def from_table(kind: type[T], table: Table) -> T:
+def from_table(kind: type[T], table: Values) -> T:
     """Build a dataclass from a JSON object."""
     values, problems = check_table(kind, table)
     if problems:
@@ -64,7 +64,7 @@ def from_table(kind: type[T], table: Table) -> T:
 
 def check_table(
     kind: type[Any],
-    table: Table,
+    table: Values,
     *,
     where: str = "",
     places: Mapping[str, str] = {},
@@ -116,7 +116,7 @@ def _hints_of(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def differences(before: Table, after: Table) -> list[str]:
+def differences(before: Values, after: Values) -> list[str]:
     """Describe each value that differs between two tables, by its name."""
     return [
         f"{name} was {before.get(name, 'unset')}, not {after.get(name, 'unset')}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Table
+from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Values
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.token_ids import check_models, check_task
 from tfm.dataset.token_parts import encoding_changes
@@ -64,7 +64,7 @@ def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool)
 
 
 def check_appended(
-    recipe: Recipe, manifest: Manifest, cleaning: CleaningConfig, overrides: Mapping[str, Table]
+    recipe: Recipe, manifest: Manifest, cleaning: CleaningConfig, overrides: Mapping[str, Values]
 ) -> None:
     """Raise an error unless training text can be added to a dataset."""
     folder = manifest.data_dir

@@ -6,7 +6,7 @@ from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Any
 
-from tfm.config import Normalization, Settings, Table, Task
+from tfm.config import Normalization, Settings, Task, Values
 from tfm.config.values import from_table
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
@@ -52,18 +52,18 @@ class _Settings:
     """Settings of the recipe for later steps."""
 
     task: Task = "translation"
-    subword: Table = field(default_factory=dict)
-    binarize: Table = field(default_factory=dict)
-    search: Table = field(default_factory=dict)
+    subword: Values = field(default_factory=dict)
+    binarize: Values = field(default_factory=dict)
+    search: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
     """A step that was done: all inputs that determine it, the sizes of its files, its counts."""
 
-    inputs: Table
+    inputs: Values
     outputs: Mapping[str, int]
-    result: Table
+    result: Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Manifest:
         cls,
         data_dir: Path,
         recipe: Recipe,
-        settings: Mapping[str, Table] = {},
+        settings: Mapping[str, Values] = {},
         *,
         keep_steps: bool = True,
     ) -> "Manifest":
@@ -161,7 +161,7 @@ class Manifest:
 
     @property
     def symbols(self) -> list[str]:
-        """The tags that the vocabulary has a piece of its own for."""
+        """The tags that are single pieces of the vocabulary."""
         return str(self.settings("subword").get("symbols") or "").split()
 
     def text_tags(self) -> list[str]:
@@ -259,14 +259,14 @@ class Manifest:
         begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
         return starts[name], [min(end, stop) for end in begun]
 
-    def is_current(self, step: str, inputs: Table) -> bool:
+    def is_current(self, step: str, inputs: Values) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
         done = self._content.steps.get(step)
         if done is None or done.inputs != inputs:
             return False
         return have_sizes(self.data_dir, done.outputs)
 
-    def record(self, step: str, *, inputs: Table, outputs: Iterable[Path], result: Table) -> None:
+    def record(self, step: str, *, inputs: Values, outputs: Iterable[Path], result: Values) -> None:
         """Record a step: JSON values of all inputs that determine it, its files and its counts.
 
         The record is on disk after the next call of `save`.

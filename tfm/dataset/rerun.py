@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfm.config import Table
+from tfm.config import Values
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.disk.files import is_same_file, read_record, write_record
@@ -27,17 +27,17 @@ class _DatasetRuns:
 def is_due(
     manifest: Manifest,
     step: str,
-    inputs: Table,
+    inputs: Values,
     *,
     output: Path | None = None,
     command: str | None = None,
     changes: Sequence[str] = (),
     force: bool = False,
 ) -> bool:
-    """Return whether a step has to run on its inputs, JSON values of all that determines it.
+    """Return whether a step has to run: its `inputs`, JSON values, determine what it writes.
 
     Prints that its `output` is unchanged, or which `changes` of the token ids make the `command`
-    write it again; refuses these if runs need the token ids, with `force` only warns.
+    write it again. Refuses such changes if runs need the token ids; with `force`, it only warns.
     """
     if not force and manifest.is_current(step, inputs):
         if output is not None:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tfm.config import SubwordConfig, Table
+from tfm.config import SubwordConfig, Values
 from tfm.config.values import differences
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.rerun import is_due
@@ -29,7 +29,7 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
     models = load_subword_models([Path(each) for each in config.subwords])
-    inputs: Table
+    inputs: Values
     if models:
         inputs = {"subwords": [model.fingerprint for model in models]}
     else:
@@ -62,7 +62,7 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
     return True
 
 
-def _changes(before: Table, after: Table) -> list[str]:
+def _changes(before: Values, after: Values) -> list[str]:
     """Describe how inputs of this step differ from those before."""
     changes = differences(before.get("settings", {}), after.get("settings", {}))
     if before.get("subwords") != after.get("subwords"):

@@ -10,7 +10,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
 
-from tfm.config import Table
+from tfm.config import Values
 from tfm.config.values import shown
 from tfm.dataset.manifest import Manifest, part_name
 from tfm.disk.files import atomic_write, have_sizes, read_record, write_record
@@ -87,7 +87,7 @@ def lock_share(data_dir: Path, share: Share) -> Iterator[None]:
 class ShareOfText:
     """The counts of a training text in one share, and its clean pairs in each stripe."""
 
-    counts: Table
+    counts: Values
     examples: Mapping[str, tuple[tuple[str, str], ...]]
     stripes: tuple[int, ...]
 
@@ -104,12 +104,12 @@ class ShareRecord:
     """
 
     share: Share
-    inputs: Table
+    inputs: Values
     sizes: Mapping[str, int]
     texts: tuple[ShareOfText, ...]
 
     @classmethod
-    def find(cls, folder: Path, inputs: Table) -> "ShareRecord | None":
+    def find(cls, folder: Path, inputs: Values) -> "ShareRecord | None":
         """Read the record in the folder of a share; None unless it is of its files, for inputs."""
         path = folder / SHARE_RECORD
         if not path.is_file():
@@ -137,7 +137,7 @@ class JoinedShares:
         ]
 
     @classmethod
-    def find(cls, data_dir: Path, inputs: Table) -> "JoinedShares | None":
+    def find(cls, data_dir: Path, inputs: Values) -> "JoinedShares | None":
         """Return the shares of text that depends on some inputs; None if there are none."""
         found: dict[int, dict[int, ShareRecord]] = {}
         for folder in data_dir.glob("shares/*/"):

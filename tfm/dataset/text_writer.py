@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from rich.filesize import decimal
 
-from tfm.config import Table
+from tfm.config import Values
 from tfm.dataset.clean_text import (
     CleanText,
     check_encoding,
@@ -85,11 +85,11 @@ def _check_replaced(manifest: Manifest, text: CleanText) -> None:
         check_runs(folder, ["its training text would be other text"], force=text.force)
 
 
-def _of_training_text(inputs: Table) -> list[Any]:
+def _of_training_text(inputs: Values) -> list[Any]:
     """Return the inputs of this step that determine the training text."""
     texts = inputs.get("texts", {}).get("train", [])
     sides = [str(value) for text in texts for value in text.values()]
-    no_options: list[Table] = [{}] * len(texts)
+    no_options: list[Values] = [{}] * len(texts)
     return [
         texts,
         {side: inputs.get("contents", {}).get(side) for side in sides},
@@ -99,7 +99,7 @@ def _of_training_text(inputs: Table) -> list[Any]:
     ]
 
 
-def _lost_text(manifest: Manifest, before: Table, after: Table) -> list[str]:
+def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
     """Return the names of held-out and monolingual text that has fewer inputs than before."""
     mono = sorted(path.name for path in manifest.data_dir.glob("mono.*"))
     older, newer = _num_texts(before), _num_texts(after)
@@ -107,7 +107,7 @@ def _lost_text(manifest: Manifest, before: Table, after: Table) -> list[str]:
     return [name for name in found if newer[name] < max(1, older[name]) and name != "train"]
 
 
-def _num_texts(inputs: Table) -> Counter[str]:
+def _num_texts(inputs: Values) -> Counter[str]:
     """Return how many texts each split, and the monolingual text of each language, consists of."""
     splits = {split: len(texts) for split, texts in inputs.get("texts", {}).items()}
     return Counter(splits) + Counter(f"mono.{text['language']}" for text in inputs.get("mono", []))

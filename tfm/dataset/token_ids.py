@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import chain, zip_longest
 from typing import Any
 
-from tfm.config import BinarizeConfig, Table, Task
+from tfm.config import BinarizeConfig, Task, Values
 from tfm.config.normalization import is_combining
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
@@ -45,7 +45,7 @@ _MIN_BYTE_PIECES = 50  # an emoji of several characters in a small text is no re
 def update(
     manifest: Manifest,
     config: BinarizeConfig,
-    origins: Sequence[Table] = (),
+    origins: Sequence[Values] = (),
     *,
     force: bool = False,
 ) -> bool:
@@ -135,7 +135,7 @@ def _update_splits(
 
 
 def _update_record(
-    manifest: Manifest, config: BinarizeConfig, origins: Sequence[Table], *, force: bool
+    manifest: Manifest, config: BinarizeConfig, origins: Sequence[Values], *, force: bool
 ) -> None:
     """Record the training text, unless that is done or not wanted, or its targets are trees."""
     path = manifest.data_dir / SEEN_TEXT

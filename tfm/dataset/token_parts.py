@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tfm.config import BinarizeConfig, Table
+from tfm.config import BinarizeConfig, Values
 from tfm.config.values import differences, from_table
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
@@ -46,7 +46,7 @@ class BinarizedPart:
         spelled: {character: number} of the most frequent characters in bytes, for both sides.
     """
 
-    inputs: Table
+    inputs: Values
     files: Mapping[str, int]
     read: int
     copied: tuple[int, ...]
@@ -83,7 +83,7 @@ def encoding_changes(
     return differences(*map(_in_words, (before, after))) if before else []
 
 
-def _in_words(encoding: Table) -> Table:
+def _in_words(encoding: Values) -> Values:
     """Return the result of `encoding_settings` for messages."""
     words = {**encoding, "subword": str(encoding.get("subword"))[:8]}
     variants = words.pop("variants", [0])

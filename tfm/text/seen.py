@@ -16,7 +16,7 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import safe_open
 
-from tfm.config import Table
+from tfm.config import Values
 from tfm.disk.files import atomic_write
 from tfm.errors import DataError
 from tfm.reporting import Progress, say
@@ -51,11 +51,11 @@ class SeenText:
 
     bits: npt.NDArray[np.uint8]
     step: int = 1
-    origins: Sequence[Table] = ()
+    origins: Sequence[Values] = ()
 
     @classmethod
     def of_pairs(
-        cls, texts: Sequence[Sequence[Path]], *, max_bytes: int, origins: Sequence[Table]
+        cls, texts: Sequence[Sequence[Path]], *, max_bytes: int, origins: Sequence[Values]
     ) -> "SeenText | None":
         """Return the record of source and target files; None if `max_bytes` are too few for it."""
         num_lines, num_grams = np.sum([_estimate_hashes(path) for path in chain(*texts)], axis=0)

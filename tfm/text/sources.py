@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfm.config import Table
+from tfm.config import Values
 from tfm.disk.files import read_json, sha256_of, write_json
 from tfm.errors import DataError
 from tfm.text.archives import extract_members, unpack_file
@@ -183,12 +183,12 @@ class TextSources:
             strict = split != "train"
             if text.source == text.target:
                 if suffix_of(source_path.name) not in SEGMENTS:
-                    rows: Table = {"strict": strict, "num_lines": text.lines}
+                    rows: Values = {"strict": strict, "num_lines": text.lines}
                     return read_columns(source_path, text.columns, **rows)
                 if SOURCE not in columns_in(source_path):
                     raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
             parts = SOURCE, REFERENCE
-            options: Table = {"strict": strict, "num_lines": text.lines, "parts": parts}
+            options: Values = {"strict": strict, "num_lines": text.lines, "parts": parts}
             return read_pairs(source_path, target_path, **options)
         return (
             (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())

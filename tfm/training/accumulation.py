@@ -94,7 +94,7 @@ class GradientAccumulation:
             epoch=epoch,
             max_tokens=max_tokens,
             microbatches=microbatches,
-            # A rank without a microbatch of its own computes the first one with weight 0.
+            # A rank that has no microbatch computes the first microbatch, with weight 0.
             own=[
                 (number, self._batch(microbatches[number if number < len(microbatches) else 0]))
                 for number in numbers

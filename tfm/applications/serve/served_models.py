@@ -11,7 +11,7 @@ from pathlib import Path
 from tfm.applications.serve.queue import LineConfig, Terms, TranslationQueue
 from tfm.applications.serve.requests import TranslationRequest
 from tfm.applications.serve.settings import ServeConfig
-from tfm.config import InferenceConfig, SearchConfig, Table
+from tfm.config import InferenceConfig, SearchConfig, Values
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
@@ -46,7 +46,7 @@ class ServedModel:
     def __init__(
         self,
         path: Path,
-        search: Table,
+        search: Values,
         *,
         config: ServeConfig,
         inference: InferenceConfig,

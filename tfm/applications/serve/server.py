@@ -15,7 +15,7 @@ from tfm.applications.serve.app import Service
 from tfm.applications.serve.requests import digest_of
 from tfm.applications.serve.served_models import ServedModel, routes_of
 from tfm.applications.serve.settings import ServeConfig
-from tfm.config import InferenceConfig, Table
+from tfm.config import InferenceConfig, Values
 from tfm.disk.paths import existing_file
 from tfm.errors import TfmError, UsageError
 from tfm.reporting import say
@@ -28,7 +28,7 @@ _BACKLOG = 1024  # connections that wait to be accepted
 
 def serve(
     models: Sequence[Path],
-    search: Table,
+    search: Values,
     *,
     config: ServeConfig,
     inference: InferenceConfig,

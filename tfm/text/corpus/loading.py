@@ -14,7 +14,7 @@ from tfm.config import (
     SearchConfig,
     Settings,
     SubwordConfig,
-    Table,
+    Values,
     read_toml,
 )
 from tfm.config.schema import TomlTable, settings_and_problems
@@ -115,7 +115,7 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
     return cast("Recipe", recipe)  # None with problems only
 
 
-def _valid_cleaning(table: TomlTable) -> Table:
+def _valid_cleaning(table: TomlTable) -> Values:
     """Return the settings of [cleaning], which each text may change; none if they have mistakes."""
     settings = table.get("cleaning")
     if not isinstance(settings, dict) or _settings_problems(CleaningConfig, settings, table, ()):
@@ -124,14 +124,14 @@ def _valid_cleaning(table: TomlTable) -> Table:
 
 
 def _settings_problems(
-    kind: type[Settings], settings: Table, table: TomlTable, keys: tuple[str, ...]
+    kind: type[Settings], settings: Values, table: TomlTable, keys: tuple[str, ...]
 ) -> list[str]:
     """Return the problems of settings from the table under some keys of a recipe."""
     places = {key: table.place(*keys, key) for key in settings}
     return settings_and_problems(kind, settings, places)[1]
 
 
-def _kind_of(entry: Table, name: str) -> type[Archive | Text | OpusText | MonoText]:
+def _kind_of(entry: Values, name: str) -> type[Archive | Text | OpusText | MonoText]:
     """Return the kind of text that a table under [[name]] describes."""
     kinds = {"archives": Archive, "mono": MonoText}
     of_texts = {"opus": OpusText, "trees": TreeFile}
@@ -152,7 +152,7 @@ def _locate(entry: Archive | Text | MonoText, folder: Path) -> Archive | Text | 
 
 
 def _build(
-    kind: type[EntryT], entry: Table, table: TomlTable, keys: tuple[str, ...], problems: list[str]
+    kind: type[EntryT], entry: Values, table: TomlTable, keys: tuple[str, ...], problems: list[str]
 ) -> EntryT | None:
     """Build a dataclass from the table under some keys, or return None and add its mistakes."""
     where = f"[[{keys[0]}]] {keys[1]}" if keys else "the recipe"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfm.config import Table, Task
+from tfm.config import Task, Values
 from tfm.text.corpus.texts import (
     LANGUAGE,
     SPLITS,
@@ -23,7 +23,7 @@ from tfm.text.languages import closest
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
 # Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
 # good trees. Search is as in §6.3.
-_TASK_SETTINGS: Mapping[Task, Mapping[str, Table]] = {
+_TASK_SETTINGS: Mapping[Task, Mapping[str, Values]] = {
     "translation": {},
     "parsing": {
         "cleaning": {
@@ -74,10 +74,10 @@ class Recipe:
     valid: tuple[Text, ...] = ()
     test: tuple[Text, ...] = ()
     mono: tuple[MonoText, ...] = ()
-    cleaning: Table = field(default_factory=dict)
-    subword: Table = field(default_factory=dict)
-    binarize: Table = field(default_factory=dict)
-    search: Table = field(default_factory=dict)
+    cleaning: Values = field(default_factory=dict)
+    subword: Values = field(default_factory=dict)
+    binarize: Values = field(default_factory=dict)
+    search: Values = field(default_factory=dict)
 
     def texts(self, split: str) -> tuple[Text, ...]:
         """Return the texts of a split."""

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from tfm.config import Table, Task, tag_problem
+from tfm.config import Task, Values, tag_problem
 from tfm.text.files import suffix_of
 from tfm.text.formats import SEGMENTS
 
@@ -98,7 +98,7 @@ class TextOptions:
     every: int | None = None
     except_every: int | None = None
     weight: float | None = None
-    cleaning: Table = field(default_factory=dict)
+    cleaning: Values = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """Return these options by name."""
