@@ -8,6 +8,7 @@ from typing import Any
 
 from tfm.config import Normalization, Settings, Task, Values
 from tfm.config.values import from_table
+from tfm.dataset.shards import Shard
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
 from tfm.errors import DataError, UsageError
@@ -240,24 +241,30 @@ class Manifest:
         for step in steps:
             self._content.steps.pop(step, None)
 
-    def place(self, name: str) -> tuple[int, list[int]]:
-        """Return where a part is among all training pairs, and where the texts up to it end.
+    def shards(self, split: str) -> list[Shard]:
+        """Return the shards of a split; a shard does not change when more text is appended.
 
-        What is returned does not change when more text is appended.
-
-        Returns:
-            The number of pairs before the part, and the numbers of pairs up to the end of each
-            text that begins before the end of the part, where the last one is cut off. A part that
-            was not prepared is taken for the whole training text.
+        Text that was not prepared is one shard with all texts, and so are other splits.
         """
-        sizes, texts = self.part_sizes(), self.texts("train")
+        sizes = self.part_sizes() if split == "train" else {}
+        texts = self.texts(split) if split == "train" else []
         ends = list(accumulate(text.kept for text in texts))
-        if name not in sizes:
-            return 0, ends
-        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        stop = starts[name] + sizes[name]
-        begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
-        return starts[name], [min(end, stop) for end in begun]
+        shards, start = [], 0
+        for name in self.text_parts(split):
+            source, target = self.text_paths(name)
+            stop = start + sizes[name] if name in sizes else max(ends, default=0)
+            begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
+            shards.append(
+                Shard(
+                    name=name,
+                    text=(source, target),
+                    start=start,
+                    pairs=sizes.get(name),
+                    text_ends=tuple(min(end, stop) for end in begun),
+                )
+            )
+            start = stop
+        return shards
 
     def is_current(self, step: str, inputs: Values) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""

@@ -75,16 +75,16 @@ def encode_share(
 
     Each share may be encoded by another machine at the same time.
     """
-    names = manifest.text_parts("train")
-    if len(names) < share.number:
+    shards = manifest.shards("train")
+    if len(shards) < share.number:
         raise UsageError(
-            f"--share {share}: the training text in {manifest.data_dir} has {len(names)} parts: "
+            f"--share {share}: the training text in {manifest.data_dir} has {len(shards)} parts: "
             "use fewer shares, or prepare the text with a smaller --part-pairs"
         )
     vocabulary = Vocabulary.load(manifest.data_dir, manifest.normalization)
     _check(manifest, vocabulary, config)
-    share_names = names[share.number - 1 :: share.count]
-    done = binarize_split(manifest, "train", share_names, vocabulary, config, force=force)
+    of_share = shards[share.number - 1 :: share.count]
+    done = binarize_split(manifest, "train", of_share, vocabulary, config, force=force)
     say(f"binarize: share {share} with {sum(each.read for each in done):,} pairs")
 
 
@@ -108,8 +108,8 @@ def _update_splits(
     _check(manifest, vocabulary, config)
     parts, result = {}, {}
     for split in splits:
-        names = manifest.text_parts(split)
-        done = binarize_split(manifest, split, names, vocabulary, config, force=force)
+        shards = manifest.shards(split)
+        done = binarize_split(manifest, split, shards, vocabulary, config, force=force)
         # The indices of each variant follow the indices of all parts without dropout.
         parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
         result[split] = _counts(done) | {"parts": [asdict(each) for each in done]}
@@ -139,7 +139,7 @@ def _update_record(
 ) -> None:
     """Record the training text, unless that is done or not wanted, or its targets are trees."""
     path = manifest.data_dir / SEEN_TEXT
-    texts = [manifest.text_paths(name) for name in manifest.text_parts("train")]
+    texts = [shard.text for shard in manifest.shards("train")]
     inputs = {
         "text": manifest.text_fingerprints(["train"] if texts else []),
         "megabytes": config.seen_megabytes,

@@ -15,6 +15,7 @@ from tfm.config import BinarizeConfig, Values
 from tfm.config.values import differences, from_table
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
+from tfm.dataset.shards import Shard
 from tfm.disk.files import atomic_write, have_sizes, read_json, write_json
 from tfm.errors import DataError, tfm_command
 from tfm.machine.cpu import chosen_threads
@@ -93,29 +94,29 @@ def _in_words(encoding: Values) -> Values:
 def binarize_split(
     manifest: Manifest,
     split: str,
-    names: Sequence[str],
+    shards: Sequence[Shard],
     vocabulary: Vocabulary,
     config: BinarizeConfig,
     *,
     force: bool = False,
 ) -> list[BinarizedPart]:
-    """Encode the parts of a split's text that are not up to date."""
-    previous = [] if force else _previous_parts(manifest, split, names)
+    """Encode the shards of a split that are not up to date."""
+    previous = [] if force else _previous_parts(manifest, split, shards)
     # SentencePiece's own threads would idle while Python makes arrays of the ids.
     threads = ThreadPoolExecutor(chosen_threads(config.threads), "binarize")
     try:
         with Progress(f"binarize {split}", total=None, unit="pairs") as bar:
             return [
-                _binarize_part(manifest, split, name, vocabulary, config, previous, threads, bar)
-                for name in names
+                _binarize_part(manifest, split, shard, vocabulary, config, previous, threads, bar)
+                for shard in shards
             ]
     finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
         threads.shutdown(cancel_futures=True)
 
 
-def _previous_parts(manifest: Manifest, split: str, names: Sequence[str]) -> list[BinarizedPart]:
+def _previous_parts(manifest: Manifest, split: str, shards: Sequence[Shard]) -> list[BinarizedPart]:
     """Return the records of finished parts, from the manifest or from one file a part."""
-    files = [manifest.data_dir / "bin" / f"{name}.json" for name in names]
+    files = [manifest.data_dir / "bin" / f"{shard.name}.json" for shard in shards]
     try:
         tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
         tables += [read_json(path) for path in files if path.is_file()]
@@ -130,7 +131,7 @@ def _previous_parts(manifest: Manifest, split: str, names: Sequence[str]) -> lis
 def _binarize_part(
     manifest: Manifest,
     split: str,
-    name: str,
+    shard: Shard,
     vocabulary: Vocabulary,
     config: BinarizeConfig,
     previous: Iterable[BinarizedPart],
@@ -140,12 +141,10 @@ def _binarize_part(
     """Write the token ids and the record of a part, unless a previous record is up to date."""
     # Other splits keep every sentence as it is, so that scores stay comparable.
     bin_dir, is_train = manifest.data_dir / "bin", split == "train"
-    paths = manifest.text_paths(name)
-    start, text_ends = manifest.place(name) if is_train else (0, [])
     inputs = {
-        "text": {path.name: manifest.text_fingerprint(path) for path in paths},
-        "start": start,
-        "text_ends": text_ends,
+        "text": {path.name: manifest.text_fingerprint(path) for path in shard.text},
+        "start": shard.start,
+        "text_ends": [*shard.text_ends],
         **encoding_settings(vocabulary, config),
     }
     for record in previous:
@@ -161,7 +160,7 @@ def _binarize_part(
             seed=config.seed,
         ),
         max_length=config.max_length if is_train else None,
-        text_ends=np.array(text_ends, dtype=np.int64),
+        text_ends=np.array(shard.text_ends, dtype=np.int64),
         dropout=config.bpe_dropout,
         seed=config.seed,
     )
@@ -169,15 +168,15 @@ def _binarize_part(
     parts = []
     for variant in range(1 + config.num_variants if is_train else 1):
         work = partial(encoder.encode, variant=variant)
-        blocks = _numbered(read_blocks(*paths, strict=True), start)
+        blocks = _numbered(read_blocks(*shard.text, strict=True), shard.start)
         encoded = map_in_order(threads, work, blocks, num_ahead=2 * chosen_threads(config.threads))
-        stem = f"{name}.v{variant}" if variant else name
+        stem = f"{shard.name}.v{variant}" if variant else shard.name
         found = _write(bin_dir, stem, manifest.languages, encoder, encoded, bar)
         counts = counts or found  # of the segmentation without dropout
         parts.append(Part.of_files(bin_dir, stem, manifest.languages))
     sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
     done = BinarizedPart(inputs=inputs, files=sizes, parts=tuple(parts), **counts)
-    write_json(bin_dir / f"{name}.json", asdict(done))
+    write_json(bin_dir / f"{shard.name}.json", asdict(done))
     return done
 
 
