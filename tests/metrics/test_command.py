@@ -28,6 +28,12 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Give programs that do not answer up after half a minute, not after ten."""
+    monkeypatch.setattr(command_module, "_MAX_SILENCE", 30)
+
+
 def program(tmp_path: Path, code: str) -> str:
     path = tmp_path / "metric.py"
     path.write_text(code, encoding="utf-8")

@@ -151,6 +151,8 @@ def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
         (["كلبان يلعبان في الثلج."] * 8, "ar", {*CASES}),
         (["iki köpek karda oynuyor"] * 8, "tr", {"lower", "unpunctuated"}),
         (["Zwei graue Hunde."] * 7, "de", {"long"}),
+        (["Zwei graue Hunde."], "de", {"list", "long"}),
+        (["Hunde"], "de", {"list", "long", "title", "unpunctuated", "typos", "spaces", "word"}),
     ],
 )  # fmt: skip
 def test_what_does_not_suit_a_script_is_skipped(lines, language, skipped):
@@ -158,6 +160,9 @@ def test_what_does_not_suit_a_script_is_skipped(lines, language, skipped):
     rows = check_rows(model(), pairs, language)
     found = {row.name for row in rows if row.skipped}
     assert found == skipped
+    joined = {"list": 3, "long": 8}
+    too_few = {row.name for row in rows if row.skipped == "too few lines"}
+    assert too_few == {name for name, number in joined.items() if number > len(lines)}
     assert {row.name for row in rows if row.failures} <= {"typos"}
 
 

@@ -18,10 +18,8 @@ from tfm.vocabulary.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from tfm.applications.export.huggingface import (  # noqa: E402 - needs tokenizers
-    check_supported,
-    new_tokenizer,
-)
+from tfm.applications.export import huggingface  # noqa: E402 - needs tokenizers
+from tfm.applications.export.huggingface import check_supported, new_tokenizer  # noqa: E402
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 TARGETS = ["sieben", "acht Autos kosten viel Geld, 🙂", "am Montag", ""]
@@ -177,6 +175,16 @@ def test_a_subword_model_that_normalizes_unicode_is_refused(data_dir, tmp_path):
     subwords = SubwordModel(model.getvalue(), origin=tmp_path)
     with pytest.raises(UsageError, match=r"a tokenizer\.json cannot express this subword model"):
         new_tokenizer(Vocabulary(subwords, subwords))
+
+
+def test_a_tokenizer_that_joins_letters_of_two_pieces_too_early_is_refused(data_dir, monkeypatch):
+    in_order = huggingface._merges
+    wrong = ("e", "r")
+    monkeypatch.setattr(
+        huggingface, "_merges", lambda pieces: sorted(in_order(pieces), key=lambda p: p != wrong)
+    )
+    with pytest.raises(UsageError, match=r"it encodes '.+' differently"):
+        new_tokenizer(Vocabulary.load(data_dir))
 
 
 # --- the folder

@@ -129,7 +129,7 @@ def check_rows(
         ]
         unchanged = [case.of(plain) for case in of_row if case.lines and row is not ROWS[0]]
         measures = summary(translated, unchanged)
-        reason = "too few lines" if row.group > 1 else "it changes none of the lines"
+        reason = "too few lines" if len(lines) < row.group else "it changes none of the lines"
         results.append(
             RowResult(
                 name=row.name,

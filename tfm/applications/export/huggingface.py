@@ -6,6 +6,7 @@ d_model are therefore put into their order: Marian computes its positions anew a
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from tfm.model.build import Model
 from tfm.vocabulary.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
 
 _FIRST_BYTE = "<0x00>"
-_PIECES_PER_LINE = 20
 # What normalization may change, names of special pieces, rare characters, runs of one character.
 _ODD_LINES = (
     "",
@@ -116,9 +116,7 @@ def _decoders(vocabulary: Vocabulary) -> Iterator[decoders.Decoder]:
 def _check_equal(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Raise UsageError unless both encode and decode a sample with all pieces alike."""
     texts = [piece.replace(SPACE_MARK, " ") for piece in vocabulary.source.text_pieces()]
-    starts = range(0, len(texts), _PIECES_PER_LINE)
-    joined = ["".join(texts[start : start + _PIECES_PER_LINE]) for start in starts]
-    lines = [*_ODD_LINES, *texts, *joined]
+    lines = [*_ODD_LINES, *texts, *map("".join, pairwise(texts))]
     tokenizer.encode_special_tokens = True  # not saved: names of special pieces are text
     found = tokenizer.encode_batch(lines, add_special_tokens=False)
     expected = vocabulary.source.encode(vocabulary.clean(lines))
