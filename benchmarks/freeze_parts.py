@@ -64,8 +64,7 @@ train = [{ source = "own.tr", target = "own.zh", except_every = 20 },
 valid = [{ source = "own.tr", target = "own.zh", every = 20 }]
 cleaning = { drop_mojibake = true, drop_unequal_numbers = true, part_pairs = 500 }
 subword = { vocab_size = 500, symbols = "<2zh>" }
-binarize = { bpe_dropout = 0.1, bpe_variants = 2, upper_copies = 0.1, typo_copies = 0.1, \
-shortlist = true }
+binarize = { shortlist = true }
 """
 MULTI30K = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 

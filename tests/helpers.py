@@ -118,7 +118,7 @@ def opened(folder, split="train"):
 
 
 def decoded(folder, split="train"):
-    """Return the sentence pairs of a split, and of its variants, from their token ids."""
+    """Return the sentence pairs of a split from their token ids."""
     vocabulary, dataset = Vocabulary.load(folder), opened(folder, split)
     source = vocabulary.source.decode(dataset.source)
     target = vocabulary.target.decode(dataset.target)

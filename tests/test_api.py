@@ -235,7 +235,7 @@ TYPES = [
         (tfm.train, ["max_steps", "dropout", "also_valid", "precision", "average"]),
         (tfm.average, ["last", "best", "calibrate"]),
         (tfm.learn_bpe, ["vocab_size", "subwords"]),
-        (tfm.binarize, ["max_length", "bpe_dropout"]),
+        (tfm.binarize, ["max_length", "written_by"]),
         (tfm.import_model, []),
         (tfm.models, []),
         (tfm.generate, ["beam", "threads"]),

@@ -76,14 +76,6 @@ def prepare(
     sample_sentences: int | None = ...,
     threads: int | None = ...,
     max_length: int | None = ...,
-    bpe_dropout: float | None = ...,
-    bpe_variants: int | None = ...,
-    upper_copies: float | None = ...,
-    title_copies: float | None = ...,
-    unpunctuated_copies: float | None = ...,
-    typo_copies: float | None = ...,
-    masked_copies: float | None = ...,
-    seed: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
     shortlist: bool | None = ...,
@@ -154,14 +146,6 @@ def prepare(
         sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
         threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
         max_length: Drop training pairs with a side of more than N subword tokens.
-        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability X.
-        bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
-        upper_copies: Share of the training pairs to add a copy of in capitals.
-        title_copies: Share of the training pairs to add a copy of in title case.
-        unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
-        typo_copies: Share of the training pairs to add a copy of with typos in the source.
-        masked_copies: Share of the training pairs to add a copy of with masks to copy.
-        seed: Random seed of BPE-dropout and of copies.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
         shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
@@ -229,14 +213,6 @@ def binarize(
     share: StrPath | None = ...,
     force: bool | None = ...,
     max_length: int | None = ...,
-    bpe_dropout: float | None = ...,
-    bpe_variants: int | None = ...,
-    upper_copies: float | None = ...,
-    title_copies: float | None = ...,
-    unpunctuated_copies: float | None = ...,
-    typo_copies: float | None = ...,
-    masked_copies: float | None = ...,
-    seed: int | None = ...,
     threads: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
@@ -254,14 +230,6 @@ def binarize(
         share: Encode only share I of N of the parts of the training text; for several machines.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         max_length: Drop training pairs with a side of more than N subword tokens.
-        bpe_dropout: Store variants of the training pairs that each leave out BPE merges with probability X.
-        bpe_variants: Number of variants with BPE-dropout; epochs take them in turn.
-        upper_copies: Share of the training pairs to add a copy of in capitals.
-        title_copies: Share of the training pairs to add a copy of in title case.
-        unpunctuated_copies: Share of the training pairs to add a copy of without final punctuation.
-        typo_copies: Share of the training pairs to add a copy of with typos in the source.
-        masked_copies: Share of the training pairs to add a copy of with masks to copy.
-        seed: Random seed of BPE-dropout and of copies.
         threads: Number of CPU threads; if unset, one per core.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.

@@ -210,11 +210,8 @@ class ModelSteps:
 
         folder = self.folder
         reserved = cache(lambda: tags if folder is None else folder.vocabulary.source.tags())
-        masks = () if self.info is None else self.info.masks
         programs = config.protect_for
-        return Protect(
-            config.protect, reserved, aligner, masks, programs=programs, notify=self.notify
-        )
+        return Protect(config.protect, reserved, aligner, programs=programs, notify=self.notify)
 
     @property
     def _is_parser(self) -> bool:

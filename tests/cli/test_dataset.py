@@ -54,12 +54,12 @@ def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(d
 
 
 def test_a_setting_that_loses_its_effect_is_no_longer_kept(dataset, run):
-    given = ["--bpe-dropout", 0.1, "--bpe-variants", 2, "--shortlist", "--shortlist-size", 9]
+    given = ["--max-length", 90, "--shortlist", "--shortlist-size", 9]
     assert run("binarize", "data/mine", *given, "--threads", 1)[0] == 0
-    kept = {"bpe_dropout": 0.1, "bpe_variants": 2, "shortlist": True, "shortlist_size": 9}
+    kept = {"max_length": 90, "shortlist": True, "shortlist_size": 9}
     assert Manifest.load(dataset).settings("binarize") == kept
-    _, err = run.ok("binarize", "data/mine", "--bpe-dropout", 0, "--no-shortlist")
-    assert "bpe_dropout was 0.1, not 0;" in err
+    _, err = run.ok("binarize", "data/mine", "--max-length", 250, "--no-shortlist")
+    assert "max_length was 90, not 250" in err
     assert Manifest.load(dataset).settings("binarize") == {}
 
 

@@ -175,16 +175,13 @@ def test_a_rule_that_drops_much_of_a_text_is_warned_of(data_dir, tmp_path, capsy
     assert counts(data_dir)["train"]["texts"][0]["length_ratio"] == pytest.approx(1.7, abs=0.1)
 
 
-UNIGRAM, DROPOUT = {"subwords": ("unigram.model",)}, {"bpe_dropout": 0.1}
 BAD_SETTINGS = [
     ({"subword": {"symbols": "<a> <b> <a>"}}, "symbols .* <a> twice"),
     ({"subword": {"symbols": "<a> <x>", "vocab_size": 262}}, "vocab_size is 262, .* more than 262"),
     ({"subword": {"byte_fallback": False, "symbols": "<a> <b> <c>", "vocab_size": 8}}, "than 8"),
     ({"subword": {"symbols": "<a\N{LOWER ONE EIGHTH BLOCK}>"}}, "symbols .* in angle brackets"),
     ({"subword": {"symbols": "<0x41>"}}, "symbols .* piece that every vocabulary has"),
-    ({"subword": {"model_type": "unigram"}, "binarize": DROPOUT}, "needs --model-type bpe"),
-    ({"subword": {**UNIGRAM, "symbols": "<y>"}}, "no piece for the tag <y>"),
-    ({"subword": UNIGRAM, "binarize": DROPOUT}, "models that merge pieces"),
+    ({"subword": {"subwords": ("unigram.model",), "symbols": "<y>"}}, "no piece for the tag <y>"),
     ({"cleaning": {"drop_other_script": True}}, "the script of the language 'xx' is not known"),
 ]
 

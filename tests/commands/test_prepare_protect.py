@@ -157,8 +157,8 @@ def test_appended_text_may_be_written_by_further_models(trained_run, make_datase
     assert Manifest.load(tmp_path / "y").settings("binarize")["written_by"] == [str(trained_run)]
     [origin] = SeenText.load(tmp_path / "y" / FILE).origins
     assert origin["seen"]
-    with pytest.raises(UsageError, match="leave out bpe_dropout"):
-        append_text(more, tmp_path / "y", {"binarize": {"bpe_dropout": 0.1}})
+    with pytest.raises(UsageError, match="leave out max_length"):
+        append_text(more, tmp_path / "y", {"binarize": {"max_length": 99}})
 
 
 def test_the_record_follows_text_and_settings(make_dataset, tmp_path):

@@ -355,8 +355,8 @@ def test_defaults_that_do_not_fit_given_settings_are_left_out():
     given = {"subwords": ("x",)}
     assert merged(SubwordConfig, defaults, given) == SubwordConfig(subwords=("x",), threads=2)
     assert merged(SubwordConfig, given, {"vocab_size": 600}) == SubwordConfig(vocab_size=600)
-    defaults = {"bpe_dropout": 0.1, "bpe_variants": 4}
-    assert merged(BinarizeConfig, defaults, {"bpe_dropout": 0.0}) == BinarizeConfig()
+    defaults = {"shortlist": True, "shortlist_size": 4}
+    assert merged(BinarizeConfig, defaults, {"shortlist": False}) == BinarizeConfig()
     with pytest.raises(UsageError, match="diversity_strength has no effect without num_groups"):
         merged(SearchConfig, {}, {"diversity_strength": 0.0})
 

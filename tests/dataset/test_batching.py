@@ -40,7 +40,6 @@ class Sentences:
 
 class Pairs:
     texts = ()
-    num_variants = 0
 
     def __init__(self, lengths):
         self.source = Sentences([source for source, _ in lengths])

@@ -45,9 +45,9 @@ class Lengths:
 class Pairs:
     """A stand-in for `ParallelDataset`."""
 
-    def __init__(self, *, num_pairs=NUM_PAIRS, texts=(), num_variants=0):
-        self.source, self.target = (Lengths((1 + num_variants) * num_pairs, i) for i in (1, 2))
-        self.texts, self.num_variants, self._num_pairs = texts, num_variants, num_pairs
+    def __init__(self, *, num_pairs=NUM_PAIRS, texts=()):
+        self.source, self.target = (Lengths(num_pairs, seed) for seed in (1, 2))
+        self.texts, self._num_pairs = texts, num_pairs
 
     def __len__(self):
         return self._num_pairs
@@ -115,20 +115,17 @@ def test_an_epoch_resumes_anywhere_and_plans_no_window_before(batches_done, monk
     assert planned[:2] == [first, (first + 1) % 5]
 
 
-@pytest.mark.parametrize("num_variants", [0, 2])
-def test_weights_hold_in_several_windows(num_variants):
+def test_weights_hold_in_several_windows():
     sizes, weights = (1_200, 10, 800), (1, 0.5, 3)
     texts = tuple(
         TrainingText(name=str(size), kept=size, read=size, dropped={}, weight=weight)
         for size, weight in zip(sizes, weights, strict=True)
     )
-    batcher = Batcher(Pairs(texts=texts, num_variants=num_variants), CONFIG, seed=1)
+    batcher = Batcher(Pairs(texts=texts), CONFIG, seed=1)
     for epoch in (1, 2, 3):
         batches = batcher.epoch(epoch)
         by_text = np.sum([batcher.num_pairs_by_text(rows) for rows in batches], axis=0)
         assert by_text.tolist() == apportion(NUM_PAIRS, weights)
-        variant = 1 + (epoch - 1) % num_variants if num_variants else 0
-        assert {int(row) // NUM_PAIRS for rows in batches for row in rows} == {variant}
 
 
 def test_the_processes_of_a_machine_share_the_plan(tmp_path, monkeypatch):
@@ -168,11 +165,9 @@ def test_more_pairs_than_a_plan_can_number_are_refused(monkeypatch):
         planner()
 
 
-@pytest.mark.parametrize("num_variants", [0, 2])
-def test_the_pages_of_each_window_are_read_ahead_in_the_order_of_the_files(num_variants):
-    dataset = Pairs(num_variants=num_variants)
+def test_the_pages_of_each_window_are_read_ahead_in_the_order_of_the_files():
+    dataset = Pairs()
     windows = Planner(dataset, CONFIG, seed=1, group=Group()).windows(2, 0)
-    start = (2 if num_variants else 0) * NUM_PAIRS
     for number, (_, window) in enumerate(islice(windows, 3)):
-        expected = (start + np.sort(window.pairs.astype(int))).tolist()
+        expected = np.sort(window.pairs).tolist()
         assert dataset.source.needed[number] == dataset.target.needed[number] == expected

@@ -14,7 +14,6 @@ from tfm.config import BinarizeConfig
 from tfm.dataset import manifest
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError
-from tfm.text.masks import MASKS
 from tfm.training.data import open_data
 
 
@@ -131,9 +130,3 @@ def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, m
     monkeypatch.setattr("tfm.training.loop.Trainer", None)
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
         train_model(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))
-
-
-def test_models_learn_which_masks_their_text_teaches(copy, tiny_run):
-    assert open_data(copy, tiny_run()).info.masks == ()
-    binarize(copy, BinarizeConfig(masked_copies=0.5))
-    assert open_data(copy, tiny_run()).info.masks == MASKS

@@ -189,7 +189,7 @@ def prepare_recipe(
     cleaning = settings_from(CleaningConfig, tables["cleaning"])
     subword = settings_from(SubwordConfig, tables["subword"])
     binarization = settings_from(BinarizeConfig, tables["binarize"])
-    checks.check_settings(recipe, subword, binarization)
+    checks.check_settings(subword)
     scorers = _scorers(recipe, cleaning)
     is_new = False
     with lock_dataset(out_dir) if share is None else lock_share(out_dir, share):

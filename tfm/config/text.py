@@ -9,7 +9,6 @@ from tfm.config.normalization import Normalization
 from tfm.config.schema import (
     MAX_COUNT,
     MAX_LENGTH,
-    MAX_SEED,
     MAX_THREADS,
     Problem,
     Settings,
@@ -26,7 +25,6 @@ _OF_LEARNING = (
     *("vocab_size", "model_type", "separate", "target_words"),
     *("character_coverage", "byte_fallback", "sample_sentences"),
 )
-_KINDS_OF_COPIES = ("upper", "title", "unpunctuated", "typo", "masked")
 
 
 def tag_problem(tag: str) -> str | None:
@@ -194,40 +192,6 @@ class BinarizeConfig(Settings, section="binarize"):
         most=MAX_LENGTH,
         common=True,
     )
-    bpe_dropout: float = setting(
-        0.0,
-        "Store variants of the training pairs that each leave out BPE merges with probability X.",
-        limits=(0, 0.9),
-    )
-    bpe_variants: int = count(
-        8,
-        "Number of variants with BPE-dropout; epochs take them in turn.",
-        most=1000,
-        needs=("bpe_dropout",),
-    )
-    upper_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of in capitals.", limits=(0, 1)
-    )
-    title_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of in title case.", limits=(0, 1)
-    )
-    unpunctuated_copies: float = setting(
-        0.0,
-        "Share of the training pairs to add a copy of without final punctuation.",
-        limits=(0, 1),
-    )
-    typo_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of with typos in the source.", limits=(0, 1)
-    )
-    masked_copies: float = setting(
-        0.0, "Share of the training pairs to add a copy of with masks to copy.", limits=(0, 1)
-    )
-    seed: int = setting(
-        1,
-        "Random seed of BPE-dropout and of copies.",
-        limits=(0, MAX_SEED),
-        needs=("bpe_dropout", *(f"{kind}_copies" for kind in _KINDS_OF_COPIES)),
-    )
     threads: int | None = count(
         None, "Number of CPU threads; if unset, one per core.", most=MAX_THREADS
     )
@@ -260,13 +224,3 @@ class BinarizeConfig(Settings, section="binarize"):
     shortlist_pairs: int = count(
         200_000, "Shortlist: learn from a random sample of N pairs.", needs=("shortlist",)
     )
-
-    @property
-    def copies(self) -> dict[str, float]:
-        """The share of training pairs to add an altered copy of, by kind of alteration."""
-        return {kind: getattr(self, f"{kind}_copies") for kind in _KINDS_OF_COPIES}
-
-    @property
-    def num_variants(self) -> int:
-        """The number of segmentations by BPE-dropout, besides the plain one."""
-        return self.bpe_variants if self.bpe_dropout else 0

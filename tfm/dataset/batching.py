@@ -90,10 +90,6 @@ class Batcher:
         source, target = self._dataset.source, self._dataset.target
         return source.lengths(indices) + 1, target.lengths(indices) + 1
 
-    def pairs(self, indices: Integers) -> Integers:
-        """Return the numbers [B] of pairs [B], whatever the variant of their segmentation."""
-        return indices % len(self._dataset)
-
     def longest(self, indices: Integers) -> int:
         """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
         return int(np.maximum(*self.lengths(indices)).max(initial=0))
@@ -101,7 +97,7 @@ class Batcher:
     def num_batches(self) -> int:
         """Return the number of batches in the first epoch; an estimate if it has several windows.
 
-        With weights or variants of the segmentation, other epochs differ slightly.
+        With weights, other epochs differ slightly.
         """
         num_pairs, num_batches, _ = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_batches)
@@ -119,14 +115,14 @@ class Batcher:
     def epoch(self, epoch: int) -> list[Integers]:
         """Return the dataset indices [B] of each batch of an epoch (from 1), in training order."""
         windows = self._planner.epoch(epoch)
-        return [self._planner.indices(epoch, pairs) for window in windows for pairs in window]
+        return [pairs.astype(np.int64) for window in windows for pairs in window]
 
     def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Integers]]:
         """Yield epoch and indices [B] of the batches after N pairs of an epoch, without end."""
         # Each window is planned while the one before is in use.
         for number, window in read_ahead(self._planner.windows(epoch, examples)):
             for pairs in window:
-                yield number, self._planner.indices(number, pairs)
+                yield number, pairs.astype(np.int64)
 
     def split(
         self, indices: Integers, *, max_tokens: int | None = None, multiple_of: int = 1
@@ -179,7 +175,7 @@ class Batcher:
         """Return how many of the pairs [B] are from each text; empty if there is one text."""
         if len(self._text_ends) < 2:
             return ()
-        texts = np.searchsorted(self._text_ends, self.pairs(indices), side="right")
+        texts = np.searchsorted(self._text_ends, indices, side="right")
         return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
 
     def text_samples(self, num_pairs: int) -> list[Integers]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Values
 from tfm.dataset.manifest import GOLD, Manifest
-from tfm.dataset.token_ids import check_models, check_task
+from tfm.dataset.token_ids import check_tags
 from tfm.dataset.token_parts import encoding_changes
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
@@ -18,20 +18,16 @@ from tfm.vocabulary.foreign import load_subword_models
 from tfm.vocabulary.subword import Vocabulary, model_paths
 
 
-def check_settings(recipe: Recipe, subword: SubwordConfig, binarization: BinarizeConfig) -> None:
+def check_settings(subword: SubwordConfig) -> None:
     """Raise an error if the steps after cleaning would refuse the settings."""
-    check_task(binarization, recipe.task)
     if subword.subwords:
         models = load_subword_models([Path(each) for each in subword.subwords])
-        check_models(
-            binarization,
+        check_tags(
             models,
             tags=(subword.symbols or "").split(),
             origin=" and ".join(subword.subwords),
             remedy="leave out --subwords",
         )
-    elif binarization.bpe_dropout and (subword.model_type != "bpe" or subword.target_words):
-        raise UsageError("bpe_dropout needs --model-type bpe, without --target-words")
 
 
 def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool) -> None:

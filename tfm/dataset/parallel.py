@@ -2,11 +2,10 @@
 
 A split is in parts of a bounded number of pairs; most datasets have one. For each part and
 language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, of 16 or 32 bits without
-a sign) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits). With
-BPE-dropout, each of K variants of the training pairs is in separate parts: it has all pairs in the
-same order, segmented into other pieces. `dataset.json` is written last, with the format version,
-fingerprint of the vocabulary, and the counts, extremes and checksums of each part. Opening a split
-reads no token ids: `ParallelDataset.verify` compares a part with its record.
+a sign) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits).
+`dataset.json` is written last, with the format version, fingerprint of the vocabulary, and the
+counts, extremes and checksums of each part. Opening a split reads no token ids:
+`ParallelDataset.verify` compares a part with its record.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language
 from tfm.vocabulary.subword import EOS
 
-FORMAT = 3
+FORMAT = 4
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")
@@ -37,7 +36,7 @@ _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.T
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Integers = npt.NDArray[np.int64]
-PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?(\.v[1-9][0-9]{0,3})?")]
+PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,6 @@ class Part:
 
     Attributes:
         name: The first part of a split has its name, and the next ones a number, as in "train.2".
-            Names of variants end in the number of the variant: "train.v1", "train.2.v1".
         pairs: Number of sentence pairs.
         tokens: Numbers of tokens.
         longest: Numbers of tokens of the longest sentences.
@@ -103,10 +101,8 @@ class DatasetIndex:
         source: Source language.
         target: Target language.
         fingerprint: Fingerprint of the vocabulary.
-        parts: {split: its parts in order}; parts of variants follow all parts without dropout.
+        parts: {split: its parts in order}.
         texts: The texts that the training pairs come from, in order; empty if unknown.
-        num_variants: Number of segmentations of the training pairs with BPE-dropout, which follow
-            the one without.
     """
 
     source: Language
@@ -114,7 +110,6 @@ class DatasetIndex:
     fingerprint: str
     parts: Mapping[str, tuple[Part, ...]]
     texts: tuple[TrainingText, ...] = ()
-    num_variants: int = 0
 
     @classmethod
     def load(cls, bin_dir: Path) -> "DatasetIndex":
@@ -138,13 +133,8 @@ class DatasetIndex:
 
     @property
     def num_pairs(self) -> dict[str, int]:
-        """{split: number of sentence pairs}, each pair once."""
-        return {split: sum(p.pairs for p in self.plain_parts(split)) for split in self.parts}
-
-    def plain_parts(self, split: str) -> tuple[Part, ...]:
-        """Return the parts of a split without dropout."""
-        parts = self.parts[split]
-        return parts[: len(parts) // (1 + self.num_variants)] if split == "train" else parts
+        """{split: number of sentence pairs}."""
+        return {split: sum(part.pairs for part in parts) for split, parts in self.parts.items()}
 
     def checksum(self, split: str) -> str:
         """Return a hexadecimal digest of the pairs of a split, their order and their weights."""
@@ -179,11 +169,6 @@ def _inconsistency(index: DatasetIndex) -> str | None:
                 return f"{part.name} is not a part of {split}"
             if part.sha256.keys() != set(part_files(part.name, index.languages)):
                 return f"sha256 of {part.name} is of other files"
-    plain = index.plain_parts("train") if "train" in index.parts else ()
-    suffixes = ["", *(f".v{variant}" for variant in range(1, 1 + index.num_variants))]
-    expected = [(f"{part.name}{suffix}", part.pairs) for suffix in suffixes for part in plain]
-    if [(part.name, part.pairs) for part in index.parts.get("train", ())] != expected:
-        return "its variants are of other pairs"
     if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
         return "texts are of other pairs"
     return None
@@ -358,8 +343,6 @@ class ParallelDataset:
         target: The target sentences.
         parts: Records of the parts, in the order of their indices.
         texts: The texts that training pairs come from, in order; empty for other splits.
-        num_variants: Number of segmentations with BPE-dropout. Index i + v · N is pair i of N
-            in variant v from 1 on; indices below N have no dropout.
     """
 
     def __init__(
@@ -380,11 +363,9 @@ class ParallelDataset:
             TokenSequences(bin_dir, self.parts, language, side, vocab_size=vocab_sizes[side])
             for side, language in enumerate(index.languages)
         )
-        self.num_variants = index.num_variants if split == "train" else 0
-        self._num_pairs = index.num_pairs[split]
 
     def __len__(self) -> int:
-        return self._num_pairs
+        return len(self.source)
 
     def verify(self, numbers: Iterable[int] | None = None) -> None:
         """Compare parts, by their numbers from 0, or all parts with their records.

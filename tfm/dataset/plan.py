@@ -133,24 +133,15 @@ class Planner:
         for number, runs in enumerate(self._deal(epoch)):
             yield self._plan(epoch, number, runs)
 
-    def indices(self, epoch: int, pairs: Pairs | Integers) -> Integers:
-        """Return the dataset indices [N] of pairs [N] in an epoch.
-
-        With K variants of the segmentation, epochs take the variants 1 to K in turn.
-        """
-        num_variants = self._dataset.num_variants
-        variant = 1 + (epoch - 1) % num_variants if num_variants else 0
-        return pairs.astype(np.int64) + variant * self._num_pairs
-
     def sample(self) -> Integers:
-        """Return about a million indices spread over the first window of an epoch, or all."""
+        """Return about a million pairs spread over the first window of an epoch, or all."""
         pairs = expand(self._deal(1)[0])
-        return self.indices(1, pairs[:: -(-len(pairs) // _BLOCK_PAIRS)])
+        return pairs[:: -(-len(pairs) // _BLOCK_PAIRS)].astype(np.int64)
 
     @cached_property
     def sample_counts(self) -> tuple[int, int, int]:
         """The numbers of pairs, batches and target tokens in the first window of epoch 1."""
-        _, target_lengths = self._lengths(1, expand(self._deal(1)[0]))
+        _, target_lengths = self._lengths(expand(self._deal(1)[0]))
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
         return len(target_lengths), num_batches, int(target_lengths.sum(dtype=np.int64))
@@ -163,7 +154,7 @@ class Planner:
         """
         is_first = self._world.local_rank == 0
         if is_first and self._num_windows > 1:
-            self._read_pages(epoch, runs)
+            self._read_pages(runs)
         if self._folder is None:
             return self._plan(epoch, number, runs)
         path = self._folder / f"{epoch}-{number}.{self._world.local_rank}"
@@ -177,15 +168,14 @@ class Planner:
         path.unlink()
         return window
 
-    def _read_pages(self, epoch: int, runs: Runs) -> None:
+    def _read_pages(self, runs: Runs) -> None:
         """Ask the system to read the tokens of a window in the order in which they lie on disk.
 
         Otherwise, each batch reads the disk at random places, and much that it does not need.
         """
         order = np.argsort(runs.starts)
-        indices = self.indices(epoch, runs.starts[order])
         for side in (self._dataset.source, self._dataset.target):
-            side.will_need(indices, runs.lengths[order])
+            side.will_need(runs.starts[order], runs.lengths[order])
 
     def _deal(self, epoch: int) -> list[Runs]:
         """Return the runs of each window of an epoch."""
@@ -207,7 +197,7 @@ class Planner:
         seed = [self._seed, epoch] if self._num_windows == 1 else [self._seed, epoch, 1 + number]
         random = np.random.default_rng(seed)
         pairs = expand(runs)
-        source_lengths, target_lengths = self._lengths(epoch, pairs)
+        source_lengths, target_lengths = self._lengths(pairs)
         order = random.permutation(np.arange(len(pairs), dtype=np.uint32))
         # Stable sorts keep pairs of equal lengths in random order.
         order = order[np.argsort(source_lengths[order], kind="stable")]
@@ -221,16 +211,14 @@ class Planner:
         batch_starts = np.concatenate([[0], ends[last_buckets], ends[-1:]])
         return Window(pairs[order], batch_starts.astype(np.uint32))
 
-    def _lengths(self, epoch: int, pairs: Pairs) -> tuple[Lengths, Lengths]:
+    def _lengths(self, pairs: Pairs) -> tuple[Lengths, Lengths]:
         """Return the source and target lengths [N] of pairs [N], EOS included.
 
         They are of a small type, which takes less memory and is faster to sort.
         """
         blocks = np.split(pairs, range(_BLOCK_PAIRS, len(pairs), _BLOCK_PAIRS))
         source_lengths, target_lengths = (
-            np.concatenate(
-                [_narrow(side.lengths(self.indices(epoch, block)) + 1) for block in blocks]
-            )
+            np.concatenate([_narrow(side.lengths(block.astype(np.int64)) + 1) for block in blocks])
             for side in (self._dataset.source, self._dataset.target)
         )
         return source_lengths, target_lengths

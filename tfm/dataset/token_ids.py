@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any
 
-from tfm.config import BinarizeConfig, Task, Values
+from tfm.config import BinarizeConfig, Values
 from tfm.config.normalization import is_combining
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
@@ -33,7 +33,7 @@ from tfm.text.seen import SeenText
 from tfm.vocabulary.subword import SubwordModel, Vocabulary, shown_tags
 
 # The names of token ids, and of the records of parts.
-_OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.v[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
+_OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
 _UNKNOWN_WARNING_RATE = 0.001
 # Warn of single bytes if they are more than this share of the tokens of a side. A share of many
 # times the training text's share is unusual, too, unless it is tiny.
@@ -110,8 +110,7 @@ def _update_splits(
     for split in splits:
         shards = manifest.shards(split)
         done = binarize_split(manifest, split, shards, vocabulary, config, force=force)
-        # The indices of each variant follow the indices of all parts without dropout.
-        parts[split] = tuple(chain(*zip(*(each.parts for each in done), strict=True)))
+        parts[split] = tuple(each.part for each in done)
         result[split] = _counts(done) | {"parts": [asdict(each) for each in done]}
         if split == "train" and texts:
             texts = _changed(texts, done, manifest)
@@ -121,7 +120,6 @@ def _update_splits(
         fingerprint=vocabulary.fingerprint,
         parts=parts,
         texts=tuple(texts),
-        num_variants=config.num_variants,
     )
     index.save(bin_dir)
     outputs = [bin_dir / name for name in ("dataset.json", *index.files())]
@@ -209,36 +207,19 @@ def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -
             f"you did not replace it, it is damaged; run {learn_again}"
         )
     remedy = f"learn it with {learn_again}"
-    check_models(config, models, tags=manifest.symbols, origin=str(origin), remedy=remedy)
-    check_task(config, manifest.task)
+    check_tags(models, tags=manifest.symbols, origin=str(origin), remedy=remedy)
 
 
-def check_models(
-    config: BinarizeConfig,
-    models: Sequence[SubwordModel],
-    *,
-    tags: Iterable[str],
-    origin: str,
-    remedy: str,
+def check_tags(
+    models: Sequence[SubwordModel], *, tags: Iterable[str], origin: str, remedy: str
 ) -> None:
-    """Raise an error unless subword models suit the settings and have a piece for all tags."""
+    """Raise DataError unless subword models have a piece for all tags."""
     if missing := [tag for tag in tags if not models[0].has_tag(tag)]:
         raise DataError(
             f"the subword model of {origin} has no piece for the tag {missing[0]}, only for "
             f"{shown_tags(models[0].tags()) or 'other text'}: {remedy}, or bring one that has it "
             "among its user_defined_symbols"
         )
-    if config.bpe_dropout and not all(model.is_bpe for model in models):
-        raise UsageError(
-            f"bpe_dropout needs subword models that merge pieces, but {origin} has others: learn "
-            "them with --model-type bpe and without --target-words, or leave it out"
-        )
-
-
-def check_task(config: BinarizeConfig, task: Task) -> None:
-    """Raise UsageError if settings are for text, but the dataset has trees."""
-    if task == "parsing" and any(config.copies.values()):
-        raise UsageError("copies need text on both sides, but the targets of a parser are trees")
 
 
 def _changed(
@@ -257,13 +238,10 @@ def _changed(
             )
         return []
     # A part may have been encoded before further texts were appended.
-    copied, too_long = (
-        [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
-        for lists in ([each.copied for each in done], [each.too_long for each in done])
-    )
+    counts = zip_longest(*(each.too_long for each in done), fillvalue=0)
     result = []
-    for text, num_copied, num_long in zip(texts, copied, too_long, strict=True):
-        kept = text.kept + num_copied - num_long
+    for text, num_long in zip(texts, map(sum, counts), strict=True):
+        kept = text.kept - num_long
         if len(texts) > 1 and not kept:
             raise DataError(
                 f"all {num_long:,} pairs of the training text {text.name} are longer than "
@@ -276,21 +254,17 @@ def _changed(
 def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
     """Return the numbers of pairs and tokens of a split, given the numbers of its parts.
 
-    `kept` is `read` and `copies` without `too_long`. Lists are [source, target]; `tokens` and
-    `unknown` are of the segmentation without dropout, and `variant_tokens` of all variants.
+    `kept` is `read` without `too_long`. Lists are [source, target].
     """
     spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
     return {
         "read": sum(each.read for each in done),
-        "copies": sum(sum(each.copied) for each in done),
         "too_long": sum(sum(each.too_long) for each in done),
-        "kept": sum(each.parts[0].pairs for each in done),
-        "tokens": _total(each.parts[0].tokens for each in done),
+        "kept": sum(each.part.pairs for each in done),
+        "tokens": _total(each.part.tokens for each in done),
         "unknown": _total(each.unknown for each in done),
         "byte_pieces": _total(each.byte_pieces for each in done),
         "spelled": ["".join(dict(side.most_common(NUM_SPELLED))) for side in spelled],
-        "variants": len(done[0].parts) - 1,
-        "variant_tokens": _total(part.tokens for each in done for part in each.parts[1:]),
     }
 
 
@@ -310,23 +284,16 @@ def _report_all(manifest: Manifest, counts: Mapping[str, Mapping[str, Any]]) -> 
 def _report(split: str, counts: Mapping[str, Any]) -> None:
     source, target = counts["tokens"]
     rate = sum(counts["unknown"]) / max(1, source + target)
-    copies = f" and {counts['copies']:,} copies" if counts["copies"] else ""
     dropped = f", {counts['too_long']:,} too long" if counts["too_long"] else ""
     spelled = f", bytes {_byte_rate(counts, 0):.3%} and {_byte_rate(counts, 1):.3%}"
     say(
-        f"binarize: {split} {counts['kept']:,} of {counts['read']:,} pairs{copies}{dropped}, "
+        f"binarize: {split} {counts['kept']:,} of {counts['read']:,} pairs{dropped}, "
         f"{source:,} source and {target:,} target tokens, <unk> {rate:.3%}{spelled}"
     )
     if rate > _UNKNOWN_WARNING_RATE:
         say(
             f"warning: {split}: {rate:.2%} of the tokens are unknown to the subword model: "
             "learn it with byte_fallback or a higher character_coverage"
-        )
-    if num_variants := counts["variants"]:
-        source, target = (count / num_variants for count in counts["variant_tokens"])
-        say(
-            f"binarize: {split} in {num_variants:,} variants with BPE-dropout, each with about "
-            f"{source:,.0f} source and {target:,.0f} target tokens"
         )
 
 

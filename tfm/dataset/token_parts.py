@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,6 @@ from tfm.disk.files import atomic_write, have_sizes, read_json, write_json
 from tfm.errors import DataError, tfm_command
 from tfm.machine.cpu import chosen_threads
 from tfm.reporting import Progress
-from tfm.text.copies import Copier
 from tfm.text.lines import Block, read_blocks
 from tfm.vocabulary.bpe_dropout import TokenIds
 from tfm.vocabulary.subword import UNK, SubwordModel, Vocabulary
@@ -39,10 +37,9 @@ class BinarizedPart:
         inputs: JSON values of all that determines it.
         files: {file name: size in bytes} of its files.
         read: Number of pairs in the text.
-        copied: For each training text, the number of pairs with an added copy.
-        too_long: The same for pairs, or copies, that were dropped.
+        too_long: For each training text, the number of pairs that were dropped.
         unknown: Numbers of unknown tokens of source and target.
-        parts: The segmentation without dropout, then its variants.
+        part: The record of its token ids.
         byte_pieces: Numbers of tokens of source and target that are bytes.
         spelled: {character: number} of the most frequent characters in bytes, for both sides.
     """
@@ -50,27 +47,21 @@ class BinarizedPart:
     inputs: Values
     files: Mapping[str, int]
     read: int
-    copied: tuple[int, ...]
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
-    parts: tuple[Part, ...]
+    part: Part
     byte_pieces: tuple[int, int]
     spelled: tuple[Mapping[str, int], Mapping[str, int]]
 
 
 def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
     """Return JSON values of all that determines the token ids of a text."""
-    settings: dict[str, Any] = {
+    return {
         "subword": vocabulary.fingerprint,
         "max_length": config.max_length,
         "format": FORMAT,
         "normalization_version": vocabulary.normalization.version,  # of the escapes
     }
-    if config.num_variants:
-        settings["variants"] = [config.bpe_dropout, config.num_variants, config.seed]
-    if any(config.copies.values()):
-        settings |= {"copies": config.copies, "seed": config.seed}
-    return settings
 
 
 def encoding_changes(
@@ -86,9 +77,7 @@ def encoding_changes(
 
 def _in_words(encoding: Values) -> Values:
     """Return the result of `encoding_settings` for messages."""
-    words = {**encoding, "subword": str(encoding.get("subword"))[:8]}
-    variants = words.pop("variants", [0])
-    return words | dict(zip(("bpe_dropout", "bpe_variants", "seed"), variants, strict=False))
+    return {**encoding, "subword": str(encoding.get("subword"))[:8]}
 
 
 def binarize_split(
@@ -153,61 +142,46 @@ def _binarize_part(
     (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
     encoder = _Encoder(
         models=(vocabulary.source, vocabulary.target),
-        copier=Copier(
-            config.copies if is_train else {},
-            languages=manifest.languages,
-            tags=manifest.symbols,
-            seed=config.seed,
-        ),
         max_length=config.max_length if is_train else None,
         text_ends=np.array(shard.text_ends, dtype=np.int64),
-        dropout=config.bpe_dropout,
-        seed=config.seed,
     )
-    counts: dict[str, Any] = {}
-    parts = []
-    for variant in range(1 + config.num_variants if is_train else 1):
-        work = partial(encoder.encode, variant=variant)
-        blocks = _numbered(read_blocks(*shard.text, strict=True), shard.start)
-        encoded = map_in_order(threads, work, blocks, num_ahead=2 * chosen_threads(config.threads))
-        stem = f"{shard.name}.v{variant}" if variant else shard.name
-        found = _write(bin_dir, stem, manifest.languages, encoder, encoded, bar)
-        counts = counts or found  # of the segmentation without dropout
-        parts.append(Part.of_files(bin_dir, stem, manifest.languages))
-    sizes = {file: (bin_dir / file).stat().st_size for part in parts for file in part.sha256}
-    done = BinarizedPart(inputs=inputs, files=sizes, parts=tuple(parts), **counts)
+    blocks = _numbered(read_blocks(*shard.text, strict=True), shard.start)
+    num_ahead = 2 * chosen_threads(config.threads)
+    encoded = map_in_order(threads, encoder.encode, blocks, num_ahead=num_ahead)
+    counts = _write(bin_dir, shard.name, manifest.languages, encoder, encoded, bar)
+    part = Part.of_files(bin_dir, shard.name, manifest.languages)
+    sizes = {file: (bin_dir / file).stat().st_size for file in part.sha256}
+    done = BinarizedPart(inputs=inputs, files=sizes, part=part, **counts)
     write_json(bin_dir / f"{shard.name}.json", asdict(done))
     return done
 
 
 def _write(
     bin_dir: Path,
-    stem: str,
+    name: str,
     languages: Sequence[str],
     encoder: "_Encoder",
     blocks: Iterable["_EncodedBlock"],
     bar: Progress,
 ) -> dict[str, Any]:
-    """Write the files of one segmentation; return the counts of `BinarizedPart`."""
+    """Write the files of a part; return the counts of `BinarizedPart`."""
     read = 0
-    copied, too_long = np.zeros((2, max(1, len(encoder.text_ends))), dtype=np.int64)
+    too_long = np.zeros(max(1, len(encoder.text_ends)), dtype=np.int64)
     with contextlib.ExitStack() as stack:
         writers = [
-            _TokenWriter(stack, bin_dir / f"{stem}.{language}", model)
+            _TokenWriter(stack, bin_dir / f"{name}.{language}", model)
             for language, model in zip(languages, encoder.models, strict=True)
         ]
         for block in blocks:
             for writer, side in zip(writers, block.sides, strict=True):
                 writer.append(side)
             read += block.read
-            copied += block.copied
             too_long += block.too_long
             bar.update(block.read)
         for writer in writers:
             writer.finish()
     return {
         "read": read,
-        "copied": tuple(copied.tolist()),
         "too_long": tuple(too_long.tolist()),
         "unknown": tuple(writer.num_unknown for writer in writers),
         "byte_pieces": tuple(writer.num_bytes for writer in writers),
@@ -217,10 +191,9 @@ def _write(
 
 @dataclass(frozen=True, kw_only=True)
 class _EncodedBlock:
-    """A block of a split as token ids; `copied` and `too_long` are as in `BinarizedPart`."""
+    """A block of a split as token ids; `too_long` is as in `BinarizedPart`."""
 
     read: int
-    copied: Integers
     too_long: Integers
     sides: list[TokenIds]
 
@@ -230,56 +203,25 @@ class _Encoder:
     """Encodes the blocks of a split, in any thread."""
 
     models: tuple[SubwordModel, SubwordModel]
-    copier: Copier
     max_length: int | None
     text_ends: Integers  # [number of training texts] where their pairs end
-    dropout: float  # of the merges of variants
-    seed: int
 
-    def encode(self, start_and_block: tuple[int, Block], *, variant: int) -> _EncodedBlock:
-        """Encode a block and its copies, after a number of pairs, without pairs that are too long.
-
-        Variant 0 is the segmentation without dropout; others have the same pairs. The draws of a
-        variant depend on its seed and place, not on other blocks.
-        """
+    def encode(self, start_and_block: tuple[int, Block]) -> _EncodedBlock:
+        """Encode a block after a number of pairs, without pairs that are too long."""
         start, block = start_and_block
-        size = len(block[0])
-        block, numbers = self.copier.copy(block, start=start)
-        copied = numbers[1:][np.diff(numbers) == 0]
-        pairs = [*zip(self.models, block, strict=True)]
+        pairs = zip(self.models, block, strict=True)
         sides = [model.encode_block(side) for model, side in pairs]
         limit = np.inf if self.max_length is None else self.max_length
         is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
-        if variant:
-            random = np.random.default_rng([self.seed, variant, start])
-            drawn = [
-                model.encode_block_with_dropout(side, self.dropout, random) for model, side in pairs
-            ]
-            sides = [_shorter(*both, limit) for both in zip(drawn, sides, strict=True)]
         if not is_kept.all():
             sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
-        return _EncodedBlock(
-            read=size,
-            copied=self._count_by_text(copied),
-            too_long=self._count_by_text(numbers[~is_kept]),
-            sides=sides,
-        )
+        too_long = self._count_by_text(start + np.flatnonzero(~is_kept))
+        return _EncodedBlock(read=len(is_kept), too_long=too_long, sides=sides)
 
     def _count_by_text(self, pairs: Integers) -> Integers:
         num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
         texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
         return np.bincount(texts, minlength=num_texts)
-
-
-def _shorter(side: TokenIds, plain: TokenIds, limit: float) -> TokenIds:
-    """Return a side with the plain segmentation of the sentences that would be too long."""
-    (ids, lengths), (plain_ids, plain_lengths) = side, plain
-    is_long = lengths > limit
-    if not is_long.any():
-        return side
-    drawn, others = np.split(ids, np.cumsum(lengths)), np.split(plain_ids, np.cumsum(plain_lengths))
-    chosen = [others[i] if long else drawn[i] for i, long in enumerate(is_long.tolist())]
-    return np.concatenate(chosen), np.where(is_long, plain_lengths, lengths)
 
 
 def _numbered(blocks: Iterable[Block], start: int) -> Iterator[tuple[int, Block]]:

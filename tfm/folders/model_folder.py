@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ModelT = TypeVar("ModelT")
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
 
@@ -296,10 +296,9 @@ class ModelFolder:
 
 
 def ensemble_info(members: Sequence[ModelFolder]) -> ModelInfo:
-    """Return the description of an ensemble, without confidence, and masks that some lack."""
+    """Return the description of an ensemble, without confidence."""
     info = members[0].info
-    masks = info.masks if all(each.info.masks == info.masks for each in members) else ()
-    return info if len(members) == 1 else replace(info, calibration=None, masks=masks)
+    return info if len(members) == 1 else replace(info, calibration=None)
 
 
 def current_average(run_dir: Path) -> ModelFolder | None:

@@ -96,7 +96,6 @@ class ModelInfo:
         search: Values of SearchConfig that suit its dataset better than the defaults.
         normalization: The rules of its training text, which text to translate must follow, too.
         tags: The tags before the sources of its training texts; empty if a text has none.
-        masks: Words for protected text, which its training text taught it to copy; perhaps empty.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
         bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
@@ -116,7 +115,6 @@ class ModelInfo:
     search: Mapping[str, Any] = field(default_factory=dict)
     normalization: Normalization = LATEST_NORMALIZATION
     tags: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
     bleu_tokenizer: BleuTokenizer = "13a"

@@ -27,7 +27,6 @@ from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
 from tfm.reporting import say
 from tfm.text.corpus.texts import SPLITS
 from tfm.text.lines import read_pairs
-from tfm.text.masks import MASKS
 from tfm.vocabulary.subword import Vocabulary, shown_tags
 
 
@@ -118,7 +117,6 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
             search=manifest.settings("search"),
             normalization=manifest.normalization,
             tags=manifest.tags(),
-            masks=MASKS if manifest.settings("binarize").get("masked_copies") else (),
             bleu_tokenizer=bleu_tokenizer(manifest.target, run.training.validation_tokenize),
             seen=manifest.result(SEEN).get("sha256"),
         ),

@@ -175,7 +175,7 @@ class Trainer:
             epoch=batch.epoch, num_pairs=len(batch.indices), num_tokens=num_tokens, flops=flops
         )
         pending = PendingStep(
-            pairs=self.batcher.pairs(batch.indices),
+            pairs=batch.indices,
             position=self.position,
             clock=clock,
             results=[loss, nll, norm, skipped, scale],

@@ -3,22 +3,19 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.commands.translator import Translator
-from tfm.config import SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.features.documents.step import Sentences
 from tfm.features.formats.step import Formats
 from tfm.features.protect.cuts import place, put_back, take_out
 from tfm.features.protect.step import Protect
-from tfm.folders.model_folder import ModelFolder, ensemble_info
-from tfm.steps import ModelSteps, StepsConfig
+from tfm.folders.model_folder import ModelFolder
 from tfm.text.units import units
 from tfm.translation.chain import Part
 from tfm.translation.steps import Output, Segment
@@ -46,11 +43,9 @@ class Diagonal:
 DIAGONAL = Diagonal()
 
 
-def translated(
-    text, translate, *, aligner=DIAGONAL, given=None, around=(), patterns=(), tags=(), masks=()
-):
+def translated(text, translate, *, aligner=DIAGONAL, given=None, around=(), patterns=(), tags=()):
     """What is searched of a text with protected text, and its translations by a function of it."""
-    protect = Protect(patterns, lambda: tags, aligner, masks)
+    protect = Protect(patterns, lambda: tags, aligner)
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
@@ -194,51 +189,6 @@ class Unneeded:
     align_units = pytest.fail
 
 
-@pytest.mark.parametrize(
-    ("source", "searched", "translation", "result"),
-    [
-        ("Hello {a}, bye {b}.", "Hello QX1, bye QX2.", "Tschüs QX2, hallo QX1.", None),
-        ("{a} {b}", "{a} {b}", None, "{a} {b}"),  # nothing is left to translate
-        ("see {a} {b}", "see QX1 QX2", "QX2 QX1 sehen", "{b} {a} sehen"),
-        ("see ({a})'s", "see QX1", "qx1 sehen", "({a})'s sehen"),
-        ("好{a}，再", "好QX1，再", "再QX1好，", "再{a}好，"),
-        ("انظر {a}", "انظر QX1", "QX1انظر", "{a}انظر"),
-        ("see <b>it</b>.", "see QX1 it QX2.", "QX1 es QX2 sehen.", "<b>es</b> sehen."),
-        ("<i>{n}</i>ms off", "QX1 ms off", "QX1 ms aus", "<i>{n}</i> ms aus"),
-        ("<2de> see {a}", "<2de> see QX1", "QX1s sehen", "{a}s sehen"),
-    ],
-)
-def test_masks_that_the_model_copies_are_where_spans_go(source, searched, translation, result):
-    options = {"aligner": Unneeded(), "tags": ["<2de>"], "masks": ("QX1", "QX2")}
-    segments, [text] = translated(source, lambda _: [translation], **options)
-    assert [each.source for each in segments] == [searched] * (translation is not None)
-    assert text == (result or "Tschüs {b}, hallo {a}.")
-
-
-@pytest.mark.parametrize(
-    ("translation", "result"),
-    [
-        ("eins zwei drei QX2", "eins {a} zwei drei {b}"),  # one is lost
-        ("eins QX1 zwei QX1 QX2 drei", "eins {a} zwei {b} drei"),  # one is repeated
-        ("eins zwei QX3 QX QX12 drei", "eins {a} zwei {b} drei"),  # others are made up
-        ("", "{a} {b}"),
-        ("QX2 QX1", "{b} {a}"),
-    ],
-)
-def test_spans_whose_masks_are_not_copied_once_are_aligned(translation, result):
-    found = translated("one {a} two {b} three", lambda _: [translation], masks=("QX1", "QX2"))[1]
-    assert found == [result]
-
-
-@pytest.mark.parametrize(
-    ("source", "given"),
-    [("a {x} b {y} c {z}", None), ("a {x} qx1 b", None), ("a {x} b", "eins")],
-)
-def test_without_enough_masks_or_beside_their_like_spans_are_taken_out(source, given):
-    [segment], _ = translated(source, lambda _: [""], given=given, masks=("QX1", "QX2"))
-    assert segment.source.rstrip() == re.sub(r" \{.\}", "", source)
-
-
 def test_sentences_do_not_end_within_a_span():
     text, patterns = "One A. B. is.\r\nTwo {x}. Three.", [r"A\. B\."]
     sentences = Sentences("en", "de", unbroken=Protect(patterns).spans)
@@ -299,23 +249,6 @@ def test_searches_return_each_span_once_and_other_lines_as_before(translator, se
     others = ["seven", ""]  # by themselves, because other lines of a batch change the rounding
     plain = translator.search(others, no_protect=True, **search)
     assert translator.search(others, **search) == plain
-
-
-def test_models_that_copy_masks_are_given_them(translator, trained_run):
-    folder = ModelFolder.open(trained_run)
-    folder.info = replace(folder.info, masks=("QX1", "QX2"))
-    model = ModelSteps(info=folder.info, folder=folder)
-    [_, protect] = model.around(SearchConfig(), StepsConfig(align=True))
-    [segment], _ = protect.before(Segment(1, "a {x} b"))
-    assert segment.source == "a QX1 b"
-    taught = Translator(
-        translator.engine, translator.vocabulary, info=folder.info, folders=[folder], device="cpu"
-    )
-    for line, text in zip(LINES, taught.translate(LINES), strict=True):
-        assert sorted(re.findall(SPAN, text)) == sorted(re.findall(SPAN, line))
-        assert "QX" not in text
-    assert ensemble_info([folder, folder]).masks == ("QX1", "QX2")
-    assert ensemble_info([folder, ModelFolder.open(trained_run)]).masks == ()
 
 
 def test_spans_are_aligned_with_their_copies(translator, trained_run):

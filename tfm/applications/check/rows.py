@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import regex
 
-from tfm.text.copies import COPIES, Change
+from tfm.text.changes import CHANGES, Change
 
 _SEED = 1  # of typos
 _WORD = regex.compile(r"[\p{L}\p{M}]{3,}")
@@ -64,14 +64,14 @@ _SCRIPTS = (
     "मौसम अच्छा है।",
 )
 
-_typos = COPIES["typo"]
+_typos = CHANGES["typo"]
 
 ROWS = (
     Row(name="plain", about="unchanged"),
-    Row(name="upper", about="in capitals", change=COPIES["upper"]),
-    Row(name="title", about="in title case", change=COPIES["title"]),
+    Row(name="upper", about="in capitals", change=CHANGES["upper"]),
+    Row(name="title", about="in title case", change=CHANGES["title"]),
     Row(name="lower", about="in lower case", change=lambda text, *_: text.lower()),
-    Row(name="unpunctuated", about="without final stop", change=COPIES["unpunctuated"]),
+    Row(name="unpunctuated", about="without final stop", change=CHANGES["unpunctuated"]),
     # Where no spaces separate words, people make other typos.
     Row(name="typos", about="with typos", change=lambda t, *x: _typos(t, *x) if " " in t else t),
     Row(name="spaces", about="with double spaces", change=lambda t, *_: t.replace(" ", "  ")),

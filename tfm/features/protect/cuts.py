@@ -64,14 +64,6 @@ class Cut:
         )
 
 
-def spaced(cut: Cut, mask: str) -> str:
-    """Return a mask with spaces to tell it from words."""
-    before, after = (
-        each.isalnum() and not _UNSPACED.match(each) for each in (cut.before, cut.after)
-    )
-    return " " * before + mask + " " * after
-
-
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
     """Return a text without the given spans, which are in order, and the removed spans.
 

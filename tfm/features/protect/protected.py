@@ -2,12 +2,10 @@
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tfm.features.protect.cuts import Cut, Link, grown, place, put_back, spaced, take_out
-from tfm.text.masks import with_masks
+from tfm.features.protect.cuts import Cut, Link, grown, place, put_back, take_out
 from tfm.text.units import Span
 from tfm.translation.steps import Output, Segment
 
@@ -20,58 +18,31 @@ class Protected:
     """A source whose protected spans are taken out.
 
     Attributes:
-        segment: What is searched: the remaining text, perhaps with masks.
-        source: The remaining text.
+        segment: What is searched: the remaining text.
         cuts: The spans, in order.
         forced: How many characters of the translation, without white space, are before the spans
             that a prefix has, or the translation, by their indices, in order.
-        masks: The words that stand for the spans in the searched text; empty without masks.
     """
 
     segment: Segment
-    source: str
     cuts: Sequence[Cut]
     forced: dict[int, int]
-    masks: Sequence[str] = ()
 
     @classmethod
-    def of(
-        cls, unit: Segment, spans: Sequence[Span], *, start: int, masks: Sequence[str] = ()
-    ) -> "Protected | None":
+    def of(cls, unit: Segment, spans: Sequence[Span], *, start: int) -> "Protected | None":
         """Take spans out of a source, and out of its prefix.
 
-        It is None if nothing is left to translate; a tag before `start` is not. Masks stand for the
-        spans if there are enough, and neither a prefix nor text that could be one of them.
+        It is None if nothing is left to translate; a tag before `start` is not.
         """
         if unit.given:
             remaining, cuts = take_out(unit.source, spans)
             given, cuts, forced = _without(unit.given, cuts)
-            return cls(replace(unit, source=remaining, given=given), remaining, cuts, forced)
+            return cls(replace(unit, source=remaining, given=given), cuts, forced)
         spans = grown(unit.source, spans, start=start)
         remaining, cuts = take_out(unit.source, spans)
         if not any(map(str.isalpha, remaining[start:])):
             return None
-        if len(cuts) > len(masks) or _pattern(masks).search(remaining):
-            return cls(replace(unit, source=remaining), remaining, cuts, {})
-        written = map(spaced, cuts, masks)
-        masked = with_masks(unit.source, dict(zip(spans, written, strict=True)))
-        return cls(replace(unit, source=masked), remaining, cuts, {}, masks[: len(cuts)])
-
-    def unmasked(self, output: Output) -> "tuple[Protected, Output]":
-        """Return a translation without masks, and the places of the masks that it has once."""
-        found = [*_pattern(self.masks).finditer(output.text)] if self.masks else []
-        names = [each[0].upper() for each in found]
-        text, taken = take_out(output.text, [each.span() for each in found])
-        cuts, forced, counts = list(self.cuts), dict(self.forced), Counter(names)
-        for name, cut in zip(names, taken, strict=True):
-            if counts[name] == 1 and name in self.masks:
-                index = self.masks.index(name)
-                own, joins = cuts[index], cuts[index].joins
-                before = own.before if joins[0] else cut.before
-                after = own.after if joins[1] else cut.after
-                cuts[index] = replace(own, before=before, after=after)
-                forced[index] = len("".join(text[: cut.at].split()))
-        return replace(self, cuts=cuts, forced=forced), replace(output, text=text)
+        return cls(replace(unit, source=remaining), cuts, {})
 
     @property
     def needs_links(self) -> bool:
@@ -81,7 +52,7 @@ class Protected:
     def restored(self, output: Output, links: Sequence[Link]) -> Output:
         """Return a translation of the remaining text with the spans, given linked units of both."""
         start = _end_of(output.text, _size(self.segment.given or ""))
-        places = place(self.source, self.cuts, output.text, links, start)
+        places = place(self.segment.source, self.cuts, output.text, links, start)
         for index, size in self.forced.items():
             places[index] = _end_of(output.text, size)
         text, kept = put_back(output.text, self.cuts, places, as_written=[*self.forced])
@@ -97,11 +68,6 @@ def copied(source: str, spans: Sequence[Span], *, start: int) -> Output:
         text, end = text + source[slice(*span)], span[1]
     text += _SPACE.sub(" ", source[end:]).rstrip()
     return Output(text, score=0.0, log_prob=0.0, kept=tuple(kept))
-
-
-def _pattern(masks: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern for masks, also with other or no numbers."""
-    return re.compile(re.escape(masks[0].rstrip("0123456789")) + r"\d*", re.IGNORECASE)
 
 
 def _without(given: str, cuts: Sequence[Cut]) -> tuple[str, list[Cut], dict[int, int]]:

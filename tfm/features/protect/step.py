@@ -26,15 +26,14 @@ _MESSAGE = re.compile(
 class Protect(Step):
     """Takes protected text out of sources, and puts it into their translations.
 
-    Its places are those of masks that the model has copied, or found by alignment. A source with
-    nothing else to translate is not searched, but copied.
+    Its places are found by alignment. A source with nothing else to translate is not searched, but
+    copied.
 
     Args:
         patterns: Regular expressions of the user for further protected text.
         tags: Returns the tags of the model, when needed; they are not protected at the start.
         aligner: Aligns sources and translations; without it, protected text keeps its share of a
             translation.
-        masks: Words that the model has learned to copy; perhaps none.
         programs: Programs whose placeholders are protected even if they could be ordinary text.
         notify: Receives warnings of messages with text that is not translated.
     """
@@ -44,13 +43,12 @@ class Protect(Step):
         patterns: Sequence[str] = (),
         tags: Callable[[], Collection[str]] = tuple,
         aligner: UnitAligner | None = None,
-        masks: Sequence[str] = (),
         *,
         programs: Collection[str] = (),
         notify: Callable[[str], None] = say,
     ) -> None:
         self._patterns, self._tags, self._aligner = tuple(patterns), tags, aligner
-        self._masks, self._notify = masks, notify
+        self._notify = notify
         self._programs = frozenset(map(str.lower, programs))
 
     @override
@@ -89,7 +87,7 @@ class Protect(Step):
         from tfm.features.protect.protected import Protected, copied
 
         start = self._start(unit.source)
-        protected = Protected.of(unit, spans, start=start, masks=self._masks)
+        protected = Protected.of(unit, spans, start=start)
         if protected is None:
             return [], copied(unit.source, spans, start=start)
         return [protected.segment], protected
@@ -100,11 +98,13 @@ class Protect(Step):
     ) -> list[list[Output]]:
         remaining = iter(outputs)
         found = [[each] if isinstance(each, Output) else next(remaining) for each in states]
-        pairs: list[tuple[Protected, Output]] = []
-        for state, n_best in zip(states, found, strict=True):
-            if state is not None and not isinstance(state, Output):
-                pairs += map(state.unmasked, n_best)
-        unplaced = [(state.source, output.text) for state, output in pairs if state.needs_links]
+        pairs = [
+            (state, output)
+            for state, n_best in zip(states, found, strict=True)
+            if state is not None and not isinstance(state, Output)
+            for output in n_best
+        ]
+        unplaced = [(s.segment.source, each.text) for s, each in pairs if s.needs_links]
         links = iter(self._links(unplaced))
         restored = (s.restored(each, next(links) if s.needs_links else ()) for s, each in pairs)
         return [
