@@ -75,8 +75,14 @@ def say(message: str) -> None:
 class Result:
     """What a command returns, and how the command line prints it."""
 
+    passed: bool = True  # or else the exit code is 1
+
     def summary(self) -> Iterable[str]:
         """Return the lines to print on stderr."""
+        return ()
+
+    def notes(self) -> Iterable[str]:
+        """Return the lines to print on stderr after those on stdout."""
         return ()
 
     def lines(self, columns: int | None) -> "Iterable[str | Text | Table]":

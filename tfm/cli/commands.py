@@ -1,11 +1,9 @@
 """The commands of the command line: flags that only terminals have, and how results are printed."""
 
-import json as json_format
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import takewhile
+from itertools import takewhile, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +11,13 @@ import typer
 
 from tfm.cli.app import Command
 from tfm.cli.flags import Call, add_command
-from tfm.cli.output import print_result
+from tfm.cli.output import Form, print_result
 from tfm.commands.attend import attend
 from tfm.commands.average import average
 from tfm.commands.binarize import binarize
 from tfm.commands.check import check
 from tfm.commands.declaration import Flag
-from tfm.commands.doctor import doctor
+from tfm.commands.doctor import Diagnosis, doctor
 from tfm.commands.evaluate import evaluate
 from tfm.commands.export import export
 from tfm.commands.generate import generate
@@ -160,7 +158,10 @@ def _print_or_json(call: Call, /, *, json: bool = False) -> None:
         call: Calls the command.
         json: Print the result as one JSON object.
     """
-    print_result(call(), as_json=json)
+    result = call()
+    print_result(result, "json" if json else "text")
+    if not result.passed:
+        raise typer.Exit(1)
 
 
 def _evaluate(
@@ -176,18 +177,8 @@ def _evaluate(
     """
     if json + markdown + latex > 1:
         raise UsageError("--json, --markdown and --latex exclude each other: give one")
-    result = call()
-    if json:
-        typer.echo(json_format.dumps(asdict(result), ensure_ascii=False))
-        return
-    for number, table in enumerate(result.tables()):
-        typer.echo("\n" * (number > 0), nl=False)
-        if markdown or latex:
-            typer.echo(table.markdown() if markdown else table.latex())
-        else:
-            table.print()
-    for note in result.notes():
-        say(note)
+    form: Form = "json" if json else "markdown" if markdown else "latex" if latex else "text"
+    print_result(call(), form)
 
 
 def _runs(call: Call, /, *, json: bool = False) -> None:
@@ -202,7 +193,7 @@ def _runs(call: Call, /, *, json: bool = False) -> None:
     named, out = call.keywords.get("folders"), call.keywords.get("out")
     if out is None and not json and named and all(map(is_run, named)):
         out = Path("runs.html")
-    print_result(call.func(**{**call.keywords, "out": out}), as_json=json)
+    print_result(call.func(**{**call.keywords, "out": out}), "json" if json else "text")
     if out is not None:
         say(f"runs: the curves are in {out}")
 
@@ -247,28 +238,12 @@ def _doctor(call: Call, /, *, json: bool = False) -> None:
         call: Checks this machine.
         json: Print the result as one JSON object.
     """
-    from tfm.cli.output import print_findings
-
-    findings = print_findings(call(), as_json=json)
-    levels = [finding.level for finding in findings]
+    printed, counted = tee(call())
+    print_result(Diagnosis(printed), "json" if json else "text")
+    levels = [each.level for each in counted]
     num_problems, num_warnings = levels.count("problem"), levels.count("warning")
     say(f"doctor: problems: {num_problems}, warnings: {num_warnings}")
     if num_problems:
-        raise typer.Exit(1)
-
-
-def _check(call: Call, /, *, json: bool = False) -> None:
-    """Print the rows of a check.
-
-    Args:
-        call: Checks a model.
-        json: Print the result as one JSON object.
-    """
-    from tfm.cli.output import print_check
-
-    result = call()
-    print_check(result, as_json=json)
-    if not result.passed:
         raise typer.Exit(1)
 
 
@@ -285,7 +260,7 @@ add_command(models, _print_or_json, panel="Models")
 add_command(generate, _generate, panel="Translations")
 add_command(score, _print_or_json, panel="Translations", cls=_ScoreCommand)
 add_command(evaluate, _evaluate, panel="Translations")
-add_command(check, _check, panel="Translations")
+add_command(check, _print_or_json, panel="Translations")
 add_command(attend, _attend, panel="Translations")
 add_command(quickstart)
 add_command(serve, panel="Translations")

@@ -1,4 +1,4 @@
-"""The result of a check as a table, as a page, and as a JUnit file for build servers."""
+"""The result of a check as a page, and as a JUnit file for build servers."""
 
 from pathlib import Path
 from xml.etree import ElementTree as ET  # to write only
@@ -7,23 +7,6 @@ from tfm.applications.check.suite import CheckResult
 from tfm.disk.files import write_text
 from tfm.metrics.page import PageLine, write_page
 from tfm.reporting import printable
-from tfm.table import Table
-
-
-def table(result: CheckResult) -> Table:
-    """Return the cases, measures and result of each row of a check."""
-    by_number = sorted(result.rows, key=lambda row: -len(row.measures))
-    names = dict.fromkeys(name for row in by_number for name in row.measures)
-    rows = []
-    for row in result.rows:
-        values = {name: _shown(name, row.measures.get(name)) for name in names}
-        verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
-        rows.append({"row": row.name, "cases": f"{row.num_cases:,}", **values, "result": verdict})
-    return Table.of(rows)
-
-
-def _shown(name: str, value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if name == "p_value" else f"{value:.1f}"
 
 
 def write_check_page(path: Path, result: CheckResult, language: str) -> None:
@@ -39,7 +22,7 @@ def write_check_page(path: Path, result: CheckResult, language: str) -> None:
             label = f"{row.name} ({row.about}){''.join(f', {fault}' for fault in each.faults)}"
             lines.append(PageLine(label, each.source, each.reference, texts))
     note, title = f"The worst of {result.num_lines:,} lines.", f"Check of {result.model}"
-    write_page(path, title, note, lines, table=table(result), language=language)
+    write_page(path, title, note, lines, table=result.table(), language=language)
 
 
 def write_junit(path: Path, result: CheckResult) -> None:

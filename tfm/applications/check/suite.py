@@ -1,6 +1,6 @@
 """A check: the rows of a model, perhaps beside a baseline."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,8 @@ from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.metrics.tokenizers import bleu_tokenizer
-from tfm.reporting import Progress
+from tfm.reporting import Progress, Result
+from tfm.table import Table
 from tfm.text.lines import read_lines, read_pairs
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.text.tags import split_tag
@@ -37,7 +38,7 @@ class RowResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckResult:
+class CheckResult(Result):
     """The result of a check; `protects` is whether addresses and the like were copied."""
 
     model: str
@@ -46,6 +47,35 @@ class CheckResult:
     protects: bool
     passed: bool
     rows: Sequence[RowResult]
+
+    def table(self) -> Table:
+        """Return the cases, measures and result of each row."""
+        by_number = sorted(self.rows, key=lambda row: -len(row.measures))
+        names = dict.fromkeys(name for row in by_number for name in row.measures)
+        rows = []
+        for row in self.rows:
+            values = [_shown(name, row.measures.get(name)) for name in names]
+            verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
+            rows.append([row.name, f"{row.num_cases:,}", *values, verdict])
+        return Table(rows, ["row", "cases", *names, "result"])
+
+    def lines(self, columns: int | None) -> list[Table]:
+        """Return the table."""
+        return [self.table()]
+
+    def notes(self) -> Iterator[str]:
+        """Yield why rows failed or were skipped, and the number of failed rows."""
+        for row in self.rows:
+            if row.failures or row.skipped:
+                reasons = ", ".join(row.failures) or row.skipped
+                yield f"check: {row.name} ({row.about}): {reasons}"
+        num_failed = sum(bool(row.failures) for row in self.rows)
+        protected = "with" if self.protects else "without"
+        yield f"check: {num_failed} of {len(self.rows)} rows failed, {protected} protected text"
+
+
+def _shown(name: str, value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if name == "p_value" else f"{value:.1f}"
 
 
 def read_test_set(

@@ -1,12 +1,13 @@
 """The scores of several models on several test sets, as tables of each metric."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfm.disk.files import write_text
 from tfm.metrics.metric import MetricScore
 from tfm.pages import render
+from tfm.reporting import Result
 from tfm.table import Table
 
 _SIGNIFICANT = 0.05  # p-values below it are marked
@@ -36,7 +37,7 @@ class SetResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Result):
     """The scores of models, the first of which is the baseline, on test sets."""
 
     models: Sequence[str]
@@ -60,6 +61,13 @@ class Evaluation:
             rows = [[name, *(f"{s.extra.get(name, '')}" for s in self.sets)] for name in extra]
             tables.append(Table(rows, ["test sets", *names], is_numeric=True))
         return tables
+
+    def lines(self, columns: int | None) -> Iterator[str | Table]:
+        """Yield the tables, with empty lines between them."""
+        first, *others = self.tables()
+        yield first
+        for table in others:
+            yield from ("", table)
 
     def notes(self) -> list[str]:
         """Return the signature of each metric, with the sets that it holds for, and the legend."""
