@@ -64,7 +64,6 @@ train = [{ source = "own.tr", target = "own.zh", except_every = 20 },
 valid = [{ source = "own.tr", target = "own.zh", every = 20 }]
 cleaning = { drop_mojibake = true, drop_unequal_numbers = true, part_pairs = 500 }
 subword = { vocab_size = 500, symbols = "<2zh>" }
-binarize = { shortlist = true }
 """
 MULTI30K = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 

@@ -78,10 +78,6 @@ def prepare(
     max_length: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
-    shortlist: bool | None = ...,
-    shortlist_size: int | None = ...,
-    shortlist_frequent: int | None = ...,
-    shortlist_pairs: int | None = ...,
 ) -> PrepareResult:
     r"""Prepare a dataset: download, clean, split, learn subwords, binarize.
 
@@ -148,10 +144,6 @@ def prepare(
         max_length: Drop training pairs with a side of more than N subword tokens.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
-        shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
-        shortlist_size: Shortlist: number of target pieces for each source piece.
-        shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.
-        shortlist_pairs: Shortlist: learn from a random sample of N pairs.
 
     Raises:
         UsageError: Arguments are wrong or contradict each other, or a file does not exist.
@@ -216,10 +208,6 @@ def binarize(
     threads: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
-    shortlist: bool | None = ...,
-    shortlist_size: int | None = ...,
-    shortlist_frequent: int | None = ...,
-    shortlist_pairs: int | None = ...,
 ) -> bool:
     """Turn the text of a dataset into token ids on disk.
 
@@ -233,10 +221,6 @@ def binarize(
         threads: Number of CPU threads; if unset, one per core.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
-        shortlist: Also learn which target pieces each source piece can become, for generate --shortlist.
-        shortlist_size: Shortlist: number of target pieces for each source piece.
-        shortlist_frequent: Shortlist: number of most frequent target pieces that every sentence may use.
-        shortlist_pairs: Shortlist: learn from a random sample of N pairs.
 
     Returns:
         Whether text was encoded; False if the token ids were up to date.
@@ -634,7 +618,6 @@ def generate(
     epsilon: float | None = ...,
     seed: int | None = ...,
     node_limit: int | None = ...,
-    shortlist: bool | None = ...,
     tag: StrPath | None = ...,
     max_source_length: int | None = ...,
     max_tokens: int | None = ...,
@@ -694,7 +677,6 @@ def generate(
         epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
         seed: Random seed of sampling.
         node_limit: Exact search: give up a sentence after extending N prefixes.
-        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
@@ -825,7 +807,6 @@ def evaluate(
     epsilon: float | None = ...,
     seed: int | None = ...,
     node_limit: int | None = ...,
-    shortlist: bool | None = ...,
     tag: StrPath | None = ...,
     max_source_length: int | None = ...,
     max_tokens: int | None = ...,
@@ -881,7 +862,6 @@ def evaluate(
         epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
         seed: Random seed of sampling.
         node_limit: Exact search: give up a sentence after extending N prefixes.
-        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
@@ -929,7 +909,6 @@ def check(
     epsilon: float | None = ...,
     seed: int | None = ...,
     node_limit: int | None = ...,
-    shortlist: bool | None = ...,
     tag: StrPath | None = ...,
     max_source_length: int | None = ...,
     max_tokens: int | None = ...,
@@ -979,7 +958,6 @@ def check(
         epsilon: Sampling: draw from tokens of at least probability X; from all if unset.
         seed: Random seed of sampling.
         node_limit: Exact search: give up a sentence after extending N prefixes.
-        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         tag: Put this tag of the vocabulary, such as <2fr>, before each line that is not empty.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
@@ -1061,7 +1039,6 @@ def serve(
     num_groups: int | None = ...,
     diversity_strength: float | None = ...,
     diversity_steps: int | None = ...,
-    shortlist: bool | None = ...,
     max_source_length: int | None = ...,
     max_tokens: int | None = ...,
     device: Literal['auto', 'cpu', 'cuda', 'mps'] | None = ...,
@@ -1107,7 +1084,6 @@ def serve(
         num_groups: Diverse beam search: number of groups that the beam is divided into.
         diversity_strength: Diverse beam search: penalty in nats per earlier group that chose the same token.
         diversity_steps: Diverse beam search: penalize only the first N tokens, after a prefix; all if unset.
-        shortlist: Only produce the target pieces that the model's shortlist has for the source: faster.
         max_source_length: Truncate longer sources to N tokens, with a warning.
         max_tokens: Source tokens per batch, padding included; if unset, it depends on model and GPU.
         device: Device to compute on; auto: a CUDA GPU if there is one; mps: an Apple GPU, untested.

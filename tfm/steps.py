@@ -223,10 +223,9 @@ class ModelSteps:
             from tfm.features.trees.step import Trees
 
             yield Trees(self.folder.vocabulary)
-        # Samples have no confidence, nor outputs of a shortlist: its probabilities are of fewer
-        # pieces.
+        # Samples have no confidence.
         calibration = None if self.info is None else self.info.calibration
-        if calibration is not None and search.search != "sample" and not search.shortlist:
+        if calibration is not None and search.search != "sample":
             from tfm.features.confidence.step import Confidence
 
             yield Confidence(calibration)

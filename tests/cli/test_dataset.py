@@ -54,11 +54,11 @@ def test_settings_of_a_recipe_apply_to_later_commands_unless_flags_change_them(d
 
 
 def test_a_setting_that_loses_its_effect_is_no_longer_kept(dataset, run):
-    given = ["--max-length", 90, "--shortlist", "--shortlist-size", 9]
+    given = ["--max-length", 90]
     assert run("binarize", "data/mine", *given, "--threads", 1)[0] == 0
-    kept = {"max_length": 90, "shortlist": True, "shortlist_size": 9}
+    kept = {"max_length": 90}
     assert Manifest.load(dataset).settings("binarize") == kept
-    _, err = run.ok("binarize", "data/mine", "--max-length", 250, "--no-shortlist")
+    _, err = run.ok("binarize", "data/mine", "--max-length", 250)
     assert "max_length was 90, not 250" in err
     assert Manifest.load(dataset).settings("binarize") == {}
 

@@ -180,14 +180,14 @@ def test_a_checkpoint_is_never_replaced_but_an_older_average_is(run_dir, tmp_pat
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_an_average_keeps_the_files_that_others_put_there(run_dir, is_damaged):
     averaged = average(run_dir, last=1).model_dir
-    (averaged / "shortlist.safetensors").write_bytes(b"mine")
+    (averaged / "terms.tsv").write_bytes(b"mine")
     (averaged / "notes").mkdir()
     (averaged / "notes" / "x").write_text("mine")
     if is_damaged:
         (averaged / "config.json").write_text("{")
     average(run_dir, last=2)
     assert len(ModelFolder(averaged).info.averaged) == 2
-    assert (averaged / "shortlist.safetensors").read_bytes() == b"mine"
+    assert (averaged / "terms.tsv").read_bytes() == b"mine"
     assert (averaged / "notes" / "x").read_text() == "mine"
 
 

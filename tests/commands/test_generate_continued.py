@@ -12,14 +12,11 @@ import pytest
 from helpers import wait_until
 
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.dataset.parallel import ParallelDataset
-from tfm.dataset.shortlist import learn_shortlist
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.steps import StepsConfig
 from tfm.translation import engine, generating
 from tfm.translation.generating import Generation, hash_of_inputs
-from tfm.vocabulary.subword import Vocabulary
 
 LINES = ["seven", "", "on Monday. I am", "today is the third of May", "8", "eight", "I am", "nine"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -86,10 +83,9 @@ def test_what_does_not_fit_the_partial_file_is_refused_in_one_line(folder, comma
     assert command("--threads 1 --max-tokens 99 --processes 1 --output out")[0] == 0
 
 
-def test_all_that_decides_an_output_is_in_its_hash(folder, trained_run, data_dir, monkeypatch):
+def test_all_that_decides_an_output_is_in_its_hash(folder, trained_run, monkeypatch):
     """And nothing else: files and models by their content, not their name."""
     model = ModelFolder.open(shutil.copytree(checkpoints(trained_run)[-1], folder / "copy"))
-    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=(400, 400))
     for name in ("terms", "same"):
         (folder / name).write_text("one\teins\n")
     (folder / "metric.sh").write_text("cat")
@@ -122,17 +118,12 @@ def test_all_that_decides_an_output_is_in_its_hash(folder, trained_run, data_dir
     assert hashed({"ban": "same"}) == hashed({"ban": "terms"})
     assert hashed({"max_tokens": 9}, inference={"threads": 1, "precision": "fp32"}) == hashes[-1]
     assert hashed(inference={"device": "auto"}) == hashes[-1]  # what it chooses counts
-    for size in (2, 3):
-        vocabulary, options = Vocabulary.load(model.path), {"num_frequent": 9, "max_pairs": 99}
-        learn_shortlist(dataset, vocabulary, size=size, **options).save(model.path)
-        assert hashed() == hashes[len(calls) - 1]
-        hashes.append(hashed({"shortlist": True}))
     for name in ("metric.sh", "in.en"):
         with (folder / name).open("a") as file:
             file.write(" ")
         hashes.append(hashed({**program}))
     monkeypatch.setattr(generating, "__version__", "9")
-    assert len({*hashes, hashed({**program})}) == len(calls) + 5
+    assert len({*hashes, hashed({**program})}) == len(calls) + 3
 
 
 @pytest.mark.parametrize("arguments", ["", "--document", "--prefix p", "--score-target p"])

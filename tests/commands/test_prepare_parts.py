@@ -147,22 +147,18 @@ def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_parts(recipe
 def encoded(recipe, tmp_path):
     """A dataset that was encoded with other settings than those of its recipe, and its encoding."""
     folder = prepare(recipe("a", **SETTINGS), tmp_path / "a").data_dir
-    binarize(folder, BinarizeConfig(max_length=90, shortlist=True, shortlist_size=9))
+    binarize(folder, BinarizeConfig(max_length=90))
     return folder, encoding_settings(Vocabulary.load(folder), BinarizeConfig(max_length=90))
 
 
 def test_appended_text_is_encoded_as_the_dataset_was_last(recipe, encoded):
     folder, encoding = encoded
-    before = Manifest.load(folder)
     files = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
     append_text(recipe("c", test=()), folder)
     after = Manifest.load(folder)
     assert len(files) == 4
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert after.inputs("binarize").items() >= encoding.items()
-    assert after.inputs("shortlist")["size"] == before.inputs("shortlist")["size"] == 9
-    assert after.is_current("shortlist", after.inputs("shortlist"))
-    assert after.inputs("shortlist")["binarize"] == after.inputs("binarize")
 
 
 def test_text_is_not_appended_to_token_ids_of_other_settings(recipe, encoded):

@@ -270,9 +270,9 @@ def test_integers_are_accepted_for_floats_but_not_the_reverse():
             r"weight_decay has no effect on algorithm \(--optimizer\) adam, only on adamw",
         ),
         (
-            BinarizeConfig,
-            {"shortlist_size": 3},
-            "^shortlist_size has no effect without shortlist: leave it out, or give both$",
+            SearchConfig,
+            {"diversity_steps": 3},
+            "^diversity_steps has no effect without num_groups: leave it out, or give both$",
         ),
         (AverageConfig, {"last": 3, "best": 2}, "^last and best exclude each other: give one$"),
         (SearchConfig, {"num_groups": 3}, "num_groups is 3, but must divide the beam size 4"),
@@ -355,8 +355,8 @@ def test_defaults_that_do_not_fit_given_settings_are_left_out():
     given = {"subwords": ("x",)}
     assert merged(SubwordConfig, defaults, given) == SubwordConfig(subwords=("x",), threads=2)
     assert merged(SubwordConfig, given, {"vocab_size": 600}) == SubwordConfig(vocab_size=600)
-    defaults = {"shortlist": True, "shortlist_size": 4}
-    assert merged(BinarizeConfig, defaults, {"shortlist": False}) == BinarizeConfig()
+    defaults = {"num_groups": 2, "diversity_steps": 4}
+    assert merged(SearchConfig, defaults, {"num_groups": 1}) == SearchConfig()
     with pytest.raises(UsageError, match="diversity_strength has no effect without num_groups"):
         merged(SearchConfig, {}, {"diversity_strength": 0.0})
 

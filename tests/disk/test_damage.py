@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
-from tfm.dataset.shortlist import Shortlist
 from tfm.disk.files import read_json, write_json
 from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import STATE, WEIGHTS, ModelFolder
@@ -92,13 +91,7 @@ def read_manifest(folder):
     return manifest.name, manifest.source, manifest.target, manifest.task
 
 
-def read_shortlist(folder):
-    shortlist = Shortlist.load(folder, "a", (3, 4))
-    return None if shortlist is None else (shortlist.candidates.shape, shortlist.frequent.shape)
-
-
 TOKEN_IDS = "[dt]*[!t]*"
-SHORTLIST = Shortlist(np.array([[0], [1], [3]]), np.array([0]), fingerprint="a")
 READERS = {
     "model": Reader(lambda folder: save(folder / "model"),
                     lambda folder: load_all(folder / "model"), CheckpointError, files="model/*"),
@@ -114,7 +107,6 @@ READERS = {
     "any JSON": Reader(lambda folder: write_json(folder / "x.json", {"a": [1, "b", {"c": None}]}),
                        lambda folder: read_json(folder / "x.json"), (DataError, OSError),
                        is_verified=False),
-    "shortlist": Reader(SHORTLIST.save, read_shortlist, is_verified=False),
     "gzip": write_packed(gzip.compress),
     "bzip2": write_packed(bz2.compress),
     "xz": write_packed(lzma.compress),

@@ -3,7 +3,6 @@
 import itertools
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from small_models import batch_of, recurrent, transformer
 
 from tfm.config import SearchConfig
-from tfm.dataset.shortlist import Shortlist
 from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.constrained import beam_width
@@ -19,7 +17,6 @@ from tfm.search.constraints import Constraints
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
 from tfm.search.phrases import Edges, Phrase, RequiredPhrases
-from tfm.search.shortlist import search_shortlist
 from tfm.vocabulary.subword import EOS
 
 SURFACES = [b"", b"", b"", b"<unk>", b" a", b" b", b"c"]
@@ -151,23 +148,6 @@ def test_what_cannot_be_placed_is_left_out():
     for source, [best] in zip(SOURCES, find(model, [(B,) * 9, (A,)]), strict=True):
         assert contains(best.tokens, [(A,)])
         assert len(best.tokens) < len(source) + 3
-
-
-def test_a_shortlist_gets_the_pieces_of_phrases():
-    size = 40
-    surfaces = [f" {token}".encode() for token in range(size)]
-    phrase = Phrase(((30, 31),), ((30, 31),), ((30, 31),))
-    needed = RequiredPhrases([phrase], list(map(Edges.of, surfaces)))
-    shortlist = Shortlist(np.full((size, 1), 5), np.array([4, 5]), "")
-    model = transformer(size, sharpness=2)
-    with torch.inference_mode():
-        found = search_shortlist(
-            [model], shortlist, *batch_of(SOURCES), SearchConfig(max_extra_length=6),
-            line_numbers=range(3), prefixes=[()] * 3, required=[needed] * 3,
-        )  # fmt: skip
-    for [best] in found:
-        assert (30, 31) in zip(best.tokens, best.tokens[1:], strict=False)
-        assert set(best.tokens) <= {4, 5, 30, 31}
 
 
 def test_the_beam_is_wider_by_the_tokens_of_phrases_within_limits():

@@ -10,12 +10,10 @@ from small_models import batch_of, transformer
 
 from tfm.commands.translator import Translator
 from tfm.config import SearchConfig
-from tfm.dataset.shortlist import Shortlist
 from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
-from tfm.search.shortlist import search_shortlist
-from tfm.search.spelling import Spellings, next_step, renumbered
+from tfm.search.spelling import Spellings, next_step
 from tfm.vocabulary.subword import EOS, UNK
 
 SURFACES = [b"", b"", b"", b"<unk>", b" a", b" ab", b"a", b"b", b"bc", b" ", b" abc"]
@@ -32,7 +30,7 @@ def text_of(tokens):
     return b"".join(SURFACES[token] for token in tokens)
 
 
-def find(kind, model, prefixes=PREFIXES, *, constraints=None, shortlist=None, **config):
+def find(kind, model, prefixes=PREFIXES, *, constraints=None, **config):
     settings = SearchConfig(**{"max_extra_length": 3, "min_length": 0, **SEARCHES[kind], **config})
     fixed, open_ends = SPELLINGS.open(prefixes, model.max_positions)
     options = {
@@ -43,8 +41,6 @@ def find(kind, model, prefixes=PREFIXES, *, constraints=None, shortlist=None, **
     }
     batch = batch_of(SOURCES[: len(prefixes)])
     with torch.inference_mode():
-        if shortlist is not None:
-            return search_shortlist([model], shortlist, *batch, settings, **options)
         return search(model, *batch, settings, **options)
 
 
@@ -111,18 +107,6 @@ def test_a_prefix_wins_over_constraints_which_hold_for_what_goes_on(kind):
 
 
 @EVERY_SEARCH
-def test_outputs_of_a_shortlist_begin_with_the_prefix(kind):
-    candidates = np.full((V, 1), EOS)
-    for frequent in ([], [PLAIN_A], [ABC]):
-        shortlist = Shortlist(candidates, np.array(frequent, dtype=np.int64), "")
-        found = find(kind, model_of(), shortlist=shortlist)
-        for prefix, best in zip(PREFIXES, found, strict=True):
-            assert best
-            assert all(text_of(each.tokens).startswith(text_of(prefix)) for each in best)
-            assert frequent == [ABC] or all(ABC not in each.tokens for each in best)
-
-
-@EVERY_SEARCH
 @pytest.mark.parametrize("num_positions", [3, 4, 5, 9])
 def test_no_spelling_exceeds_the_positions_of_a_model(kind, num_positions):
     model = model_of(learned_positions=num_positions)
@@ -139,9 +123,6 @@ def test_an_open_end_has_no_step_from_which_its_rest_cannot_be_spelled():
     step = next_step(open_end, [PLAIN_A])
     assert step.tokens.tolist() == [V + 1]  # not the byte, which nothing continues
     assert next_step(open_end, [PLAIN_A, V + 1]) is None
-    ids = np.arange(V + 3)[::-1].copy()
-    ids[PLAIN_A] = -1
-    assert [len(step.tokens) for step in renumbered(open_end, ids)] == [0, 1, 0, 0]
 
 
 TEXTS = [

@@ -18,7 +18,6 @@ from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
-from tfm.search.shortlist import ShortlistedModel
 from tfm.vocabulary.subword import BOS, EOS
 
 WORDS = (4, 5, 6)
@@ -36,19 +35,15 @@ EVERY_SEARCH = pytest.mark.parametrize("kind", SEARCHES)
 
 transformer = partial(small_models.transformer, V, sharpness=3)
 recurrent = partial(small_models.recurrent, V, sharpness=3, num_decoder_layers=2)
-WITHOUT_FIVE = torch.tensor([False] * 5 + [True, False])
-# By name, what makes a model for a batch of B sentences, and the models to score its outputs.
+# By name, what makes the models to search and score with.
 MODELS = {
-    "transformer": lambda _: [transformer()],
-    "window": lambda _: [transformer(attention_window=3)],
-    "additive": lambda _: [transformer(attention="additive", norm="pre")],
-    "gru": lambda _: [recurrent(cell="gru")],
-    "no input feeding": lambda _: [recurrent(input_feeding=False)],
-    "ensemble": lambda _: [transformer(), recurrent()],
-    "prepacked": lambda _: [CpuInference(prepack_fp32, torch.float32).optimized(transformer())],
-    "shortlist": lambda size: [
-        ShortlistedModel(transformer(), torch.arange(V), WITHOUT_FIVE.expand(size, -1))
-    ],
+    "transformer": lambda: [transformer()],
+    "window": lambda: [transformer(attention_window=3)],
+    "additive": lambda: [transformer(attention="additive", norm="pre")],
+    "gru": lambda: [recurrent(cell="gru")],
+    "no input feeding": lambda: [recurrent(input_feeding=False)],
+    "ensemble": lambda: [transformer(), recurrent()],
+    "prepacked": lambda: [CpuInference(prepack_fp32, torch.float32).optimized(transformer())],
 }
 EVERY_MODEL = pytest.mark.parametrize("model", MODELS)
 

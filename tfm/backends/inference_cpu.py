@@ -188,18 +188,12 @@ class PrepackedToLogits(ToLogits):
             weight = F.pad(weight, (0, 0, 0, spare))
             bias = None if bias is None else F.pad(bias, (0, spare))
         self._prepacked = prepack(weight, bias)
-        self._prepack = prepack
 
     @override
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         logits = self._prepacked(x, False)
         logits[..., self._vocab_size :] = -math.inf
         return logits
-
-    @override
-    def projection(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        prepacked = self._prepack(weight, bias)
-        return lambda x: prepacked(x, False)
 
 
 class ResidualInPlace(Residual):

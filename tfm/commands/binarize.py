@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from tfm.commands.declaration import Dataset, Share, command
 from tfm.config import BinarizeConfig, Values
 from tfm.config.schema import merged
-from tfm.errors import UsageError
 
 if TYPE_CHECKING:
     from tfm.dataset.manifest import Manifest
@@ -46,10 +45,6 @@ def binarize(
             manifest = Manifest.load(folder)
             origins = find_origins(manifest, config)
             return token_ids.update(manifest, config, origins, force=force)
-    if "shortlist" in given:
-        raise UsageError(
-            "--shortlist has no effect with --share: give it to tfm binarize without --share"
-        )
     part = text_parts.Share.parse(share)
     with text_parts.lock_share(folder, part):
         token_ids.encode_share(Manifest.load(folder), config, part, force=force)

@@ -148,10 +148,6 @@ class SearchConfig(Settings, section="search"):
         "Exact search: give up a sentence after extending N prefixes.",
         only={"search": ("exact",)},
     )
-    shortlist: bool = setting(
-        False,
-        "Only produce the target pieces that the model's shortlist has for the source: faster.",
-    )
     tag: str | None = setting(
         None, "Put this tag of the vocabulary, such as <2fr>, before each line that is not empty."
     )

@@ -205,22 +205,3 @@ class BinarizeConfig(Settings, section="binarize"):
         "Model or run that wrote some of the text: what it has seen counts as seen; repeatable.",
         metavar="MODEL",
     )
-    shortlist: bool = setting(
-        False,
-        "Also learn which target pieces each source piece can become, for generate --shortlist.",
-    )
-    shortlist_size: int = count(
-        50,
-        "Shortlist: number of target pieces for each source piece.",
-        most=10_000,
-        needs=("shortlist",),
-    )
-    shortlist_frequent: int = setting(
-        100,
-        "Shortlist: number of most frequent target pieces that every sentence may use.",
-        limits=(0, 1_000_000),
-        needs=("shortlist",),
-    )
-    shortlist_pairs: int = count(
-        200_000, "Shortlist: learn from a random sample of N pairs.", needs=("shortlist",)
-    )

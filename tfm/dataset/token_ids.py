@@ -10,11 +10,8 @@ from typing import Any
 from tfm.config import BinarizeConfig, Values
 from tfm.config.normalization import is_combining
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
-from tfm.dataset.parallel import DatasetIndex, ParallelDataset
+from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.rerun import is_due
-from tfm.dataset.shortlist import FILE as SHORTLIST
-from tfm.dataset.shortlist import FORMAT as SHORTLIST_FORMAT
-from tfm.dataset.shortlist import learn_shortlist
 from tfm.dataset.subword_models import STEP as LEARNING
 from tfm.dataset.text_parts import Share
 from tfm.dataset.token_parts import (
@@ -60,11 +57,6 @@ def update(
     manifest.keep_settings(config)
     manifest.save()
     _update_record(manifest, config, origins, force=force)
-    if config.shortlist:
-        return _update_shortlist(manifest, vocabulary, config, force=force) or is_new
-    if is_new and (shortlist := manifest.data_dir / SHORTLIST).exists():
-        shortlist.unlink()
-        say(f"binarize: removed {shortlist}, which is for older data: --shortlist learns it again")
     return is_new
 
 
@@ -161,39 +153,6 @@ def _update_record(
     result = {"sha256": sha256_of(path) if record else None}
     manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
-
-
-def _update_shortlist(
-    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig, *, force: bool
-) -> bool:
-    """Learn the shortlist from the training pairs; return False if it was up to date."""
-    data_dir, path = manifest.data_dir, manifest.data_dir / SHORTLIST
-    inputs = {
-        "binarize": manifest.inputs(BINARIZE),
-        "size": config.shortlist_size,
-        "frequent": config.shortlist_frequent,
-        "pairs": config.shortlist_pairs,
-        "format": SHORTLIST_FORMAT,
-    }
-    if not is_due(manifest, "shortlist", inputs, output=path, command=BINARIZE, force=force):
-        return False
-    sizes = (len(vocabulary.source), len(vocabulary.target))
-    dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=sizes)
-    dataset.verify()
-    if not len(dataset):
-        raise DataError(f"{data_dir} has no training pairs to learn a shortlist from")
-    num_pairs = min(len(dataset), config.shortlist_pairs)
-    learn_shortlist(
-        dataset,
-        vocabulary,
-        size=config.shortlist_size,
-        num_frequent=config.shortlist_frequent,
-        max_pairs=num_pairs,
-    ).save(data_dir)
-    manifest.record("shortlist", inputs=inputs, outputs=[path], result={"pairs": num_pairs})
-    manifest.save()
-    say(f"binarize: {path} learned from {num_pairs:,} pairs")
-    return True
 
 
 def _check(manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig) -> None:

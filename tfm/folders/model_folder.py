@@ -26,7 +26,6 @@ from tfm.reporting import say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tfm.dataset.shortlist import Shortlist
     from tfm.model.build import Model
     from tfm.vocabulary.subword import Vocabulary
 
@@ -54,8 +53,8 @@ class NoSplitError(DataError):
 class ModelFolder:
     """A model folder with its description read and its subword models verified.
 
-    Its other files are read and verified when they are first asked for. Vocabulary, weights and
-    shortlist are then kept in memory; `hold` asks for the first two.
+    Its other files are read and verified when they are first asked for. Vocabulary and
+    weights are then kept in memory; `hold` asks for both.
 
     Args:
         path: The folder itself; `open` also takes a run folder.
@@ -146,13 +145,6 @@ class ModelFolder:
                 f"subword models have {sizes}: choose another model"
             )
         return vocabulary
-
-    @cached_property
-    def shortlist(self) -> "Shortlist | None":
-        """The target pieces that source pieces can become; None if they were not learned."""
-        from tfm.dataset.shortlist import Shortlist
-
-        return Shortlist.load(self.path, self.info.fingerprint, self.info.vocab_sizes)
 
     def model(self, config: ModelConfig | None = None) -> "Model":
         """Build a model with the weights of the folder.

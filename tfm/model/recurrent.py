@@ -4,7 +4,6 @@ A bidirectional recurrent encoder (Bahdanau et al. 2015, §3.2) and a recurrent 
 layer attends to the source (Luong et al. 2015, §3).
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -332,10 +331,6 @@ class Recurrent(nn.Module):
             steps.append(outputs)
         hidden = torch.cat(steps, dim=1).flatten(0, 1)
         return hidden if rows is None else hidden[rows]
-
-    def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""
-        return functools.partial(F.linear, weight=self.output_weight[pieces])
 
     def _decode(
         self, source: Tensor, lengths: Tensor, target_input: Tensor

@@ -1,6 +1,5 @@
 """The Transformer (Vaswani et al. 2017, §3.1)."""
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -77,10 +76,6 @@ class ToLogits(nn.Module):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Project […, d_model] by [V, d_model] and [V] to […, V]."""
         return F.linear(x, weight, bias)
-
-    def projection(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return the projection by others, [V', d_model] and [V'], which must not change."""
-        return functools.partial(F.linear, weight=weight, bias=bias)
 
 
 class Transformer(nn.Module):
@@ -168,8 +163,3 @@ class Transformer(nn.Module):
         state.position += num_positions
         out: Tensor = self.decoder_norm(x)
         return out
-
-    def projection(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the map from hidden states […, d_model] to the logits […, V'] of pieces [V']."""
-        bias = None if self.output_bias is None else self.output_bias[pieces]
-        return self.to_logits.projection(self.output_weight[pieces], bias)

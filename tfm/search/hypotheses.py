@@ -1,7 +1,6 @@
 """Finished hypotheses, their length penalty, and the best of them."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from tfm.config import SearchConfig
 from tfm.errors import CheckpointError
@@ -16,8 +15,6 @@ class Hypothesis:
     score: float  # log_prob divided by the length penalty; hypotheses are ranked by it
     # In exact search, whether this is proven to be one of the best; otherwise None.
     proven: bool | None = None
-    # "shortlist" if probabilities are normalized over the pieces of a shortlist; otherwise None.
-    vocabulary: Literal["shortlist"] | None = None
     # Of each token of a given output, EOS included, in nats; None if a search found the output.
     token_log_probs: tuple[float, ...] | None = None
 

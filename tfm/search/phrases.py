@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 
 import regex
 
-from tfm.search.spelling import Array
 from tfm.text.languages import SENTENCE_MARKS
 from tfm.text.units import IN_WORD
 from tfm.vocabulary.subword import UNK, Vocabulary, escape
@@ -48,11 +47,11 @@ class Phrase:
         """Return all spellings."""
         return (*self.opening, *self.first, *self.within)
 
-    def renumbered(self, ids: Mapping[int, int] | Array) -> "Phrase":
+    def renumbered(self, ids: Mapping[int, int]) -> "Phrase":
         """Return the phrase with other ids for tokens."""
 
         def new(spellings: tuple[Tokens, ...]) -> tuple[Tokens, ...]:
-            return tuple(tuple(int(ids[token]) for token in each) for each in spellings)
+            return tuple(tuple(ids[token] for token in each) for each in spellings)
 
         return Phrase(new(self.opening), new(self.first), new(self.within))
 
@@ -309,18 +308,13 @@ class RequiredPhrases:
     """
 
     def __init__(self, phrases: Iterable[Phrase], edges: Sequence[Edges]) -> None:
-        self._needed, self._edges = Counter(phrases), edges
-        spellings = chain.from_iterable(phrase.spellings() for phrase in self._needed)
+        counts, self._edges = Counter(phrases), edges
+        spellings = chain.from_iterable(phrase.spellings() for phrase in counts)
         self.tokens = tuple(dict.fromkeys(chain.from_iterable(spellings)))
         self._numbers = {token: number for number, token in enumerate(self.tokens)}
-        needed = ((each.renumbered(self._numbers), num) for each, num in self._needed.items())
+        needed = ((each.renumbered(self._numbers), num) for each, num in counts.items())
         self._automaton = _automaton(tuple(needed), tuple(edges[token] for token in self.tokens))
         self.num_tokens = self._automaton.num_tokens
-
-    def renumbered(self, pieces: Array, ids: Array) -> "RequiredPhrases":
-        """Return the phrases in a smaller vocabulary of pieces [V'], given its ids [V]."""
-        edges = [self._edges[piece] for piece in pieces.tolist()]
-        return RequiredPhrases((each.renumbered(ids) for each in self._needed.elements()), edges)
 
     def start(self) -> Progress:
         """Return the progress of a hypothesis without tokens."""

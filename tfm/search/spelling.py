@@ -48,16 +48,6 @@ def next_step(open_end: OpenEnd, tokens: Sequence[int]) -> SpellingStep | None:
     return open_end[spelled] if open_end else None
 
 
-def renumbered(open_end: OpenEnd, ids: Array) -> OpenEnd:
-    """Return an open end with other ids [V] for tokens; tokens with negative ids are left out."""
-    steps = []
-    for tokens, ends in open_end:
-        order = np.argsort(ids[tokens], kind="stable")
-        order = order[ids[tokens[order]] >= 0]
-        steps.append(SpellingStep(ids[tokens[order]], ends[order]))
-    return steps
-
-
 class Spellings:
     """The tokens that spell any text.
 

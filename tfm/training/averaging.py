@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tfm.config import AverageConfig
-from tfm.dataset.shortlist import shortlist_files
 from tfm.disk.paths import where_instead
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
@@ -57,7 +56,7 @@ def average_checkpoints(
     """Average the newest or the best checkpoints of a run, which may still be training.
 
     The model is written to `out_dir`, by default "averaged" in the run folder. In place of an older
-    average, it keeps the files that others put there, such as a shortlist.
+    average, it keeps the files that others put there.
     """
     is_chosen, out_dir = out_dir is not None, out_dir or run_dir / "averaged"
     # In its usual place, a damaged average is replaced as well.
@@ -95,8 +94,7 @@ def average_checkpoints(
     last, steps = chosen[-1], [each.info.step for each in chosen]
     # The step says how far the run was, so that an outdated average can be recognized.
     info = replace(last.info, step=newest.info.step, metrics={}, averaged=tuple(steps))
-    files = last.vocabulary.files() | shortlist_files(last.path, last.vocabulary)
-    save_checkpoint(out_dir, info, weights, subword_files=files)
+    save_checkpoint(out_dir, info, weights, subword_files=last.vocabulary.files())
     is_left_out = config.best is None and newest not in ranked
     return AverageResult(
         model_dir=out_dir, steps=steps, left_out=newest.info.step if is_left_out else None

@@ -18,7 +18,6 @@ from tfm.config.schema import check_facts
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
 from tfm.dataset.plan import WINDOW_PAIRS
-from tfm.dataset.shortlist import shortlist_files
 from tfm.errors import DataError, UsageError, tfm_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
@@ -47,7 +46,7 @@ class TrainingData:
     vocabulary: Vocabulary
     train: ParallelDataset
     valid: ValidationSplit | None
-    model_files: Mapping[str, bytes]  # subword models, and shortlist if there is one, by file name
+    model_files: Mapping[str, bytes]  # subword models, by file name
     also_valid: dict[str, ValidationSplit]  # further sets by name
     info: ModelInfo  # of a model trained on this dataset, at step 0
     checksum: str  # depends on the training pairs and their order
@@ -103,7 +102,7 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
         vocabulary=vocabulary,
         train=train,
         valid=valid,
-        model_files=vocabulary.files() | shortlist_files(data_dir, vocabulary),
+        model_files=vocabulary.files(),
         also_valid=also_valid,
         info=ModelInfo(
             run=run,

@@ -168,7 +168,6 @@ class Chain:
                 pieces=tuple(target.pieces([*hypothesis.tokens, EOS])),
                 piece_log_probs=hypothesis.token_log_probs,
                 proven=hypothesis.proven,
-                vocabulary=hypothesis.vocabulary,
             )
             for text, hypothesis in zip(texts, hypotheses, strict=True)
         ]

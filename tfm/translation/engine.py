@@ -1,8 +1,8 @@
 """The engine: models on a device that translate or score batches of sentences."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,9 +10,7 @@ from torch import Tensor
 from tfm.backends.plain import InferenceBackend
 from tfm.backends.selection import inference_backend, verified_compute
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.dataset.shortlist import FILE as SHORTLIST
-from tfm.dataset.shortlist import Shortlist
-from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.machine.compute import (
     Compute,
@@ -29,7 +27,6 @@ from tfm.search.constraints import constraints_of
 from tfm.search.forced import forced_decoding
 from tfm.search.hypotheses import Hypothesis
 from tfm.search.model import Ensemble, SearchableModel
-from tfm.search.shortlist import search_shortlist
 from tfm.search.spelling import OpenEnd, Spellings
 from tfm.text.languages import are_same
 from tfm.translation.batches import CHUNK_LINES, BatchLimits, SentenceBatch
@@ -46,11 +43,6 @@ _LOGITS_ELEMENTS = 3 << 22
 _LOGITS_ELEMENTS_OF_NARROW = 1 << 24
 _GPU_BYTES = 16 << 30
 
-_NO_SHORTLIST = (
-    f"the model has no {SHORTLIST}: learn one with tfm binarize DATA --shortlist and copy it from "
-    "the dataset into the model folder, or leave out --shortlist"
-)
-
 
 class Engine:
     """One model or an ensemble in this process.
@@ -60,7 +52,6 @@ class Engine:
         compute: Device and arithmetic.
         backend: Optimizes copies of the models, which share their weights: these must not change
             afterwards. By default the device's inference backend.
-        shortlist: The target pieces that source pieces can become, if one was learned.
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
         vocabulary: Returns the models' vocabulary, for searches that ban, continue or require text.
@@ -72,14 +63,12 @@ class Engine:
         compute: Compute,
         *,
         backend: InferenceBackend | None = None,
-        shortlist: Shortlist | None = None,
         threads: ComputeThreads | None = None,
         notify: Callable[[str], None] = say,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self.compute = compute
         self._threads = threads
-        self._shortlist = shortlist
         self._backend = backend or inference_backend(compute)
         self._models = [self._backend.optimized(model) for model in models]
         self._model: SearchableModel = (
@@ -117,7 +106,6 @@ class Engine:
             _load_models(folders, compute),
             compute,
             backend=inference_backend(compute, inference.kernels, notify=notify),
-            shortlist=folders[0].shortlist,
             threads=threads if compute.device.type == "cpu" else None,
             notify=notify,
             vocabulary=lambda: folders[0].vocabulary,
@@ -184,20 +172,18 @@ class Engine:
         open_ends: Sequence[OpenEnd] | None = None
         if any(prefixes) and self._spellings is not None:
             prefixes, open_ends = self._spellings.open(prefixes, self._model.max_positions)
-        settings: Mapping[str, Any] = {
-            "line_numbers": batch.line_numbers,
-            "prefixes": prefixes,
-            "constraints": constraints_of(config, self._vocabulary)
-            if config.is_constrained
-            else None,
-            "open_ends": open_ends,
-            "required": self._required(batch) if batch.phrases else None,
-        }
-        if not config.shortlist:
-            return search(self._model, source, lengths, config, **settings)
-        if self._shortlist is None:
-            raise UsageError(_NO_SHORTLIST)
-        return search_shortlist(self._models, self._shortlist, source, lengths, config, **settings)
+        constraints = constraints_of(config, self._vocabulary) if config.is_constrained else None
+        return search(
+            self._model,
+            source,
+            lengths,
+            config,
+            line_numbers=batch.line_numbers,
+            prefixes=prefixes,
+            constraints=constraints,
+            open_ends=open_ends,
+            required=self._required(batch) if batch.phrases else None,
+        )
 
     @cached_property
     def _spellings(self) -> Spellings | None:

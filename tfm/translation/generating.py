@@ -16,7 +16,6 @@ import torch
 from tfm import __version__
 from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, Settings, settings_to
-from tfm.dataset.shortlist import FILE as SHORTLIST
 from tfm.disk.files import sha256_of
 from tfm.disk.paths import existing_file, files_of_command
 from tfm.errors import DataError
@@ -93,11 +92,9 @@ def hash_of_inputs(
     of the output lines. A `PartialOutput` adds the lines of the text itself; files that are hashed
     as a whole are `texts`.
     """
-    shortlist = plan.models[0].path / SHORTLIST
     decisive = {
         "versions": [__version__, torch.__version__],
         "models": [model.fingerprint for model in plan.models],
-        "shortlist": sha256_of(shortlist) if config.shortlist and shortlist.is_file() else None,
         "settings": [_decisive(config), _decisive(steps)],
         "arithmetic": chosen_arithmetic(inference),
         "form": [form, plan.prefixes is not None, plan.targets is not None],

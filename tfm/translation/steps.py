@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from tfm.text.units import Span
@@ -47,12 +47,10 @@ class Output:
         piece_log_probs: Log probability of each piece of a given target given the previous ones, in
             nats; None for a translation.
         proven: Whether exact search proved that no text scores better; None for other searches.
-        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples,
-            ensembles and shortlists, None.
+        confidence: Expected chrF, from 0 to 1, of a calibrated model; otherwise, and for samples
+            and ensembles, None.
         utility: Mean similarity to all candidates, such as chrF, if it was chosen by that (`mbr`).
         alignment: Links of source and target words, counted from 0, if they were requested.
-        vocabulary: "shortlist" if probabilities are normalized over the pieces of a shortlist; None
-            for the whole vocabulary.
         missing_terms: The terms of a glossary, source and target, that should be in the text, but
             are not; None if there are none.
         kept: Where text that was copied is in the source and in the text, by characters.
@@ -68,7 +66,6 @@ class Output:
     confidence: float | None = None
     utility: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
-    vocabulary: Literal["shortlist"] | None = None
     missing_terms: tuple[tuple[str, str], ...] | None = None
     kept: "tuple[tuple[Span, Span], ...]" = ()
     parts: tuple[tuple[str, "Output"], ...] = ()

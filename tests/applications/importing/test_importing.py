@@ -540,10 +540,10 @@ def test_a_checkpoint_and_files_of_others_are_not_replaced(imported, trained_run
     for path in checkpoints(run):
         with pytest.raises(UsageError, match="is no model folder"):
             import_model(original, out=path, force=True)
-    (imported / "shortlist.safetensors").write_text("mine")
-    with pytest.raises(UsageError, match=r"shortlist\.safetensors is not of the model folder"):
+    (imported / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt is not of the model folder"):
         import_model(original, out=imported, force=True)
-    assert (imported / "shortlist.safetensors").read_text() == "mine"
+    assert (imported / "notes.txt").read_text() == "mine"
 
 
 def test_the_command_prints_the_folder(imported, tmp_path, monkeypatch, capfd):

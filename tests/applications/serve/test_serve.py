@@ -772,7 +772,6 @@ def test_models_that_cannot_be_served_are_refused(model, make_model, trained_run
     for path, search, message in (
         (make_model(task="parsing"), {}, "is a parser"),
         (trained_run, {"search": "sample"}, "is not beam search, which tfm serve needs"),
-        (trained_run, {"shortlist": True}, "shortlist"),
     ):
         with pytest.raises(UsageError, match=message):
             served(path, **search)

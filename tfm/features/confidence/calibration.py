@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from tfm.config import InferenceConfig, SearchConfig
-from tfm.dataset.shortlist import shortlist_files
 from tfm.errors import DataError, UsageError
 from tfm.features.confidence.step import MIN_LINES, fit
 from tfm.folders.model_folder import ModelFolder
@@ -60,7 +59,6 @@ def calibrate(model: ModelFolder, text: Text) -> Calibration:
     scores = sentence_chrf(texts, [text[number - 1][1] for number in best])
     log_probs = [each.log_prob / len(each.pieces) for each in best.values()]
     calibration = fit(log_probs, [score / 100 for score in scores])
-    files = model.vocabulary.files() | shortlist_files(model.path, model.vocabulary)
     info = replace(model.info, calibration=calibration)
-    save_checkpoint(model.path, info, model.weights(), subword_files=files)
+    save_checkpoint(model.path, info, model.weights(), subword_files=model.vocabulary.files())
     return calibration
