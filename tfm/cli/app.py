@@ -5,7 +5,7 @@ import errno
 import re
 import shlex
 import typing
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,6 +64,7 @@ class Command(typer.core.TyperCommand):
         """Return typer's rest of the arguments; raise UsageError if there is one."""
         ctx.allow_extra_args = True
         try:
+            self._check_repeated(ctx, args)
             rest: list[str] = super().parse_args(ctx, args)
         except typer.TyperException as error:
             error.ctx = getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
@@ -71,6 +72,14 @@ class Command(typer.core.TyperCommand):
         if rest and not ctx.resilient_parsing:
             raise UsageError(f"{ctx.info_name} {self.explain_rest(ctx, rest)}")
         return rest
+
+    def _check_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Refuse a flag that is given twice, of which typer would take the last value."""
+        _, _, given = self.make_parser(ctx).parse_args([*args])
+        for flag, count in Counter(given).items():
+            is_single = flag.param_type_name == "option" and not flag.multiple and not flag.is_eager
+            if count > 1 and is_single and not ctx.resilient_parsing:
+                raise UsageError(f"{flag.opts[0]} is given {count} times: give it once")
 
     def explain_rest(self, _: Any, rest: list[str]) -> str:
         """Return what the command takes instead of the rest of its arguments."""
