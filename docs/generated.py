@@ -308,7 +308,10 @@ def _values(item: Field[Any], hint: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     if metavar := item.metadata.get("metavar"):
         return f"list of `{metavar}`" if typing.get_origin(hint) is tuple else f"`{metavar}`"
-    pairs = {tuple[str, str]: "list of 2 texts", tuple[int, int]: "list of 2 numbers"}
+    pairs = {
+        tuple[str, str]: "list of 2 texts",
+        tuple[int | str, int | str]: "list of 2 numbers or texts",
+    }
     if hint in pairs:
         return pairs[hint]
     if typing.get_origin(hint) is not None:

@@ -35,6 +35,7 @@ def prepare(
     test_set: StrPath | Sequence[StrPath] | None = ...,
     languages: tuple[str, str] | None = ...,
     columns: StrPath | None = ...,
+    keep_tags: bool | None = ...,
     train_trees: StrPath | Sequence[StrPath] | None = ...,
     valid_trees: StrPath | Sequence[StrPath] | None = ...,
     test_trees: StrPath | Sequence[StrPath] | None = ...,
@@ -87,20 +88,23 @@ def prepare(
         tfm prepare wmt14-en-de --test-set wmt19 --test-set wmt24
         tfm prepare --train train.en train.de --valid valid.en valid.de \
             --test test.en test.de --out data/mine
-        tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
+        tfm prepare --train memory.tmx --valid valid.csv --test test.jsonl \
             --languages en de --out data/mine
         tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \
             --test-trees wsj/23 --out data/wsj
 
     Args:
         recipe: Name of a built-in recipe, or path of a recipe's TOML file.
-        train: Training text: source and target file, or one .tsv or .xml with both; repeatable.
+        train: Training text: source and target file, or one with both (.tsv, .csv, .jsonl, .tmx,
+            .xml); repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, unless they are the files' suffixes.
-        columns: Numbers of the columns of source and target in .tsv files, such as 2,3.
+        columns: Columns of source and target, by number or title, or keys of JSON lines, such as
+            2,3 or translation.en,translation.de.
+        keep_tags: Keep the inline tags of TMX as placeholders such as {1}.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.

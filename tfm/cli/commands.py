@@ -33,7 +33,7 @@ from tfm.commands.train import train, train_on_command_line
 from tfm.errors import UsageError
 from tfm.reporting import say
 from tfm.text.files import suffix_of
-from tfm.text.formats import COLUMNS, SEGMENTS
+from tfm.text.formats import BOTH_SIDES
 
 if TYPE_CHECKING:
     from tfm.applications.export.check import Agreement
@@ -66,10 +66,10 @@ def _with_both_sides(args: Sequence[str]) -> list[str]:
         files = list(takewhile(lambda word: not word.startswith("-"), following[:2]))
         rest = following[len(files) :]
         if len(files) == 1:
-            if suffix_of(files[0]) not in (COLUMNS, *SEGMENTS):
+            if suffix_of(files[0]) not in BOTH_SIDES:
                 raise UsageError(
-                    f"{flag} takes two files, source and target, or one .tsv file with two "
-                    f"columns: add the translation of {files[0]}"
+                    f"{flag} takes two files, source and target, or one with both "
+                    f"({', '.join(BOTH_SIDES)}): add the translation of {files[0]}"
                 )
             files *= 2
         words += [word for file in files for word in (flag, file)] or [flag]

@@ -45,7 +45,7 @@ Texts = Annotated[
     Flag("SRC TGT", kind=TextPairs),
 ]
 Names = Annotated[tuple[str, ...], Flag("NAME")]
-_OF_TEXT = ("train", "valid", "test", "languages", "columns")
+_OF_TEXT = ("train", "valid", "test", "languages", "columns", "keep_tags")
 Trees = Annotated[
     tuple[Path, ...], existing_path, Flag("PATH", hidden=True), Rules(excludes=_OF_TEXT)
 ]
@@ -74,6 +74,7 @@ def prepare(
     test_set: Annotated[Names, Rules(excludes=("append", "share"))] = (),
     languages: Annotated[tuple[str, str] | None, Flag("SRC TGT")] = None,
     columns: Hidden[Annotated[str | None, Flag("S,T")]] = None,
+    keep_tags: Hidden[bool] = False,
     train_trees: Trees = (),
     valid_trees: Trees = (),
     test_trees: Trees = (),
@@ -96,20 +97,23 @@ def prepare(
         tfm prepare wmt14-en-de --test-set wmt19 --test-set wmt24
         tfm prepare --train train.en train.de --valid valid.en valid.de \
             --test test.en test.de --out data/mine
-        tfm prepare --train train.tsv --valid valid.tsv --test test.tsv \
+        tfm prepare --train memory.tmx --valid valid.csv --test test.jsonl \
             --languages en de --out data/mine
         tfm prepare --train-trees wsj/02-21 --valid-trees wsj/22 \
             --test-trees wsj/23 --out data/wsj
 
     Args:
         recipe: Name of a built-in recipe, or path of a recipe's TOML file.
-        train: Training text: source and target file, or one .tsv or .xml with both; repeatable.
+        train: Training text: source and target file, or one with both (.tsv, .csv, .jsonl, .tmx,
+            .xml); repeatable.
         valid: Validation text, in the same forms.
         test: Test text, in the same forms.
         valid_set: Validation set of sacreBLEU, such as wmt13; repeatable.
         test_set: Test set of sacreBLEU, such as wmt24; repeatable.
         languages: Language codes, unless they are the files' suffixes.
-        columns: Numbers of the columns of source and target in .tsv files, such as 2,3.
+        columns: Columns of source and target, by number or title, or keys of JSON lines, such as
+            2,3 or translation.en,translation.de.
+        keep_tags: Keep the inline tags of TMX as placeholders such as {1}.
         train_trees: Training trees in brackets: a file or folder; repeatable.
         valid_trees: Validation trees: a file or folder; repeatable.
         test_trees: Test trees: a file or folder; repeatable.
@@ -133,7 +137,7 @@ def prepare(
     texts = {"train": train, "valid": valid, "test": test}
     pairs = {name: _pairs(name, given) for name, given in texts.items()}
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
-    chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out)
+    chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out, keep_tags=keep_tags)
     folder = out or DATA_ROOT / chosen.name
     from tfm.dataset import text_parts
     from tfm.text.sources import Downloads
@@ -319,6 +323,8 @@ def _chosen_recipe(
     languages: tuple[str, str] | None,
     columns: str | None,
     out: Path | None,
+    *,
+    keep_tags: bool,
 ) -> "Recipe":
     """Return the recipe that the user names, or one for the user's own text or trees."""
     from tfm.text.corpus import loading
@@ -335,19 +341,21 @@ def _chosen_recipe(
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         return loading.recipe_from_trees(name=out.name, **trees)
-    numbers = None if columns is None else _column_numbers(columns)
-    return loading.recipe_from_files(name=out.name, languages=languages, columns=numbers, **text)
+    named = None if columns is None else _columns(columns)
+    return loading.recipe_from_files(
+        name=out.name, languages=languages, columns=named, keep_tags=keep_tags, **text
+    )
 
 
-def _column_numbers(text: str) -> tuple[int, int]:
-    """Return the numbers of the columns that a user names."""
-    match = re.fullmatch(r"([1-9][0-9]{0,3}),([1-9][0-9]{0,3})", text)
-    if match is None or match[1] == match[2]:
+def _columns(text: str) -> tuple[int | str, int | str]:
+    """Return the numbers or names of the columns that a user gives."""
+    columns = [int(each) if re.fullmatch("[0-9]{1,4}", each) else each for each in text.split(",")]
+    if len(columns) != 2 or columns[0] == columns[1] or not all(columns):
         raise UsageError(
-            f"--columns is {shown(text)}, but must be the numbers of the columns of source and "
-            "target, such as 2,3"
+            f"--columns is {shown(text)}, but must be the columns of source and target, such as "
+            "2,3 or translation.en,translation.de"
         )
-    return int(match[1]), int(match[2])
+    return columns[0], columns[1]
 
 
 def _named_sets(names: Sequence[str], recipe: "Recipe") -> "dict[str, NamedSet]":
@@ -380,7 +388,7 @@ def _pairs(name: str, texts: object) -> list[tuple[Path, Path]]:
         paths = existing_file([argument(name, path, Path) for path in one_or_several(text)])
         if len(paths) not in (1, 2):
             raise UsageError(
-                f"text is source and target, or one .tsv file with both, not {len(paths)} files: "
+                f"text is source and target, or one file with both, not {len(paths)} files: "
                 f"{', '.join(map(str, paths))}"
             )
         pairs.append((paths[0], paths[-1]))

@@ -137,7 +137,8 @@ def convert(value: Any, hint: Any, label: str, *, is_count: bool = False) -> Any
                 raise _wrong(label, value, "a finite number")
             return value
         case types.UnionType | typing.Union:
-            return None if value is None else convert(value, kinds[0], label, is_count=is_count)
+            kind = next((each for each in kinds[1:] if each is type(value)), kinds[0])
+            return None if value is None else convert(value, kind, label, is_count=is_count)
         case typing.Annotated if kinds[0] is float:
             return _convert_plain(value, float, label, is_count=is_count)
         case typing.Annotated:

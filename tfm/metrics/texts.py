@@ -48,7 +48,7 @@ def read_lines(text: Text, name: str = "", *, part: str = TRANSLATION) -> list[s
         if not text:
             raise DataError(f"{name} is empty: it has no lines to score")
         return [line.removesuffix("\n").removesuffix("\r") for line in text]
-    is_json = suffix_of(text.name) == JSON_LINES
+    is_json = suffix_of(text.name) in JSON_LINES
     try:
         with text.open("rb") as file:
             lines = read_text(file, text, None if is_json else part)
@@ -74,7 +74,7 @@ def _read_standard_input() -> list[str]:
 
 def read_confidences(path: Path) -> list[float | None]:
     """Return the confidence of each line of a .jsonl file; [] for other text."""
-    if suffix_of(path.name) != JSON_LINES:
+    if suffix_of(path.name) not in JSON_LINES:
         return []
     with path.open("rb") as file:
         return [confidence for _, confidence in _best_of_json(read_text(file, path), path)]

@@ -1,4 +1,4 @@
-"""Open text: unpack compressed files, and refuse text that is not UTF-8 with line feeds.
+"""Open text: unpack compressed files, and refuse or decode text that is not UTF-8.
 
 Both are told by the content, never by the name.
 """
@@ -99,10 +99,16 @@ class TextFile:
     Args:
         file: A binary file or pipe, at its start.
         path: Its path; None for standard input.
+        decodes: Whether text in UTF-16 or UTF-32 is read as UTF-8, not refused.
+
+    Attributes:
+        encoding: The encoding of decoded text, known once it is read; "UTF-8" of other text.
     """
 
-    def __init__(self, file: Any, path: Path | None) -> None:
-        self._file, self._path = file, path
+    def __init__(self, file: Any, path: Path | None, *, decodes: bool = False) -> None:
+        self._file, self._path, self._decodes = file, path, decodes
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self.encoding = "UTF-8"
         self._name = str(path or "standard input")
         self._unpacked: Any | None = None
         self._packed = _FromStart(b"", file)
@@ -121,6 +127,11 @@ class TextFile:
             self._packed = _FromStart(data, self._file)
             self._unpacked = open_packed(self._packed, data)
             data = self._unpack(size) if self.is_packed else data
+        if data and self._decodes and not self._num_bytes and (told := _told_encoding(data)):
+            self.encoding = told
+            self._decoder = codecs.getincrementaldecoder(told)()
+        if data is not None and self._decoder is not None:
+            return self._decoded(data, size)
         if data is not None:
             self._check(data)
         return data
@@ -133,6 +144,19 @@ class TextFile:
                 select.select([self._file], [], [])
             blocks.append(data or b"")
         return b"".join(blocks)
+
+    def _decoded(self, data: bytes, size: int) -> bytes | None:
+        """Return the next bytes in UTF-8; read on if they end within a character."""
+        self._num_bytes += len(data)
+        try:
+            text = self._decoder.decode(data, final=not data)  # type: ignore[union-attr]
+        except UnicodeDecodeError as error:
+            place = self._num_bytes - len(error.object) + error.start + 1
+            raise DataError(
+                f"{self._name} is {self.encoding}, but damaged at byte {place:,}: replace it by an "
+                "intact copy"
+            ) from error
+        return text.encode() if text or not data else self.read(size)
 
     def _unpack(self, size: int) -> bytes:
         try:
@@ -232,6 +256,13 @@ def wide_encoding(sample: bytes) -> str | None:
         if has_lines and not _is_odd(text):
             found.append((sample[low % width :: width].count(0), encoding))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _told_encoding(start: bytes) -> str | None:
+    """Return which UTF-16 or UTF-32 text begins so; None for other text."""
+    sample = start[:_SAMPLE_BYTES]
+    mark = next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None)
+    return mark or (wide_encoding(sample) if b"\0" in sample else None)
 
 
 def conversion(line: bytes, path: Path | None) -> str:

@@ -11,8 +11,10 @@ from tfm.errors import DataError
 from tfm.text.files import TextFile, suffix_of
 from tfm.text.segments import columns_of, has_segments, segment_lines, talk_lines
 
-COLUMNS, JSON_LINES = ".tsv", ".jsonl"
+TABLES, JSON_LINES, MEMORIES = (".tsv", ".csv"), (".jsonl", ".ndjson"), (".tmx",)
 SEGMENTS = (".sgm", ".sgml", ".xml")
+BOTH_SIDES = (*TABLES, *JSON_LINES, *MEMORIES, *SEGMENTS)  # a file may have source and target
+RECORDS = "records"  # the part of a table or JSON lines that is all of it
 _TALKS, TALKS = "train.tags.", ".iwslt"  # the name of IWSLT's training text, and its suffix here
 
 _START_BYTES = 1 << 12
@@ -48,7 +50,7 @@ _TO_SUBRIP = "convert it to SubRip (.srt)"
 # The first row with a fitting suffix, or else start, counts. XML is told by its root element.
 FORMATS = (
     Format("IWSLT", (TALKS,), b""),
-    Format("TMX", (".tmx",), _PROLOG + rb"<tmx\b", f"{_TAKE_OUT} and language"),
+    Format("TMX", MEMORIES, _PROLOG + rb"<tmx\b", f"{_TAKE_OUT} and language"),
     Format(
         "XLIFF",
         (".xlf", ".xliff", ".sdlxliff", ".mqxliff"),
@@ -71,11 +73,9 @@ FORMATS = (
     Format("SubViewer", (".sbv",), rb"\s*\d+:\d+:\d+\.\d+,\d+:\d+:\d+\.\d+\s*\n", _TO_SUBRIP),
     Format("MicroDVD", (".sub",), rb"\s*\{\d+\}\{\d+\}", _TO_SUBRIP),
     Format("LRC", (".lrc",), rb"(?:\s*\[[a-z]+:[^\]\n]*\])*\s*\[\d+:\d+\.\d+\]", _TO_SUBRIP),
-    Format("a table (TSV)", (COLUMNS,), b"", "take the column of sentences out with cut -f"),
-    Format("a table (CSV)", (".csv",), b"", "save its column of sentences as plain text"),
-    Format(
-        "JSON lines", (JSON_LINES, ".ndjson"), b"", "take the sentences out, as with jq -r .FIELD"
-    ),
+    Format("a table (TSV)", TABLES[:1], b"", "take the column of sentences out with cut -f"),
+    Format("a table (CSV)", TABLES[1:], b"", "save its column of sentences as plain text"),
+    Format("JSON lines", JSON_LINES, b"", "take the sentences out, as with jq -r .FIELD"),
     Format(
         "JSON",
         (".json",),
@@ -111,9 +111,20 @@ def open_text(file: Any, path: Path | None, part: str | None) -> TextFile:
     Args:
         file: A binary file or pipe, at its start.
         path: Its path; None for standard input.
-        part: The part of a text with segments that is read, as `segment_lines` says.
+        part: The part of a text with segments that is read, as `segment_lines` says; the lines of
+            `RECORDS` are those of the file, which may be in UTF-16.
     """
-    return TextFile(file, path) if part is None else _FormattedText(file, path, part)
+    if part in (None, RECORDS):
+        return TextFile(file, path, decodes=part == RECORDS)
+    return _FormattedText(file, path, part)
+
+
+def encoding_of(path: Path) -> str:
+    """Return in which UTF-16 or UTF-32 a text is; "UTF-8" for others."""
+    with path.open("rb") as file:
+        text = TextFile(file, path, decodes=True)
+        text.read(_START_BYTES)
+        return text.encoding
 
 
 def columns_in(path: Path) -> dict[str, list[bytes]]:

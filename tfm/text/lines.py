@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.errors import DataError, explain_os_error
 from tfm.text.files import TextFile, conversion, suffix_of
-from tfm.text.formats import COLUMNS, open_text
+from tfm.text.formats import TABLES, open_text
 from tfm.text.segments import ALL
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -93,43 +93,6 @@ def read_blocks(
         )
 
 
-def read_columns(
-    path: Path,
-    columns: tuple[int, int] | None,
-    *,
-    strict: bool,
-    num_lines: int | None = None,
-) -> Iterator[BytesPair]:
-    """Read a file of columns that tabs separate; by default it has two, source and target.
-
-    Takes the arguments of `read_blocks`. A line without the columns is treated as if too long.
-    """
-    source, target = columns or (1, 2)
-    number = 0
-    for number, line in enumerate(read_lines(path, strict=strict), 1):
-        fields = line.split(b"\t")
-        if isinstance(line, UnusableLine):
-            yield line, line
-        elif len(fields) == 2 if columns is None else len(fields) >= max(columns):
-            yield fields[source - 1], fields[target - 1]
-        elif not strict:
-            yield UnusableLine(line, "columns"), UnusableLine(b"", "columns")
-        else:
-            number_found = (
-                f"{len(fields)} columns separated by tabs" if len(fields) > 1 else "no tab"
-            )
-            raise DataError(
-                f"{path}, line {number:,} has {number_found}, but needs "
-                + ("two: choose" if columns is None else f"{max(columns)}: correct it, or choose")
-                + " those of source and target, as with --columns 2,3"
-            )
-    if num_lines not in (None, number):
-        raise DataError(
-            f"{path} has {number:,} lines, but should have {num_lines:,}: it is other text, or cut "
-            "short"
-        )
-
-
 def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator[bytes]:
     r"""Read the lines of a text, which may be compressed, without line ends.
 
@@ -143,7 +106,7 @@ def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator
 
 def read_every_line(path: Path, *, strict: bool) -> Iterator[bytes]:
     """Read the lines of a text that users give, of all parts or columns, as `read_lines` does."""
-    part = None if suffix_of(path.name) == COLUMNS else ALL
+    part = None if suffix_of(path.name) in TABLES else ALL
     return read_lines(path, strict=strict, part=part)
 
 

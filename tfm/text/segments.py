@@ -97,7 +97,7 @@ def _find_segments(text: bytes) -> Iterator[_Segment]:
         element = tag[2].lower()
         if tag[1]:
             if element == b"seg" and start >= 0:
-                yield place.segment(_line(text[start : tag.start()]))
+                yield place.segment(join_lines(_ENTITY.sub(_unescape, text[start : tag.start()])))
                 start = -1
         elif start < 0:
             given = {item[0].lower(): b"".join(item[1:]) for item in _ATTRIBUTE.findall(tag[3])}
@@ -160,8 +160,9 @@ def _aligned(found: Sequence[_Segment], path: Path | None) -> dict[str, list[byt
     return {name: [lines.get(key, b"") for key in kept] for name, lines in columns.items()}
 
 
-def _line(segment: bytes) -> bytes:
-    lines = _LINE_ENDS.split(_ENTITY.sub(_unescape, segment))
+def join_lines(text: bytes) -> bytes:
+    """Return the lines of a text as one, without the spaces around them."""
+    lines = _LINE_ENDS.split(text)
     return b" ".join(filter(None, (line.strip() for line in lines)))
 
 

@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfm.config import Values
 from tfm.disk.files import read_json, sha256_of, write_json
 from tfm.errors import DataError
+from tfm.reporting import say
 from tfm.text.archives import extract_members, unpack_file
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import (
@@ -24,10 +24,12 @@ from tfm.text.corpus.texts import (
 )
 from tfm.text.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.text.files import suffix_of
-from tfm.text.formats import SEGMENTS, columns_in, format_of
-from tfm.text.lines import BytesPair, UnusableLine, read_columns, read_every_line, read_pairs
+from tfm.text.formats import MEMORIES, SEGMENTS, columns_in, format_of
+from tfm.text.lines import BytesPair, UnusableLine, read_every_line, read_pairs
+from tfm.text.records import Records
 from tfm.text.segments import REFERENCE, SOURCE
 from tfm.text.tags import untagged
+from tfm.text.tmx import read_tmx
 from tfm.text.trees import Tree, linearize, normalize, read_trees, words_of
 
 
@@ -68,6 +70,7 @@ class TextSources:
         self._mirror = downloads.mirror
         self._verify = downloads.verify
         self.tags = tags
+        self._described: set[Path] = set()  # how their records are read
         self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Local files are
         # read in place, except for .gz. Names in an archive never become paths.
@@ -178,21 +181,31 @@ class TextSources:
         They may have its tag, and `every` does not count.
         """
         if isinstance(text, TextFiles):
-            source_path, target_path = self.locate_sides(text)
             # Invalid lines may be dropped from training text, but not from test text.
-            strict = split != "train"
-            if text.source == text.target:
-                if suffix_of(source_path.name) not in SEGMENTS:
-                    rows: Values = {"strict": strict, "num_lines": text.lines}
-                    return read_columns(source_path, text.columns, **rows)
-                if SOURCE not in columns_in(source_path):
-                    raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
-            parts = SOURCE, REFERENCE
-            options: Values = {"strict": strict, "num_lines": text.lines, "parts": parts}
-            return read_pairs(source_path, target_path, **options)
+            return self._pairs_of_files(text, strict=split != "train")
         return (
             (" ".join(words_of(tree)).encode(), " ".join(linearize(tree)).encode())
             for tree in self.trees(text)
+        )
+
+    def _pairs_of_files(self, text: TextFiles, *, strict: bool) -> Iterator[BytesPair]:
+        """Read the pairs of two files, or of one that has both sides."""
+        source_path, target_path = self.locate_sides(text)
+        suffix = suffix_of(source_path.name)
+        languages = self.recipe.source, self.recipe.target
+        if text.source == text.target and suffix in MEMORIES:
+            return read_tmx(source_path, languages, num_units=text.lines, keep_tags=text.keep_tags)
+        if text.source == text.target and suffix not in SEGMENTS:
+            records = Records.of(source_path, text.columns, languages)
+            if source_path not in self._described:
+                self._described.add(source_path)
+                say(f"{source_path}: {records.description}")
+            return records.pairs(strict=strict, num_lines=text.lines)
+        if text.source == text.target and SOURCE not in columns_in(source_path):
+            raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
+        parts: tuple[str, str] = (SOURCE, REFERENCE)
+        return read_pairs(
+            source_path, target_path, strict=strict, num_lines=text.lines, parts=parts
         )
 
     def lines(self, language: str) -> Iterator[bytes]:

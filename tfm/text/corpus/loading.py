@@ -35,7 +35,7 @@ from tfm.text.corpus.texts import (
     is_url,
 )
 from tfm.text.files import suffix_of, unpacked_name
-from tfm.text.formats import COLUMNS, FORMATS, SEGMENTS
+from tfm.text.formats import BOTH_SIDES, FORMATS, JSON_LINES, MEMORIES, SEGMENTS, TABLES
 from tfm.text.languages import base_language
 
 EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
@@ -174,12 +174,13 @@ def recipe_from_files(
     valid: Sequence[PathPair] = (),
     test: Sequence[PathPair] = (),
     languages: tuple[str, str] | None = None,
-    columns: tuple[int, int] | None = None,
+    columns: tuple[int | str, int | str] | None = None,
+    keep_tags: bool = False,
 ) -> Recipe:
     """Build a recipe from (source, target) paths of text files.
 
-    A pair of the same file twice has both sides: `columns` separated by tabs (.tsv), or <src> and
-    <ref> (.xml). Languages that are None are the suffixes of the first pair (text.en, text.de). If
+    A pair of the same file twice has both sides; `columns` and `keep_tags` are those of
+    `TextFiles`. Languages that are None are the suffixes of the first pair (text.en, text.de). If
     it has none, they are called "source" and "target", with a warning.
     """
     if languages is None:
@@ -188,7 +189,12 @@ def recipe_from_files(
 
     def text_files(pairs: Sequence[PathPair]) -> tuple[TextFiles, ...]:
         return tuple(
-            TextFiles(source=str(s), target=str(t), columns=columns if _is_table(s) else None)
+            TextFiles(
+                source=str(s),
+                target=str(t),
+                columns=columns if suffix_of(s.name) in (*TABLES, *JSON_LINES) else None,
+                keep_tags=keep_tags and suffix_of(s.name) in MEMORIES,
+            )
             for s, t in pairs
         )
 
@@ -203,8 +209,13 @@ def recipe_from_files(
     )
     pairs = [*train, *valid, *test]
     problems = [*_contradictions(languages, pairs), *recipe.problems()]
-    if columns is not None and not any(_is_table(source) for source, _ in pairs):
-        problems.append("--columns is for .tsv files: leave it out")
+    suffixes = {suffix_of(source.name) for source, _ in pairs}
+    if columns is not None and not suffixes & {*TABLES, *JSON_LINES}:
+        problems.append("--columns is for tables and JSON lines: leave it out")
+    if keep_tags and not suffixes & {*MEMORIES}:
+        problems.append("--keep-tags is for TMX: leave it out")
+    if languages is None and suffixes & {*MEMORIES}:
+        problems.append("TMX may have many languages: name two with --languages, such as en de")
     if problems:
         raise UsageError("; ".join(problems))
     if languages is None:
@@ -242,16 +253,15 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
     """
     expected = [[base_language(each) for each in side.split("+")] for side in languages or ()]
     for pair in pairs:
-        are_tsv = list(map(_is_table, pair))
         if pair[0] == pair[1]:
-            if suffix_of(pair[0].name) not in (COLUMNS, *SEGMENTS):
+            if suffix_of(pair[0].name) not in BOTH_SIDES:
                 yield (
-                    f"{pair[0]} is given as source and target: give two files, or one .tsv file "
-                    "with two columns, or one of WMT's .xml files with <src> and <ref>"
+                    f"{pair[0]} is given as source and target: give two files, or one that has "
+                    f"both ({', '.join(BOTH_SIDES)})"
                 )
             continue
-        for path, is_tsv in zip(pair, are_tsv, strict=True):
-            if is_tsv:
+        for path in pair:
+            if suffix_of(path.name) in BOTH_SIDES and suffix_of(path.name) not in SEGMENTS:
                 yield f"{path} has source and target in one file: give it alone"
         for path, side in zip(pair, expected, strict=False):
             suffix = _language_of(path)
@@ -263,11 +273,6 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
                     f"({'-'.join(languages or ())}): give source and target in the same order "
                     "everywhere, or rename the file"
                 )
-
-
-def _is_table(path: Path) -> bool:
-    """Return whether a file has columns."""
-    return suffix_of(path.name) == COLUMNS
 
 
 def _language_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from tfm.config import Task, Values, tag_problem
 from tfm.text.files import suffix_of
-from tfm.text.formats import SEGMENTS
+from tfm.text.formats import JSON_LINES, MEMORIES, TABLES
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -124,22 +124,27 @@ class TextOptions:
 class TextFiles(TextOptions):
     """One text of a split: two files with translations line by line.
 
-    If both are the same file, it has columns that tabs separate. A file whose name ends in .sgm or
-    .xml is SGML. Files may be compressed.
+    If both are the same file, it has both sides: a table (.tsv, .csv), JSON lines, TMX, or WMT's
+    XML. A file whose name ends in .sgm or .xml is SGML. Files may be compressed.
 
     Attributes:
         source: Member of the archive; without an archive, a URL or the path of a file.
         target: The same for the target language.
         archive: File name of the tar or zip archive.
         lines: Expected number of lines.
-        columns: Numbers of the columns of source and target; by default, they are the only ones.
+        columns: Numbers or titles of the columns of source and target in a table, or their keys in
+            JSON lines, such as "translation.en"; by default, they are called after the languages,
+            or are the only columns.
+        keep_tags: Whether the inline tags of TMX become placeholders such as {1}; otherwise, they
+            are dropped.
     """
 
     source: str
     target: str
     archive: str | None = None
     lines: int | None = None
-    columns: tuple[int, int] | None = None
+    columns: tuple[int | str, int | str] | None = None
+    keep_tags: bool = False
 
     task: ClassVar[Task] = "translation"
 
@@ -153,13 +158,16 @@ class TextFiles(TextOptions):
         yield from super().problems()
         if self.lines is not None and self.lines < 1:
             yield f"lines is {self.lines}, but must be at least 1"
-        if self.columns is None:
-            return
-        if self.source != self.target or suffix_of(self.source) in SEGMENTS:
-            yield "columns are those of one .tsv file: give it as source and as target"
-        if min(self.columns) < 1 or self.columns[0] == self.columns[1]:
-            numbers = ", ".join(map(str, self.columns))
-            yield f"columns are {numbers}, but must be two different numbers from 1 on"
+        suffix = suffix_of(self.source) if self.source == self.target else ""
+        if self.keep_tags and suffix not in MEMORIES:
+            yield "keep_tags is for TMX: leave it out"
+        if self.columns is not None and suffix not in (*TABLES, *JSON_LINES):
+            yield "columns are those of one table or of JSON lines: give it as source and as target"
+        if self.columns is not None and (
+            self.columns[0] == self.columns[1] or not all(self.columns)
+        ):
+            names = ", ".join(map(str, self.columns))
+            yield f"columns are {names}, but must be two different names, or numbers from 1 on"
 
 
 @dataclass(frozen=True, kw_only=True)
