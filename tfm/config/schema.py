@@ -114,7 +114,7 @@ def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
             yield Problem(name, text, is_idle=True)
         for other, values in rules.only.items():
             if other in given and (lack := _lacking(given[other], values)) is not None:
-                yield Problem(name, f"{label} has no effect {lack}", is_idle=True)
+                yield Problem(name, f"{label} has no effect {lack}: leave it out", is_idle=True)
         for other in rules.excludes:
             if other in given and not given[other].is_default:
                 text = f"{label} and {given[other].label} exclude each other: give one"
