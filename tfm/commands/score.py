@@ -31,7 +31,7 @@ from tfm.disk.paths import (
     existing_file_or_stream,
 )
 from tfm.errors import DataError, TfmError, UsageError, refuse
-from tfm.folders.last_generation import FILE, LastGeneration
+from tfm.folders.last_generation import LastGeneration
 from tfm.metrics.lines import LineScore, report_lines
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.scores import check_lengths, check_metrics, corpus_scores
@@ -49,7 +49,7 @@ from tfm.metrics.texts import (
     warn_of_signs,
 )
 from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
-from tfm.reporting import Result, printable, say
+from tfm.reporting import Result, say
 from tfm.table import Table
 from tfm.text.formats import columns_in
 from tfm.text.lines import STANDARD_INPUT
@@ -96,36 +96,12 @@ class ScoreResult(Result):
             fits = columns is None or len(value) + 2 + len(score.signature) <= columns
             separator = "  " if fits else "\n  "
             yield StyledText.assemble((value, "bold"), separator, (score.signature, "dim"))
-            details = (
-                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
-                for name, value in score.details.items()
-            )
-            for text in filter(None, (", ".join(details), _comparison(score), score.note)):
+            for text in score.notes():
                 yield Table([["  ", text]])
         if self.seen is not None:
             yield Table([[self.seen.summary]])
         for line in self.worst:
-            numbers = f"chrF {line.chrf:.1f}, BLEU {line.bleu:.1f}, TER {line.ter:.1f}"
-            rows = {f"line {line.line:,}": numbers, "  source": line.source}
-            rows |= {"  reference": line.reference, "  output": line.text}
-            yield Table([(n, printable(text)) for n, text in rows.items() if text is not None])
-
-
-def _comparison(score: MetricScore) -> str:
-    """Return the difference to a baseline, and its test, in words."""
-    compared, decimals = score.comparison, score.decimals
-    if compared is None:
-        return ""
-    difference = f"{score.value - compared.baseline:+.{decimals}f}"
-    text = f"baseline {compared.baseline:.{decimals}f}, difference {difference}"
-    if compared.p_value is not None:
-        text += f", p = {compared.p_value:.4f} (paired bootstrap)"
-    elif score.value == compared.baseline:
-        text += ", no difference to test"
-    if compared.mean is not None and compared.interval is not None:
-        interval = f"{compared.mean:.{decimals}f} ± {compared.interval:.{decimals}f}"
-        text += f", 95 % of samples in {interval}"
-    return text
+            yield line.table()
 
 
 @command(ScoreConfig)
@@ -208,29 +184,27 @@ def score(
     if named is not None:
         from tfm.text.sources import Downloads  # here, because it would delay tfm --help
 
-        named = named if named.pair else named.between(*_last_languages(last, named.name))
+        if not named.pair:
+            named = named.between(*last.known_languages(named.name))
         of_set = named.read(named.fetch(Downloads(mirror=mirror)))
         set_source, *references = [text.split("\n")[:-1] for text in of_set]
         label, source_text = f"{named} reference", source_text or set_source
         language = language or named.languages[1]
-    references = references or _last_references(last)
+    references = references or last.known_references()
     chosen = suitable(metrics, references[0], has_lines=has_lines)
     _refuse_same(translations, references)
-    if source_text is None and last is not None and last.is_about(references[0]):
+    if source_text is None and last.is_about(references[0]):
         source_text = last.source_file
     known_source = source_text
-    if known_source is None and last is not None and not last.references:
+    if known_source is None and not last.references:
         known_source = last.source_file
     files = [each for each in (*references, known_source) if isinstance(each, Path)]
     check_streams(files)
     written = {"--per-line": per_line, "--page": page}
     check_outputs([OutputPath(path=p, flag=f) for f, p in written.items() if p], files)
     of_references = read_references(references, label)
-    sources = (
-        read(source_text, "source", SOURCE)
-        if (has_lines or "command" in chosen) and source_text
-        else {}
-    )
+    takes_source = source_text and (has_lines or "command" in chosen)
+    sources = read(source_text, "source", SOURCE) if takes_source else {}
     baselines = read(compared, "baseline") if compared else {}
     others = {name: lines for path in compare for name, lines in read(path).items()}
     language = language or _language(references[0], last)
@@ -244,7 +218,7 @@ def score(
         others=others,
         source=sources,
         translated=known_source,
-        models=() if last is None else map(Path, last.model),
+        models=map(Path, last.model),
     )
     if not has_lines:
         return result
@@ -411,30 +385,9 @@ def _check_paper(
         check_language(language or _language(references[0], LastGeneration.load()))
 
 
-def _language(reference: Text, last: LastGeneration | None) -> str:
+def _language(reference: Text, last: LastGeneration) -> str:
     """Return the language in which `tfm generate` wrote for a reference, or else its suffix."""
-    if last is not None and last.is_about(reference):
-        return last.language
-    return language_of(reference)
-
-
-def _last_references(last: LastGeneration | None) -> list[Text]:
-    """Return the references of the text that `tfm generate` translated last."""
-    if last is None:
-        raise UsageError(f"no reference given, nor recorded in {FILE}: pass --reference")
-    if not last.references:
-        raise UsageError(
-            f"no reference given, and tfm generate read {last.source}, whose reference is "
-            "unknown: pass --reference"
-        )
-    return [*map(Path, last.references)]
-
-
-def _last_languages(last: LastGeneration | None, name: str) -> tuple[str, str]:
-    """Return the languages of the last generation; raise UsageError if they are unknown."""
-    if last is None:
-        raise UsageError(f"the languages are unknown: name them, as in --test-set {name}:en-de")
-    return last.source_language, last.language
+    return last.language if last.is_about(reference) else language_of(reference)
 
 
 def _named_set(name: str) -> "NamedSet":

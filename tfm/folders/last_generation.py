@@ -1,11 +1,12 @@
 """The record of the text that `tfm generate` translated last, for `tfm score` after a pipe."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.disk.files import is_same_file, read_record, write_record
 from tfm.disk.paths import LAST_GENERATION, RUNS_ROOT
-from tfm.errors import DataError, explain_os_error
+from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.reporting import say
 
 FORMAT = 2
@@ -14,7 +15,7 @@ FILE = RUNS_ROOT / LAST_GENERATION
 
 @dataclass(frozen=True, kw_only=True)
 class LastGeneration:
-    """The record of the text that `tfm generate` translated last.
+    """The record of the text that `tfm generate` translated last; empty if there is none.
 
     Attributes:
         model: The folders of its models.
@@ -31,16 +32,15 @@ class LastGeneration:
     language: str
 
     @classmethod
-    def load(cls) -> "LastGeneration | None":
-        """Read the record; return None if there is none, and with a warning if it is damaged."""
-        if not FILE.is_file():
-            return None
-        try:
-            return read_record(FILE, cls, format_=FORMAT, advice="generate again")
-        except (DataError, OSError) as error:
-            reason = explain_os_error(error) if isinstance(error, OSError) else error
-            say(f"warning: the record of the last generation is not used: {reason}")
-            return None
+    def load(cls) -> "LastGeneration":
+        """Read the record; it is empty if there is none, and with a warning if it is damaged."""
+        if FILE.is_file():
+            try:
+                return read_record(FILE, cls, format_=FORMAT, advice="generate again")
+            except (DataError, OSError) as error:
+                reason = explain_os_error(error) if isinstance(error, OSError) else error
+                say(f"warning: the record of the last generation is not used: {reason}")
+        return cls(model=(), source="", references=(), source_language="", language="")
 
     def save(self) -> None:
         """Write the record, or warn that it cannot be written."""
@@ -56,6 +56,25 @@ class LastGeneration:
         """Return whether a file is the first reference of its text."""
         files = map(Path, self.references[:1])
         return isinstance(reference, Path) and any(is_same_file(reference, file) for file in files)
+
+    def known_references(self) -> Sequence[Path]:
+        """Return the files of its references; raise UsageError if they are unknown."""
+        if not self.source:
+            raise UsageError(f"no reference given, nor recorded in {FILE}: pass --reference")
+        if not self.references:
+            raise UsageError(
+                f"no reference given, and tfm generate read {self.source}, whose reference is "
+                "unknown: pass --reference"
+            )
+        return [*map(Path, self.references)]
+
+    def known_languages(self, test_set: str) -> tuple[str, str]:
+        """Return the languages to name for a test set; raise UsageError if they are unknown."""
+        if not self.source:
+            raise UsageError(
+                f"the languages are unknown: name them, as in --test-set {test_set}:en-de"
+            )
+        return self.source_language, self.language
 
     @property
     def source_file(self) -> Path | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from tfm.config import ScoreConfig
 from tfm.disk.files import write_text
 from tfm.metrics.texts import Texts, read_confidences
+from tfm.reporting import printable
+from tfm.table import Table
 
 _COLUMNS = ("line", "system", "chrf", "bleu", "ter", "confidence")
 
@@ -25,6 +27,13 @@ class LineScore:
     source: str | None
     reference: str
     text: str
+
+    def table(self) -> Table:
+        """Return the scores and the texts, as far as they are known."""
+        numbers = f"chrF {self.chrf:.1f}, BLEU {self.bleu:.1f}, TER {self.ter:.1f}"
+        rows = {f"line {self.line:,}": numbers, "  source": self.source}
+        rows |= {"  reference": self.reference, "  output": self.text}
+        return Table([(name, printable(text)) for name, text in rows.items() if text is not None])
 
 
 def report_lines(

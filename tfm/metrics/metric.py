@@ -1,6 +1,6 @@
 """The result of a metric."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,3 +36,27 @@ class MetricScore:
     def decimals(self) -> int:
         """The number of decimals to print; the scores of many programs are from 0 to 1."""
         return 4 if self.name == "command" else 2
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is printed below the score: details, the comparison, and the warning."""
+        details = (
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2f}"
+            for name, value in self.details.items()
+        )
+        yield from filter(None, (", ".join(details), self._compared(), self.note))
+
+    def _compared(self) -> str:
+        """Return the difference to a baseline, and its test, in words."""
+        compared, decimals = self.comparison, self.decimals
+        if compared is None:
+            return ""
+        difference = f"{self.value - compared.baseline:+.{decimals}f}"
+        text = f"baseline {compared.baseline:.{decimals}f}, difference {difference}"
+        if compared.p_value is not None:
+            text += f", p = {compared.p_value:.4f} (paired bootstrap)"
+        elif self.value == compared.baseline:
+            text += ", no difference to test"
+        if compared.mean is not None and compared.interval is not None:
+            interval = f"{compared.mean:.{decimals}f} ± {compared.interval:.{decimals}f}"
+            text += f", 95 % of samples in {interval}"
+        return text
