@@ -25,11 +25,11 @@ from tfm import config, errors
 from tfm.applications.check.measures import Translated
 from tfm.applications.check.suite import CheckResult, RowResult
 from tfm.applications.doctor.checks import Finding
-from tfm.applications.evaluate.tables import Evaluation, SetResult
 from tfm.applications.serve.settings import ServeConfig
 from tfm.cli.app import help_row
 from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
+from tfm.commands.evaluate import Evaluation, SetResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
 from tfm.commands.prepare import PrepareResult

@@ -10,8 +10,8 @@ from typing import Literal
 
 from tfm.applications.check.suite import CheckResult as CheckResult
 from tfm.applications.doctor.checks import Finding as Finding
-from tfm.applications.evaluate.tables import Evaluation as Evaluation
 from tfm.commands.attend import AttendResult as AttendResult
+from tfm.commands.evaluate import Evaluation as Evaluation
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
 from tfm.commands.prepare import PrepareResult as PrepareResult

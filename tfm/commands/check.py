@@ -54,7 +54,6 @@ def check(
         DataError: There is no test set, or the files differ in their numbers of lines.
     """
     from tfm.applications.check import suite
-    from tfm.applications.check.reports import write_check_page, write_junit
     from tfm.commands.translator import Translator
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
@@ -94,7 +93,7 @@ def check(
         rows=rows,
     )
     if page is not None:
-        write_check_page(page, result, folders[0].info.target)
+        result.write_page(page, folders[0].info.target)
     if junit is not None:
-        write_junit(junit, result)
+        result.write_junit(junit)
     return result

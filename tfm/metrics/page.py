@@ -14,16 +14,17 @@ from tfm.text.units import units
 MAX_LINES = 1000  # of a page; more would be slow to open
 
 
-class PageLine(NamedTuple):
-    """A line of a page, with system, translation and scores by name (None if unknown) of each text.
+# System, translation, and scores by name (None if unknown).
+PageText = tuple[str, str, Mapping[str, float | None]]
 
-    Readers sort lines by the scores of the first text.
-    """
+
+class PageLine(NamedTuple):
+    """A line of a page; readers sort lines by the scores of the first text."""
 
     label: str
     source: str | None
     reference: str | None
-    texts: Sequence[tuple[str, str, Mapping[str, float | None]]]
+    texts: Sequence[PageText]
 
 
 def write_page(

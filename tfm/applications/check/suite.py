@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree as ET  # to write only
 
 from tfm.applications.check.measures import Translated, failures, measured, summary, words
 from tfm.applications.check.rows import ROWS, cases
 from tfm.dataset.manifest import Manifest
+from tfm.disk.files import write_text
 from tfm.errors import DataError
 from tfm.folders.model_folder import ModelFolder, NoSplitError
+from tfm.metrics.page import PageLine, PageText, write_page
 from tfm.metrics.tokenizers import bleu_tokenizer
-from tfm.reporting import Progress, Result
+from tfm.reporting import Progress, Result, printable
 from tfm.table import Table
 from tfm.text.lines import read_lines, read_pairs
 from tfm.text.segments import REFERENCE, SOURCE
@@ -58,6 +61,33 @@ class CheckResult(Result):
             verdict = "FAILED" if row.failures else "skipped" if row.skipped else "ok"
             rows.append([row.name, f"{row.num_cases:,}", *values, verdict])
         return Table(rows, ["row", "cases", *names, "result"])
+
+    def write_page(self, path: Path, language: str) -> None:
+        """Write the rows and their worst translations, in a language, as one HTML file."""
+        lines = []
+        for row in self.rows:
+            for each in row.worst:
+                scores = {"chrF": each.chrf, "confidence": each.confidence}
+                texts: list[PageText] = [(self.model, each.output, scores)]
+                if each.baseline is not None:
+                    texts.append((self.baseline or "", each.baseline, {}))
+                label = f"{row.name} ({row.about}){''.join(f', {fault}' for fault in each.faults)}"
+                lines.append(PageLine(label, each.source, each.reference, texts))
+        note, title = f"The worst of {self.num_lines:,} lines.", f"Check of {self.model}"
+        write_page(path, title, note, lines, table=self.table(), language=language)
+
+    def write_junit(self, path: Path) -> None:
+        """Write rows as the test cases of a JUnit file, for build servers."""
+        suite = ET.Element("testsuite", name=printable(f"tfm check {self.model}"))
+        suite.set("tests", str(len(self.rows)))
+        suite.set("failures", str(sum(bool(row.failures) for row in self.rows)))
+        suite.set("skipped", str(sum(row.skipped is not None for row in self.rows)))
+        for row in self.rows:
+            case = ET.SubElement(suite, "testcase", classname="tfm.check", name=row.name)
+            for kind, text in (("failure", ", ".join(row.failures)), ("skipped", row.skipped)):
+                if text:
+                    ET.SubElement(case, kind, message=text)
+        write_text(path, f"{ET.tostring(suite, encoding='unicode', xml_declaration=True)}\n")
 
     def lines(self, columns: int | None) -> list[Table]:
         """Return the table."""

@@ -2,7 +2,7 @@
 
 from html_pages import read_page, rows, texts
 
-from tfm.applications.evaluate.tables import Evaluation, SetResult
+from tfm.commands.evaluate import Evaluation, SetResult
 from tfm.metrics.metric import Comparison, MetricScore
 
 

@@ -1,1 +1,0 @@
-"""`tfm evaluate`: models by test sets, with confidence intervals and significance."""
