@@ -1,19 +1,70 @@
-"""The record of a run: lines of metrics.jsonl, messages on stderr, report.html, event files."""
+"""What a run writes: checkpoints, metrics.jsonl, messages on stderr, report.html, event files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tfm.dataset.manifest import TrainingText
-from tfm.errors import DETAIL
+from tfm.errors import DETAIL, CheckpointError, UnequalRanksError
 from tfm.folders.model_info import MAX_NOISE, ranking_metric
+from tfm.folders.saving import Saver, last_good_checkpoint
+from tfm.machine.group import Group
+from tfm.machine.interruption import RESUME
 from tfm.reporting import format_duration, say
+from tfm.training.data import TrainingData
 from tfm.training.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
+from tfm.training.trainer import Trainer
 from tfm.training.validation import Sample, Validation
 
 _MAX_PAIRS_IN_MESSAGE = 10
+
+
+class Checkpoints(Saver):
+    """Saves the checkpoints of a run; all processes call these methods together."""
+
+    def __init__(self, run_dir: Path, data: TrainingData, trainer: Trainer, group: Group) -> None:
+        super().__init__(run_dir, background=data.info.run.training.background_saving)
+        self._data, self._trainer, self._group = data, trainer, group
+
+    def save_run(self, metrics: dict[str, float], state: Mapping[str, Any]) -> None:
+        """Save the weights, the metrics, and the state of the trainer beside that of the run."""
+        self._group.heartbeat("saving", waits=True)
+        is_first = self._group.world.is_first
+        weights = self._trainer.weights(keep=is_first)
+        trainer = self._trainer.state(keep=is_first)
+        if not is_first:
+            return
+        info = replace(self._data.info, step=self._trainer.position.step, metrics=metrics)
+        self._group.heartbeat("writing a checkpoint")
+        state = {"trainer": trainer, "dataset": self._data.checksum, **state}
+        self.save(info, weights, state, self._data.model_files)
+
+    def check_ranks(self) -> None:
+        """Raise UnequalRanksError if the weights of some ranks differ from those of the others."""
+        difference = self._trainer.difference_between_ranks()
+        if difference is None:
+            return
+        step = self._trainer.position.step
+        raise UnequalRanksError(
+            f"step {step:,}: {difference}, so this step was not saved; last good checkpoint: "
+            f"{self.last_good(before=step)}; {RESUME}. If this recurs, a device computes wrong "
+            "results, or this version of torch does not sum gradients"
+        )
+
+    def last_good(self, *, before: int) -> str:
+        """Return the path of the newest good checkpoint, after what is underway is saved."""
+        is_first = self._group.world.is_first
+        self._group.heartbeat("saving", waits=not is_first)
+        good, unsaved = None, ""
+        try:
+            self.finish()
+        except CheckpointError as error:
+            unsaved = f"; {error}"
+        if is_first:
+            good = last_good_checkpoint(self._run_dir, before=before)
+        return str(self._group.gather(f"{good or 'none'}{unsaved}")[0])
 
 
 class RunRecord:

@@ -12,7 +12,7 @@ from tfm.text.tags import split_tag
 from tfm.translation.steps import Output, Segment, Step, UnitAligner
 
 if TYPE_CHECKING:
-    from tfm.features.protect.protected import Protected
+    from tfm.features.protect.cuts import Protected
     from tfm.text.units import Span
 
 # What any protected text has; the modules that find and place it are only imported for it.
@@ -84,7 +84,7 @@ class Protect(Step):
                     f"warning: {name}: the text in {message[0]} …}} is copied, not translated: "
                     "put it on a separate line to have it translated"
                 )
-        from tfm.features.protect.protected import Protected, copied
+        from tfm.features.protect.cuts import Protected, copied
 
         start = self._start(unit.source)
         protected = Protected.of(unit, spans, start=start)
