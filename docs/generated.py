@@ -39,7 +39,7 @@ from tfm.dataset import manifest, parallel, rerun
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
-from tfm.folders import last_generation, model_folder, run_folder
+from tfm.folders import last_generation, model_info, run_folder
 from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.steps import StepsConfig
@@ -73,7 +73,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": parallel.FORMAT,
-    "`config.json` of a model folder or checkpoint": model_folder.FORMAT,
+    "`config.json` of a model folder or checkpoint": model_info.FORMAT,
     "`alignment.json` of a model folder": heads.FORMAT,
     "`tfm.json` of an exported model": model_summaries.EXPORTED_FORMAT,
     "`seen.safetensors` of a dataset": seen.FORMAT,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tfm.folders.model_folder import CONFIG, WEIGHTS, ModelFolder
-from tfm.folders.model_info import Ancestor
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import CONFIG, WEIGHTS, Ancestor
 from tfm.folders.run_folder import checkpoint_path
 from tfm.folders.saving import save_checkpoint
 from tfm.training.model_summaries import describe_export, find_models, summarize_model

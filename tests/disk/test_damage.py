@@ -25,7 +25,8 @@ from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
 from tfm.disk.files import read_json, write_json
 from tfm.errors import CheckpointError, DataError
-from tfm.folders.model_folder import STATE, WEIGHTS, ModelFolder
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import STATE, WEIGHTS
 from tfm.folders.run_folder import record_dataset, trained_on
 from tfm.text.archives import extract_members
 from tfm.text.lines import read_lines

@@ -13,7 +13,8 @@ from small_models import new_info
 from tfm.disk.files import sha256_of
 from tfm.errors import CheckpointError
 from tfm.folders import model_folder
-from tfm.folders.model_folder import DamagedCheckpointError, ModelFolder, _checksum
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import DamagedCheckpointError, checksum_of
 from tfm.folders.saving import save_checkpoint
 from tfm.training.averaging import average_weights
 
@@ -92,7 +93,7 @@ def edit(folder, change):
     record = json.loads((folder / "config.json").read_text())
     del record["checksum"]
     change(record)
-    text = json.dumps({**record, "checksum": _checksum(record)})
+    text = json.dumps({**record, "checksum": checksum_of(record)})
     (folder / "config.json").write_text(text)
 
 

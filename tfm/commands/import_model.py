@@ -88,7 +88,7 @@ def import_model(
     if revision is not None and not named:
         raise UsageError(f"--revision is for models of the Hugging Face Hub: {model} is a path")
     from tfm.applications.importing.hub import fetch, unpacked
-    from tfm.folders.model_folder import own_files
+    from tfm.folders.model_info import own_files
 
     out = out or (MODELS_ROOT / Path(named[2]).name if named else _default_folder(model))
     own = own_files(out) if _is_import(out) else None

@@ -3,8 +3,6 @@
 Opening it does not import torch.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +14,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from tfm.config import ModelConfig
-from tfm.disk.files import intact_directory, read_json, sha256_of, write_json
+from tfm.disk.files import intact_directory, sha256_of
 from tfm.disk.paths import check_streams, existing_folder, where_instead
 from tfm.errors import CheckpointError, DataError, UsageError, tfm_command
-from tfm.folders.model_info import Ancestor, ModelInfo, ranking_metric
+from tfm.folders.model_info import (
+    CONFIG,
+    STATE,
+    WEIGHTS,
+    Ancestor,
+    DamagedCheckpointError,
+    ModelInfo,
+    checksum_of,
+    damaged,
+    ranking_metric,
+    read_description,
+)
 from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
 
@@ -31,19 +40,10 @@ if TYPE_CHECKING:
 
 ModelT = TypeVar("ModelT")
 
-FORMAT = 3
-WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
-ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
 
-# Files of a folder whose record is damaged.
-_USUAL_FILES = (WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
 # Errors of files with a correct checksum whose content is not safetensors, or not a state.
 _UNREADABLE = (SafetensorError, OSError, RuntimeError, ValueError)
 _INVALID = (LookupError, TypeError, RecursionError)
-
-
-class DamagedCheckpointError(CheckpointError):
-    """A model folder whose files have changed since they were written."""
 
 
 class NoSplitError(DataError):
@@ -66,9 +66,9 @@ class ModelFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        record = _read_record(path)
+        record = read_description(path)
         self.path = path
-        self.fingerprint = _checksum(record)  # the record has the checksums of the other files
+        self.fingerprint = checksum_of(record)  # the record has the checksums of the other files
         self._parameters: dict[str, Tensor] = {}  # of the first model that `model` has returned
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
@@ -181,7 +181,7 @@ class ModelFolder:
     def is_current(self) -> bool:
         """Return whether the folder still has this model."""
         with suppress(CheckpointError):
-            return _checksum(_read_record(self.path)) == self.fingerprint
+            return checksum_of(read_description(self.path)) == self.fingerprint
         return False
 
     def weights(self) -> "dict[str, Tensor]":
@@ -250,7 +250,7 @@ class ModelFolder:
             is_intact = file.is_file() and sha256_of(file) == self._digests[name]
         except (OSError, KeyError) as error:
             raise damaged(file, error) from error
-        if not is_intact and _read_record(self.path)["sha256"] != self._digests:
+        if not is_intact and read_description(self.path)["sha256"] != self._digests:
             raise CheckpointError(f"{self} was replaced while it was read: try again")
         if not is_intact:
             raise damaged(file, None)
@@ -330,7 +330,7 @@ def recorded_settings(run_dir: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """Return the newest checkpoint of a run that can be read, and the settings in it by section."""
     for path in reversed(checkpoints(run_dir)):
         with suppress(CheckpointError):
-            if isinstance(settings := _read_record(path).get("run"), dict):
+            if isinstance(settings := read_description(path).get("run"), dict):
                 return path, settings
     return None
 
@@ -354,78 +354,3 @@ def check_any_intact(run_dir: Path) -> None:
             f"{run_dir} has only damaged checkpoints: remove {run_dir / 'checkpoints'} to train "
             "from scratch, or start another run with --run"
         )
-
-
-def is_model(folder: Path) -> bool:
-    """Return whether a folder holds a model of tfm, intact or damaged."""
-    try:
-        return "sha256" in read_json(folder / CONFIG)
-    except FileNotFoundError:
-        return False
-    except (DataError, OSError):
-        return (folder / WEIGHTS).is_file()
-
-
-def own_files(folder: Path) -> frozenset[str]:
-    """Return the names of the files that tfm wrote to a model folder; others are the user's."""
-    try:
-        return frozenset([CONFIG, ALIGNMENT, *_read_record(folder)["sha256"]])
-    except CheckpointError:
-        return frozenset([CONFIG, ALIGNMENT, *_USUAL_FILES])
-
-
-def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:
-    """Write the description of a model beside its files, whose SHA-256 are given by name."""
-    record = {"format": FORMAT, **info.record(), "sha256": digests}
-    write_json(folder / CONFIG, {**record, "checksum": _checksum(record)})
-
-
-def damaged(file: Path, error: Exception | None) -> CheckpointError:
-    """Return the error that describes why a file cannot be used."""
-    if not file.parent.exists():
-        return CheckpointError(
-            f"{file.parent} was removed while it was read: if its run is still training, try again"
-        )
-    kind: type[CheckpointError] = DamagedCheckpointError
-    match error:
-        case FileNotFoundError():
-            reason = "it is missing"
-        case OSError():
-            kind, reason = CheckpointError, str(error.strerror or error)
-        case UsageError():
-            reason = str(error)
-        case _:
-            reason = "it is damaged"
-    return kind(f"cannot read {file}: {reason}; choose another checkpoint")
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    """Return the verified content of config.json, without its format and checksum."""
-    file = path / CONFIG
-    if path.exists() and not file.is_file():
-        raise DamagedCheckpointError(f"{path} holds no model (no {CONFIG})")
-    try:
-        record = read_json(file)
-        expected = record.pop("checksum", None)  # missing if the user edited the record
-        if expected is not None and expected != _checksum(record):
-            raise UsageError('it is damaged or was edited: if you edited it, remove its "checksum"')
-    except (DataError, OSError, RecursionError, UsageError) as error:
-        raise damaged(file, error) from error
-    written = record.pop("format", None)
-    if written is None:
-        raise CheckpointError(
-            f"{file} is not of a tfm model: make one of a model of transformers or fairseq with "
-            "tfm import"
-        )
-    if written != FORMAT:
-        raise CheckpointError(
-            f"{file} has format {written}, but this version of tfm reads format {FORMAT}: "
-            "load it with the version that wrote it, or train again"
-        )
-    if not isinstance(record.get("sha256"), dict):
-        raise damaged(file, None)
-    return record
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,14 @@
-"""The description of a model in its folder; reading it does not import torch."""
+"""The description of a model in its folder, config.json, which verifies the other files.
 
+Reading it does not import torch.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfm.config import (
@@ -16,6 +22,18 @@ from tfm.config import (
     run_table,
 )
 from tfm.config.values import Measured, from_table
+from tfm.disk.files import read_json, write_json
+from tfm.errors import CheckpointError, DataError, UsageError
+
+FORMAT = 3
+WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
+ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
+# Files of a folder whose record is damaged.
+_USUAL_FILES = (WEIGHTS, STATE, "bpe.model", "bpe.source.model", "bpe.target.model")
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A model folder whose files have changed since they were written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,3 +183,79 @@ class ModelInfo:
         info = from_table(cls, record)
         SearchConfig.for_model(info.search, {})  # raises UsageError if a value is out of range
         return info
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder holds a model of tfm, intact or damaged."""
+    try:
+        return "sha256" in read_json(folder / CONFIG)
+    except FileNotFoundError:
+        return False
+    except (DataError, OSError):
+        return (folder / WEIGHTS).is_file()
+
+
+def own_files(folder: Path) -> frozenset[str]:
+    """Return the names of the files that tfm wrote to a model folder; others are the user's."""
+    try:
+        return frozenset([CONFIG, ALIGNMENT, *read_description(folder)["sha256"]])
+    except CheckpointError:
+        return frozenset([CONFIG, ALIGNMENT, *_USUAL_FILES])
+
+
+def write_description(folder: Path, info: ModelInfo, digests: Mapping[str, str]) -> None:
+    """Write the description of a model beside its files, whose SHA-256 are given by name."""
+    record = {"format": FORMAT, **info.record(), "sha256": digests}
+    write_json(folder / CONFIG, {**record, "checksum": checksum_of(record)})
+
+
+def damaged(file: Path, error: Exception | None) -> CheckpointError:
+    """Return the error that describes why a file cannot be used."""
+    if not file.parent.exists():
+        return CheckpointError(
+            f"{file.parent} was removed while it was read: if its run is still training, try again"
+        )
+    kind: type[CheckpointError] = DamagedCheckpointError
+    match error:
+        case FileNotFoundError():
+            reason = "it is missing"
+        case OSError():
+            kind, reason = CheckpointError, str(error.strerror or error)
+        case UsageError():
+            reason = str(error)
+        case _:
+            reason = "it is damaged"
+    return kind(f"cannot read {file}: {reason}; choose another checkpoint")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Return the verified content of config.json, without its format and checksum."""
+    file = path / CONFIG
+    if path.exists() and not file.is_file():
+        raise DamagedCheckpointError(f"{path} holds no model (no {CONFIG})")
+    try:
+        record = read_json(file)
+        expected = record.pop("checksum", None)  # missing if the user edited the record
+        if expected is not None and expected != checksum_of(record):
+            raise UsageError('it is damaged or was edited: if you edited it, remove its "checksum"')
+    except (DataError, OSError, RecursionError, UsageError) as error:
+        raise damaged(file, error) from error
+    written = record.pop("format", None)
+    if written is None:
+        raise CheckpointError(
+            f"{file} is not of a tfm model: make one of a model of transformers or fairseq with "
+            "tfm import"
+        )
+    if written != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {written}, but this version of tfm reads format {FORMAT}: "
+            "load it with the version that wrote it, or train again"
+        )
+    if not isinstance(record.get("sha256"), dict):
+        raise damaged(file, None)
+    return record
+
+
+def checksum_of(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a description without it."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

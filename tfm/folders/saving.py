@@ -18,17 +18,15 @@ from torch import Tensor
 from tfm.disk.files import atomic_directory, finish_replacement, remove_path
 from tfm.disk.tensor_file import write_state, write_tensors
 from tfm.errors import CheckpointError
-from tfm.folders.model_folder import (
+from tfm.folders.model_folder import ModelFolder, check_any_intact, ranked
+from tfm.folders.model_info import (
     STATE,
     WEIGHTS,
     DamagedCheckpointError,
-    ModelFolder,
-    check_any_intact,
+    ModelInfo,
     own_files,
-    ranked,
     write_description,
 )
-from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import DAMAGED, PREFIX, checkpoint_path, checkpoints, newest_step
 from tfm.reporting import say
 

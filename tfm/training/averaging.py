@@ -10,7 +10,8 @@ from torch import Tensor
 from tfm.config import AverageConfig
 from tfm.disk.paths import where_instead
 from tfm.errors import CheckpointError, UsageError
-from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
+from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
+from tfm.folders.model_info import is_model
 from tfm.folders.saving import save_checkpoint
 from tfm.reporting import Result
 

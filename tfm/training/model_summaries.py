@@ -9,8 +9,8 @@ from rich.filesize import decimal
 from tfm.config.values import from_table
 from tfm.disk.files import find_folders, folder_size, read_json, write_json
 from tfm.errors import CheckpointError, DataError
-from tfm.folders.model_folder import ModelFolder, best_first, is_model, open_checkpoints
-from tfm.folders.model_info import SCORES, ModelInfo
+from tfm.folders.model_folder import ModelFolder, best_first, open_checkpoints
+from tfm.folders.model_info import SCORES, ModelInfo, is_model
 from tfm.folders.run_folder import checkpoints, is_run
 from tfm.text.languages import shown_languages
 from tfm.training.metrics_log import read_metrics

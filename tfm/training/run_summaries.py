@@ -12,8 +12,8 @@ from tfm.config.schema import settings_and_problems
 from tfm.disk.files import find_folders
 from tfm.disk.lock import is_locked
 from tfm.errors import TfmError, UsageError, explain_os_error
-from tfm.folders.model_folder import DamagedCheckpointError, check_newest
-from tfm.folders.model_info import MAX_NOISE
+from tfm.folders.model_folder import check_newest
+from tfm.folders.model_info import MAX_NOISE, DamagedCheckpointError
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
 from tfm.reporting import format_duration
 from tfm.table import Table

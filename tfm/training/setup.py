@@ -8,7 +8,8 @@ import torch
 
 from tfm.disk.tensor_file import record_from
 from tfm.errors import CheckpointError, UsageError
-from tfm.folders.model_folder import STATE, ModelFolder
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import STATE
 from tfm.machine.background import run_in_thread
 from tfm.machine.group import Group
 from tfm.machine.world import World

@@ -32,7 +32,8 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import DataError, UsageError
 from tfm.features.attention.maps import AttentionMaps
 from tfm.features.documents.step import Sentences
-from tfm.folders.model_folder import ALIGNMENT, ModelFolder
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ALIGNMENT
 from tfm.steps import StepsConfig
 from tfm.text import languages
 

@@ -14,7 +14,8 @@ from tfm.features.align import heads
 from tfm.features.align.alignment import Side
 from tfm.features.align.heads import AlignmentModel, choose_heads, predictability
 from tfm.features.align.step import Align
-from tfm.folders.model_folder import ALIGNMENT, WEIGHTS, ModelFolder
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import ALIGNMENT, WEIGHTS
 from tfm.translation.engine import Engine
 
 

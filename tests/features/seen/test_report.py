@@ -15,7 +15,8 @@ from tfm.disk.files import sha256_of
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import UsageError
 from tfm.features.seen.report import find_seen
-from tfm.folders.model_folder import CONFIG, ModelFolder, write_description
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import CONFIG, write_description
 from tfm.text.seen import FILE, SeenText
 
 NEW = [(f"Nobody wrote line {number} before.", f"Zeile {number} ist neu.") for number in range(6)]

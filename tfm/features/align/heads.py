@@ -13,7 +13,8 @@ from tfm.config import InferenceDevice, TransformerConfig
 from tfm.disk.files import read_record, write_record
 from tfm.errors import DataError, UsageError
 from tfm.features.align.alignment import Aligner, Side
-from tfm.folders.model_folder import ALIGNMENT, ModelFolder, NoSplitError
+from tfm.folders.model_folder import ModelFolder, NoSplitError
+from tfm.folders.model_info import ALIGNMENT
 from tfm.machine.compute import choose_compute
 from tfm.reporting import say
 from tfm.text.lines import read_lines
