@@ -12,7 +12,7 @@ from small_models import new_info
 
 from tfm.disk.files import sha256_of
 from tfm.errors import CheckpointError
-from tfm.folders import model_folder
+from tfm.folders import model_folder, model_info
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import DamagedCheckpointError, checksum_of
 from tfm.folders.saving import save_checkpoint
@@ -193,7 +193,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(model_folder, "write_json", fail)
+    monkeypatch.setattr(model_info, "write_json", fail)
     with pytest.raises(OSError, match="No space"):
         save(tmp_path / "model")
     assert not list(tmp_path.iterdir())

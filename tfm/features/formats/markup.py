@@ -1,43 +1,22 @@
-"""HTML and XML: which parts are text to translate, by a tokenizer that keeps offsets.
+"""HTML and XML: which parts are text to translate.
 
-It reads tags as the HTML standard does (§13.2.5), also in XML, resolves only entities of
-characters, and fetches nothing. What it cannot read is copied. Dialects of XML that have elements
-for translations are read twice: these elements get the source first.
+It resolves only entities of characters, and fetches nothing. What it cannot read is copied.
+Dialects of XML that have elements for translations are read twice: these elements get the source
+first.
 """
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from tfm.features.formats.blocks import Block, BlockBuilder, Mark, Quote
-from tfm.features.formats.characters import COPIED, HTML, INLINE, RAW, VOID
+from tfm.features.formats.blocks import Block, BlockBuilder, Mark
+from tfm.features.formats.characters import COPIED, HTML, INLINE, RAW
 from tfm.features.formats.dialects import ALL, Dialect, dialect_of
-from tfm.reporting import say
+from tfm.features.formats.tokens import Token, attributes, inline_elements, tag_of, tokens_of
 from tfm.text.units import Span
-
-_ATTRIBUTE = r"""[^\s/>=]++(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
-_TOKENS = r"""
-    <!--(?:-?>|.*?--!?>|(?P<endless_comment>.*))
-    | <!\[CDATA\[(?:.*?\]\]>|(?P<endless_cdata>.*))
-    | <!(?i:doctype)[^\[>]*+(?:>|\[(?:.*?\]\s*+>|(?P<endless_doctype>.*)))
-    | <\?(?:{instruction}(?:.*?\?>|(?P<endless_instruction>.*))|[^>]*+>)
-    | <![^>]*+>
-    | <(?P<slash>/?)(?P<name>{start}[^\s/>]*+)(?P<attributes>(?:[\s/=]++|{attribute})*+)>
-    | <(?:[!?]|/?{start})(?P<endless_tag>.*)
-"""  # an unclosed tag extends to the end of the document; searching on would be quadratic
-_FLAGS = re.DOTALL | re.VERBOSE | re.ASCII
-_HTML_TOKEN = re.compile(
-    _TOKENS.format(instruction="(?:php|=)", start="[A-Za-z]", attribute=_ATTRIBUTE), _FLAGS
-)
-_XML_TOKEN = re.compile(
-    _TOKENS.format(instruction="", start=r"[A-Za-z_:\x80-\U0010ffff]", attribute=_ATTRIBUTE), _FLAGS
-)
-_ONE_ATTRIBUTE = re.compile(
-    r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""", re.ASCII
-)
 
 _LINKED = re.compile(r"((?:[^<]|<(?!/?a[\s/>])[^>]*+>){1,1000}+)</a[\s>]", re.IGNORECASE)
 _TAG = re.compile("<[^>]*>")
@@ -55,14 +34,6 @@ _MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[|\]\]>|<[^>]*>", re.DOTALL)
 _MAX_DOCTYPE = 500
 _HTML_PAGE = Dialect(syntax=HTML)
 _State = Literal["yes", "no", "not yet"]
-
-
-class _Token(NamedTuple):
-    kind: Literal["text", "start", "end", "empty", "other"]
-    start: int
-    end: int
-    name: str = ""
-    attributes: tuple[int, int] = (0, 0)  # where they are
 
 
 @dataclass(eq=False, slots=True)
@@ -95,12 +66,12 @@ class _Copy(NamedTuple):
 
 def html_blocks(text: str) -> list[Block]:
     """Return the blocks of a page or a part of one in HTML."""
-    return _Reader(text, _HTML_PAGE, _tokens(text, is_xml=False)).blocks()
+    return _Reader(text, _HTML_PAGE, tokens_of(text, is_xml=False)).blocks()
 
 
 def xml_blocks(text: str) -> tuple[str, list[Block]]:
     """Return a document in XML, with sources in place of missing translations, and its blocks."""
-    tokens = list(_tokens(text, is_xml=True))
+    tokens = list(tokens_of(text, is_xml=True))
     dialect = dialect_of(_head(text, tokens))
     reader = _Reader(text, dialect, tokens)
     blocks = reader.blocks()
@@ -108,13 +79,13 @@ def xml_blocks(text: str) -> tuple[str, list[Block]]:
         return text, blocks
     text, places = _copied(text, reader.copies)
     dialect = replace(dialect, text=dialect.target, target="")
-    return text, _Reader(text, dialect, list(_tokens(text, is_xml=True)), places).blocks()
+    return text, _Reader(text, dialect, list(tokens_of(text, is_xml=True)), places).blocks()
 
 
-def _head(text: str, tokens: Sequence[_Token]) -> str:
+def _head(text: str, tokens: Sequence[Token]) -> str:
     """Return the start of a document, as dialects match it."""
     starts = (token for token in tokens if token.kind in ("start", "empty"))
-    tags = [_tag_of(text, token) for token in islice(starts, 2)]
+    tags = [tag_of(text, token) for token in islice(starts, 2)]
     others = (text[token.start : token.end] for token in tokens if token.kind == "other")
     doctype = next((each for each in others if each[:9].lower() == "<!doctype"), "")
     return "\n".join([doctype[:_MAX_DOCTYPE], "<" + tags[0] if tags else "", *tags[1:], ""])
@@ -133,79 +104,6 @@ def _copied(text: str, copies: Iterable[_Copy]) -> tuple[str, Container[int]]:
     return "".join([*parts, text[at:]]), places
 
 
-def _attributes(text: str, token: _Token) -> Iterator[tuple[str, Span, Quote]]:
-    """Yield the name, the span of the value, and the quotes of each attribute with a value."""
-    quotes: dict[int, Quote] = {2: '"', 3: "'", 4: "unquoted"}
-    for found in _ONE_ATTRIBUTE.finditer(text, *token.attributes):
-        for group, quote in quotes.items():
-            if found[group] is not None:
-                yield found[1], found.span(group), quote
-
-
-def _tag_of(text: str, token: _Token) -> str:
-    """Return a start tag as dialects match it."""
-    values = ((name, text[slice(*span)].split()) for name, span, _ in _attributes(text, token))
-    written = "".join(f'{name}="{" ".join(value)}" ' for name, value in values)
-    return f"{token.name.rpartition(':')[2]} {written}"
-
-
-def _tokens(text: str, *, is_xml: bool) -> Iterator[_Token]:
-    """Yield the tokens of a document; joined, they are the document."""
-    pattern, at = _XML_TOKEN if is_xml else _HTML_TOKEN, 0
-    while (found := pattern.search(text, at)) is not None:
-        if at < found.start():
-            yield _Token("text", at, found.start())
-        at = found.end()
-        token = _tag(found, is_xml=is_xml) if found["name"] else _Token("other", *found.span())
-        if (found.lastgroup or "").startswith("endless"):
-            line = text.count("\n", 0, found.start()) + 1
-            say(f"warning: a tag in line {line:,} has no end: the text from there on is copied")
-        yield token
-        if not is_xml and token.kind == "start" and RAW.fullmatch(token.name):
-            end = re.compile(rf"</{token.name}(?=[\s/>])|\Z", re.IGNORECASE).search(text, at)
-            if end is not None and at < end.start():
-                yield _Token("other", at, end.start())
-                at = end.start()
-    if at < len(text):
-        yield _Token("text", at, len(text))
-
-
-def _tag(found: re.Match[str], *, is_xml: bool) -> _Token:
-    name = found["name"] if is_xml else found["name"].lower()
-    kind: Literal["start", "end", "empty"] = "end" if found["slash"] else "start"
-    is_closed = found["attributes"].endswith("/") and (is_xml or name in ("svg", "math"))
-    if kind == "start" and (is_closed or (VOID.fullmatch(name) and not is_xml)):
-        kind = "empty"
-    return _Token(kind, found.start(), found.end(), name, found.span("attributes"))
-
-
-def _inline_elements(text: str, tokens: Iterable[_Token]) -> list[bool]:
-    """Return which elements of XML, by their start tags in order, are within sentences.
-
-    These are the elements beside text and within such elements, without lists: elements that have
-    several elements and no text.
-    """
-    parents: list[int] = []
-    has_text, num_children, open_elements = [False], [0], [0]
-    for token in tokens:
-        if token.kind in ("start", "empty"):
-            parents.append(open_elements[-1])
-            num_children[open_elements[-1]] += 1
-            has_text.append(False)
-            num_children.append(0)
-            if token.kind == "start":
-                open_elements.append(len(parents))
-        elif token.kind == "end" and len(open_elements) > 1:
-            open_elements.pop()
-        elif token.kind == "text" and not text[token.start : token.end].isspace():
-            has_text[open_elements[-1]] = True
-    inline = [False]
-    for number, parent in enumerate(parents, start=1):
-        is_list = not has_text[number] and num_children[number] > 1
-        inline.append((inline[parent] or has_text[parent]) and not is_list)
-    return inline[1:]
-
-
 class _Reader:
     """Reads the blocks of a document.
 
@@ -220,12 +118,12 @@ class _Reader:
         self,
         text: str,
         dialect: Dialect,
-        tokens: Iterable[_Token],
+        tokens: Iterable[Token],
         places: Container[int] | None = None,
     ) -> None:
         self._text, self._dialect, self._tokens, self._places = text, dialect, tokens, places
         self._is_xml = dialect is not _HTML_PAGE
-        self._inline = iter(_inline_elements(text, tokens) if self._is_xml else ())
+        self._inline = iter(inline_elements(text, tokens) if self._is_xml else ())
         self._builder = BlockBuilder(text, dialect.syntax)
         state: _State = "yes" if dialect.text == ALL else "not yet"
         self._outside = _Element("", 0, 0, "", False, state, dialect.keeps_lines)
@@ -254,8 +152,8 @@ class _Reader:
     def _innermost(self) -> _Element:
         return self._open[-1] if self._open else self._outside
 
-    def _start(self, token: _Token) -> None:
-        tag = _tag_of(self._text, token) if self._is_xml else ""
+    def _start(self, token: Token) -> None:
+        tag = tag_of(self._text, token) if self._is_xml else ""
         is_inline = self._is_inline(token, tag)
         if self._open and not self._is_xml:
             last = self._open[-1].name
@@ -278,13 +176,13 @@ class _Reader:
             before = self._text[token.start : token.end - 2].rstrip() + ">"
             self._add_target(element, (token.start, token.end), before, f"</{token.name}>")
 
-    def _is_inline(self, token: _Token, tag: str) -> bool:
+    def _is_inline(self, token: Token, tag: str) -> bool:
         if not self._is_xml:
             return bool(INLINE.fullmatch(token.name))
         is_inline = next(self._inline) or bool(re.match(self._dialect.inline, tag))
         return is_inline and not _BREAK.match(tag)
 
-    def _state(self, token: _Token, tag: str, parent: _Element) -> _State:
+    def _state(self, token: Token, tag: str, parent: _Element) -> _State:
         """Return whether the text of an element is translated."""
         wish = self._wish(token)
         key, self._key = self._key, ""
@@ -302,9 +200,9 @@ class _Reader:
         is_place = self._places is None or token.end in self._places
         return "yes" if is_place and re.fullmatch(self._dialect.text, path) else "not yet"
 
-    def _wish(self, token: _Token) -> Literal["yes", "no", ""]:
+    def _wish(self, token: Token) -> Literal["yes", "no", ""]:
         """Return whether the attributes of an element ask to translate it, or not to."""
-        for name, span, _ in _attributes(self._text, token):
+        for name, span, _ in attributes(self._text, token):
             value = self._text[slice(*span)].lower().split()
             if name.lower().rpartition(":")[2] == "translate" and value in (["no"], ["yes"], []):
                 return "no" if value == ["no"] else "yes"
@@ -312,7 +210,7 @@ class _Reader:
                 return "no"
         return ""
 
-    def _begin(self, element: _Element, token: _Token, parent: _Element) -> None:
+    def _begin(self, element: _Element, token: Token, parent: _Element) -> None:
         """Begin an element whose text is translated."""
         element.is_inline &= parent.state == "yes"
         if not element.is_inline:
@@ -321,16 +219,16 @@ class _Reader:
             kind: Literal["point", "open"] = "point" if token.kind == "empty" else "open"
             element.mark = self._builder.add_mark(kind, token.start, token.end)
         if not self._is_xml:
-            for name, span, quote in _attributes(self._text, token):
+            for name, span, quote in attributes(self._text, token):
                 if name.lower() in _TRANSLATED_ATTRIBUTES:
                     self._builder.add_attribute(*span, quote)
 
-    def _shows_name(self, token: _Token) -> bool:
+    def _shows_name(self, token: Token) -> bool:
         """Return whether a tag starts a link whose text is its address, a hashtag or a mention."""
         found = _LINKED.match(self._text, token.end) if token.name == "a" else None
         return found is not None and _NAME.fullmatch(_TAG.sub("", found[1])) is not None
 
-    def _add_content(self, token: _Token) -> None:
+    def _add_content(self, token: Token) -> None:
         """Add text, or what is copied, such as a comment."""
         start, end, builder = token.start, token.end, self._builder
         is_cdata, is_text = self._text.startswith("<![CDATA[", start), token.kind == "text"
@@ -351,7 +249,7 @@ class _Reader:
         else:
             builder.add_mark("point", start, end)
 
-    def _end(self, token: _Token) -> None:
+    def _end(self, token: Token) -> None:
         if self._num_open[token.name]:
             while self._open[-1].name != token.name:
                 self._leave(token.start)
@@ -362,7 +260,7 @@ class _Reader:
             else:
                 self._builder.end_block()
 
-    def _leave(self, end: int, tag: _Token | None = None) -> None:
+    def _leave(self, end: int, tag: Token | None = None) -> None:
         """Leave the last open element, whose end tag may be missing."""
         element = self._open.pop()
         self._num_open[element.name] -= 1
