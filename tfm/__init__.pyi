@@ -765,8 +765,8 @@ def score(
         DataError: A text is missing, empty or not UTF-8, or the files differ in length.
 
     Note:
-        In Python, a list of lines may take the place of each file, and a list of lists that of
-        several references. If the translations are a file, a list of strings names references.
+        In Python, a list of lines may take the place of each file, and a list of lists the place
+        of several references. If the translations are a file, a list of strings names references.
     """
 
 

@@ -203,7 +203,7 @@ class Progress:
         )
 
     def _bar_format(self) -> str:
-        """Return whole fields, the most important first, and a bar in what is left of the line."""
+        """Return whole fields, the most important first, and a bar in the rest of the line."""
         from rich.cells import cell_len  # would delay tfm --help
 
         total, seconds = self._bar.total, time.monotonic() - self._started

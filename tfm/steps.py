@@ -245,7 +245,7 @@ class ModelSteps:
 
 
 def around_texts(steps: "Sequence[Step]") -> "Sequence[Step]":
-    """Return the outer ones of some steps, which divide texts into sentences and join them."""
+    """Return the outer steps, which divide texts into sentences and join them."""
     from tfm.features.documents.step import Sentences
 
     return steps[: 1 + [type(step) for step in steps].index(Sentences)]

@@ -7,7 +7,7 @@ import torch
 from tfm.config import run_config
 from tfm.dataset.batching import DEFAULT_MAX_TOKENS
 from tfm.model.cost import model_cost
-from tfm.training.microbatches import largest_microbatches, max_microbatch_tokens, num_padded
+from tfm.training.accumulation import largest_microbatches, max_microbatch_tokens, num_padded
 
 CPU, GPU = map(torch.device, ("cpu", "cuda"))
 SIZES = 37_000, 37_000

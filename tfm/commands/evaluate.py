@@ -62,7 +62,7 @@ class SetResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Result):
-    """The scores of models, the first of which is the baseline, on test sets."""
+    """The scores of models on test sets; the first model is the baseline."""
 
     models: Sequence[str]
     sets: Sequence[SetResult]

@@ -13,8 +13,8 @@ from tfm.errors import refuse
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
-# Limits that groups share. Every number has limits far beyond its useful values, so that a mistyped
-# one is refused at once instead of exhausting memory or overflowing.
+# Limits that groups share. Every number has limits far beyond its useful values, so that a typing
+# mistake is refused at once instead of exhausting memory or overflowing.
 MAX_COUNT = 1_000_000_000  # steps, epochs, tokens and the like
 MAX_LENGTH = 10_000  # tokens of a sentence; attention needs memory for its square
 MAX_MINUTES = 10 * 366 * 24 * 60  # ten years
@@ -235,8 +235,8 @@ def by_section(
 ) -> dict[str, dict[str, Any]]:
     """Sort the settings that a call names into {section: {name: value}}; None is not a value.
 
-    A setting may also have the name of its flag: `beam` instead of `beam_size`. One that several
-    groups have is set in the sections of all of them.
+    A setting may also have the name of its flag: `beam` instead of `beam_size`. A setting
+    that several groups have is set in all their sections.
 
     Args:
         kinds: The groups of settings that may be given.

@@ -348,7 +348,7 @@ def check_newest(run_dir: Path) -> None:
 
 
 def check_any_intact(run_dir: Path) -> None:
-    """Raise CheckpointError if a run without checkpoints has some that were set aside."""
+    """Raise CheckpointError if all checkpoints of a run were set aside as damaged."""
     if any((run_dir / "checkpoints").glob(f"{DAMAGED}*")):
         raise DamagedCheckpointError(
             f"{run_dir} has only damaged checkpoints: remove {run_dir / 'checkpoints'} to train "

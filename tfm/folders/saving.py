@@ -64,7 +64,7 @@ class Saver:
     describes the failure, and `is_retry_due` tells when to save again.
 
     In the background, `save` copies weights and state into CPU memory that it reuses, and a thread
-    writes the copies. A save waits until the one before has ended.
+    writes the copies. A save waits for the end of the save before.
 
     Attributes:
         saved_step: Step of the newest checkpoint on disk; None if there is none.

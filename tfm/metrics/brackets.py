@@ -248,7 +248,7 @@ def _compare(gold_tree: Tree, tree: Tree | None) -> BracketCounts:
 
 
 def _tags(tree: Tree, gold: Tree) -> list[str]:
-    """Return the tags of a tree; XX is replaced by the gold tag if both have as many words."""
+    """Return the tags of a tree; XX is replaced by the gold tag if the trees are equally long."""
     tags = [leaf.tag for leaf in _leaves(tree)]
     gold_tags = [leaf.tag for leaf in _leaves(gold) if leaf.tag != TRACE]
     if len(tags) - tags.count(TRACE) != len(gold_tags):

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -11,20 +11,23 @@ from torch import Tensor
 
 from tfm.backends.plain import TrainingBackend
 from tfm.config import RunConfig
-from tfm.dataset.batching import Batch, Batcher
+from tfm.dataset.batching import DEFAULT_MAX_TOKENS, Batch, Batcher
 from tfm.dataset.parallel import Integers
 from tfm.errors import TrainingError
 from tfm.machine.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.machine.group import Group
-from tfm.machine.memory import PeakMemory
+from tfm.machine.memory import USABLE_SHARE, PeakMemory
 from tfm.model.cost import Cost
 from tfm.model.transformer import Transformer
 from tfm.training.gradients import Gradients, build_gradients
 from tfm.training.loss import BatchLoss
-from tfm.training.microbatches import largest_microbatches, max_microbatch_tokens, num_padded
 from tfm.training.progress import ControlFlags, DeviceClock
 
 Poll = Callable[[], ControlFlags]
+
+_UNLIMITED = 1 << 30  # tokens
+_MIN_TOKENS = 256
+_GRADIENT_BYTES = 4  # of a parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +195,7 @@ class GradientAccumulation:
     def _forward_backward(
         self, batch: StepBatch, number: int, weight: float | Tensor, step: int
     ) -> Tensor:
-        """Add the gradient of a microbatch's weighted loss to that of the batch.
+        """Add the gradient of a microbatch's weighted loss to the gradient of the batch.
 
         Return [2] sums of loss and negative log-likelihood.
         """
@@ -233,7 +236,7 @@ class GradientAccumulation:
         self._loss.zero_grad()
         if not self._group.is_alone:  # a backward pass may not have ended
             self._gradients = Gradients(self._loss)
-            gc.collect()  # the older one takes its hooks off
+            gc.collect()  # which removes the hooks of the older gradients
             self._gradients = self._new_gradients()
         torch.cuda.empty_cache()  # so that blocks of other sizes fit
 
@@ -252,6 +255,59 @@ class GradientAccumulation:
         """Return the gradients of all processes, which must call it together."""
         example = self._batch(np.zeros(1, dtype=np.int64))
         return build_gradients(self._loss, self._group, example, shard=self._run.training.shard)
+
+
+def max_microbatch_tokens(
+    run: RunConfig,
+    device: torch.device,
+    cost: Cost,
+    *,
+    num_processes: int = 1,
+    compiles: bool = False,
+    memory_bytes: float = math.inf,
+) -> int:
+    """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
+
+    If it is not set, a GPU computes large microbatches, and all of its packed batch at once if the
+    layers are compiled, as far as an estimate of the memory allows it.
+
+    Args:
+        run: The settings.
+        device: The device of each process.
+        cost: The cost of the model.
+        num_processes: The number of processes.
+        compiles: Whether the layers are compiled.
+        memory_bytes: The memory of a GPU; infinite if it is not known.
+    """
+    if run.batching.max_tokens is not None:
+        return run.batching.max_tokens
+    if device.type == "cpu":
+        return DEFAULT_MAX_TOKENS
+    wanted = _UNLIMITED if compiles else max(DEFAULT_MAX_TOKENS, run.batching.batch_tokens)
+    kept: float = cost.state_bytes + cost.average_bytes
+    if run.training.shard and num_processes > 1:
+        # Microbatches add to full gradients, until the last one.
+        kept = kept / num_processes + _GRADIENT_BYTES * cost.num_parameters
+    free = USABLE_SHARE * memory_bytes - kept
+    return int(max(_MIN_TOKENS, min(wanted, free / cost.token_bytes)))
+
+
+def num_padded(batcher: Batcher, indices: Integers) -> int:
+    """Return the number of tokens of the longer side of pairs [B], with padding."""
+    return len(indices) * batcher.longest(indices)
+
+
+def largest_microbatches(batcher: Batcher, microbatches: Sequence[Integers]) -> list[Integers]:
+    """Return the microbatch of most tokens, and one of this size of the longest pairs of an epoch.
+
+    Layers that are compiled for the first need not be compiled again for the second.
+    """
+    most = max(microbatches, key=lambda each: int(np.add(*batcher.lengths(each)).sum()))
+    sample = batcher.sample()
+    lengths = np.maximum(*batcher.lengths(sample))
+    longest = sample[np.argsort(-lengths, kind="stable")]
+    num_pairs = max(1, num_padded(batcher, most) // int(lengths.max()))
+    return [most, longest[:num_pairs]]
 
 
 def _derive_seed(*numbers: int) -> int:

@@ -124,7 +124,7 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
 
 
 def num_first_parts(dataset: ParallelDataset) -> int:
-    """Return the number of parts to verify before training starts: as many as make a window.
+    """Return the number of parts to verify before training starts: the parts of a window.
 
     The first window draws from all parts; the others are verified while it is in use.
     """

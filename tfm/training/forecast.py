@@ -25,8 +25,8 @@ from tfm.machine.world import World
 from tfm.model.cost import Cost
 from tfm.reporting import Result, format_duration
 from tfm.table import Table
+from tfm.training.accumulation import max_microbatch_tokens
 from tfm.training.data import TrainingData, check_start, num_first_parts, open_data
-from tfm.training.microbatches import max_microbatch_tokens
 from tfm.training.setup import cost_of, shortage
 
 _MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
@@ -106,7 +106,7 @@ def estimate_run(
     num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
     interval = limits.checkpoint_steps or max(1.0, 60 * limits.checkpoint_minutes / seconds)
     num_saved = math.ceil(num_steps / interval)
-    # One more is written before an old one is removed.
+    # A new checkpoint is written before an old one is removed.
     num_weights = min(num_saved, limits.keep_last + limits.keep_best + 1)
     num_states = min(num_saved, NUM_STATES_KEPT + 1)
     averages = data.info.run.optimizer.ema is not None  # then the state has the trained weights

@@ -107,7 +107,7 @@ def read_metrics(run_dir: Path, *, max_training: int | None = None) -> Metrics:
     training = [line for line in lines if b'"train"' in line]
     if max_training is not None:
         stride = math.ceil(len(training) / max_training) or 1
-        # The last line of a killed run may be truncated; the one before it is complete.
+        # The last line of a killed run may be truncated; the line before is complete.
         training = training[:-2:stride] + training[-2:]
     texts = [*parse_records(line for line in lines if b'"texts"' in line)]
     ends = [record.get("state") for record in parse_records(lines[-1:])]

@@ -33,8 +33,8 @@ class ModelSummary:
         num_parameters: The number of weights.
         num_bytes: The size of all files in the folder.
         metric: "bleu" or "f1".
-        score: That of its validation; None if it was not validated.
-        checkpoint_score: Of an average, the best of the checkpoints that it averages.
+        score: The score of its validation; None if it was not validated.
+        checkpoint_score: Of an average, the best score of the averaged checkpoints.
         license: The license that the user gave it, or an ancestor; None if unknown.
         origin: The address or name of the imported model that it comes from; None if unknown.
         problem: Why the model cannot be used; None if nothing is wrong. Of the weights, only the

@@ -42,7 +42,7 @@ class Checkpoints(Saver):
         self.save(info, weights, state, self._data.model_files)
 
     def check_ranks(self) -> None:
-        """Raise UnequalRanksError if the weights of some ranks differ from those of the others."""
+        """Raise UnequalRanksError if the weights of the ranks differ."""
         difference = self._trainer.difference_between_ranks()
         if difference is None:
             return

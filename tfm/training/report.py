@@ -195,7 +195,7 @@ def _samples(validation: Sequence[Record]) -> Table | None:
 
 
 def _text_charts(losses: Mapping[str, Points], last_step: int) -> list[Drawing]:
-    """Return a chart of the losses of training texts, if there are some of each."""
+    """Return a chart of the losses of training texts, if every text has losses."""
     return [draw_chart(_TEXTS, losses, last_step)] if losses and all(losses.values()) else []
 
 

@@ -133,7 +133,7 @@ def _first_model(run_dir: Path, data: TrainingData) -> ModelFolder | None:
 
 
 def _announce(training: TrainingRun, *, is_new: bool) -> None:
-    """Print what is trained on what, and warnings if it is slow, or will take very long."""
+    """Print the run, its dataset and device, and warnings if it is slow or takes very long."""
     data, compute, world = training.data, training.compute, training.group.world
     processes = "" if training.group.is_alone else f", {world.size} processes"
     say(f"train: {training.run_dir} on {data.data_dir}, {compute}{processes}")

@@ -24,7 +24,7 @@ State = Literal["running", "damaged"] | EndState
 _STALL_MINUTES = TrainingConfig().stall_minutes  # of a run without settings
 _MAX_GAPS = 3  # lines that a run on another machine may miss
 _MAX_DRAWN = 16
-# The metrics that rank runs, the first that a run has and that is no noise; names and decimals.
+# The metrics that rank runs; the first metric that a run has counts, unless its value is noise.
 _BEST: Mapping[str, Any] = {"bleu": max, "f1": max, "loss": min}
 _BEST_NAMES = {"bleu": ("BLEU", 1), "f1": ("F1", 1), "loss": ("loss", 3)}
 

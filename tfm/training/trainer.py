@@ -258,7 +258,7 @@ class Trainer:
             for name, parameter in self._trained_parameters().items()
             if parameter in self._optimizer.moments
         }
-        trained_weights = {  # of which `weights` returns the average
+        trained_weights = {  # `weights` returns their average
             name: full_tensor(parameter, keep=keep)
             for name, parameter in self._trained_parameters().items()
             if parameter in self._averages

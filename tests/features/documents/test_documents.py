@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tfm.commands.translator import Translator
-from tfm.features.documents.splitting import join, split
+from tfm.features.documents.splitting import split, translated_pieces
 from tfm.features.documents.step import Sentences
 from tfm.translation import engine
 from tfm.translation.steps import Output, Segment
@@ -22,13 +22,20 @@ def sentences(text, language):
     return [piece.text for piece in split(text, language) if piece.is_sentence]
 
 
+def translated(text, source, target, translations=None):
+    """Return a text with translations of its sentences, by default themselves."""
+    translations = sentences(text, source) if translations is None else translations
+    parts = translated_pieces(split(text, source), translations, source=source, target=target)
+    return "".join(parts)
+
+
 @given(TEXTS, LANGUAGES)
 @example("word " * 1000, "en")
 @example("x" * 1500 + ". Next", "ja")
 def test_the_pieces_of_any_text_are_the_text(text, language):
     pieces = split(text, language)
     assert "".join(piece.text for piece in pieces) == text
-    assert join(pieces, sentences(text, language), source=language, target=language) == text
+    assert translated(text, language, language) == text
     for piece in pieces:
         assert piece.text
         if piece.is_sentence:
@@ -99,9 +106,7 @@ def test_a_letter_of_any_script_makes_a_sentence(text):
     ],
 )
 def test_numbers_between_sentences_have_the_spaces_of_the_target(text, source, target, joined):
-    pieces = split(text, source)
-    texts = [piece.text for piece in pieces if piece.is_sentence]
-    assert join(pieces, texts, source=source, target=target) == joined
+    assert translated(text, source, target) == joined
 
 
 def test_a_long_sentence_is_cut_after_a_clause_or_a_word():
@@ -123,25 +128,20 @@ def test_splitting_takes_linear_time(unit):
 
 def test_spaces_between_sentences_are_those_of_the_target_language():
     english, japanese = "  One. Two.\n\nThree. -- Four.\n", "\u3000一。二。\n\n三。四。\n"
-    numbers = ["1", "2", "3", "4"]
 
-    def translated(text, source, target):
-        return join(
-            split(text, source),
-            numbers[: len(sentences(text, source))],
-            source=source,
-            target=target,
-        )
+    def numbered(text, source, target):
+        numbers = ["1", "2", "3", "4"][: len(sentences(text, source))]
+        return translated(text, source, target, numbers)
 
-    assert translated(japanese, "ja", "en") == "\u30001 2\n\n3 4\n"
+    assert numbered(japanese, "ja", "en") == "\u30001 2\n\n3 4\n"
     for code in ("zh_Hans", "zho_Hans", "cmn-Hans", "zh-CN", "yue", "jpn"):
-        assert translated(japanese, "jpn", code) == "\u300012\n\n34\n"
-        assert translated(japanese, code, "eng_Latn") == "\u30001 2\n\n3 4\n"
-    assert translated(japanese, "ja", "zh_Latn") == "\u30001 2\n\n3 4\n"
-    assert translated("  One. Two.\n\nThree. Four.\n", "en", "ja") == "  12\n\n34\n"
-    assert translated("  One. Two.\n\nThree. Four.\n", "en-GB", "de") == "  1 2\n\n3 4\n"
+        assert numbered(japanese, "jpn", code) == "\u300012\n\n34\n"
+        assert numbered(japanese, code, "eng_Latn") == "\u30001 2\n\n3 4\n"
+    assert numbered(japanese, "ja", "zh_Latn") == "\u30001 2\n\n3 4\n"
+    assert numbered("  One. Two.\n\nThree. Four.\n", "en", "ja") == "  12\n\n34\n"
+    assert numbered("  One. Two.\n\nThree. Four.\n", "en-GB", "de") == "  1 2\n\n3 4\n"
     with pytest.raises(ValueError, match="shorter"):
-        join(split(english, "en"), ["1"], source="en", target="de")
+        translated(english, "en", "de", ["1"])
 
 
 def test_paragraphs_become_numbered_sentences_and_are_joined_by_rank():

@@ -82,7 +82,7 @@ def write_figure(path: Path, content: Content) -> None:
 def _font_families(text: str) -> tuple[list[str], set[str]]:
     """Return the installed fonts to draw a text with, and its characters that none of them has.
 
-    They are the default and, for characters that it lacks, the first others that have them.
+    These are the default font, and for each character that it lacks, the first font that has it.
     """
     missing, families = set(text), [_DEFAULT_FAMILY]
     missing -= _characters_of(_DEFAULT_FAMILY, missing)

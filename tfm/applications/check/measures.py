@@ -24,7 +24,7 @@ _MIN_NUMBERS = 5  # of a row; fewer may be spelled out
 _MAX_P_VALUE = 0.05
 # What a row may not measure; a measure that it lacks is not tested.
 LIMITS = {
-    "drop": (">", 10.0),  # chrF of the unchanged lines, minus that of the row
+    "drop": (">", 10.0),  # chrF of the unchanged lines, minus the chrF of the row
     "loss": (">", 0.0),  # chrF that the baseline has more, if that is significant
     "numbers": ("<", 90.0),  # numbers of the source that are in the translation, in %
     "copied": ("<", 95.0),  # addresses, placeholders, units and the like copied, in %

@@ -43,7 +43,7 @@ class Case:
 
 
 def _with(name: str, texts: str, copied: str = "", limits: Mapping[str, float] = {}) -> Row:
-    """Return a row with one of some texts, separated by ¦, after each line."""
+    """Return a row that adds one of the texts, which ¦ separates, to each line."""
     escaped = texts.replace("{", "{{").replace("}", "}}").split("¦")
     return Row(
         name=name,

@@ -15,7 +15,7 @@ _FIELD = r"""(?m)^{}:[ \t]*(?:\n[ \t]*-[ \t]*|\[[ \t]*)?["']?([^\s"'#\[\],][^\n"
 # In the cards of OPUS-MT, old and new, and of its copies in transformers.
 _DOWNLOAD = re.compile(r"(?i)\b(?:download|original model)\b[^\n(]*\((https?://[^\s()]{1,300})\)")
 _LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE")
-# Names of licenses by words at the beginning of their text; the first that fits.
+# Names of licenses by words at the beginning of their text; the first match counts.
 _TEXTS = (
     (r"Attribution-NonCommercial-ShareAlike 4\.0", "CC-BY-NC-SA-4.0"),
     (r"Attribution-NonCommercial 4\.0", "CC-BY-NC-4.0"),

@@ -120,7 +120,7 @@ def renumber(
 
 
 def checked_settings(settings: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return settings of the model; raise UsageError if one is of another type or out of range."""
+    """Return settings of the model; raise UsageError for another type or a value out of range."""
     values, problems = check_table(TransformerConfig, settings)
     if not problems:
         problems = list(map(str, TransformerConfig(**values).problems()))

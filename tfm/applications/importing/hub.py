@@ -35,7 +35,7 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
             f"installed: run {install_command('hub')}, or by hand {by_hand}, then "
             f"{command}"
         ) from error
-    # That of the HTTP library, which depends on the version.
+    # The base class is of the HTTP library, which differs between versions.
     network_error: type[Any] = errors.HfHubHTTPError.__mro__[1]
     patterns = [*_FILES, _WEIGHTS]
     try:

@@ -88,11 +88,6 @@ def unbroken(pieces: Sequence[Piece], spans: "Sequence[Span]") -> list[Piece]:
     return joined
 
 
-def join(pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str) -> str:
-    """Return a text with translated sentences; takes the arguments of `translated_pieces`."""
-    return "".join(translated_pieces(pieces, translations, source=source, target=target))
-
-
 def translated_pieces(
     pieces: Sequence[Piece], translations: Sequence[str], *, source: str, target: str
 ) -> list[str]:
@@ -156,7 +151,7 @@ def _cut(text: str) -> int:
 
 
 def _sentence_ends(line: str, start: int, language: str) -> Iterator[int]:
-    """Yield where sentences end that others follow."""
+    """Yield the ends of all sentences but the last."""
     if base_language(language) == "el":
         line = line.replace(";", "\u037e")  # the question mark of Greek, which is typed as ;
     for mark in _END.finditer(line, start):
@@ -201,7 +196,7 @@ def _is_abbreviation(line: str, end: int, first: str, language: str) -> bool:
 
 @cache
 def _nonbreaking_prefixes(language: str) -> dict[str, bool]:
-    """Map abbreviations of a language to whether they are some only before a number."""
+    """Return the abbreviations of a language; the value is True if a number must follow."""
     from sacremoses.corpus import NonbreakingPrefixes  # here, because it loads joblib
 
     words = (line.partition(_NUMERIC_ONLY) for line in NonbreakingPrefixes().words(language))

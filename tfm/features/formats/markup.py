@@ -23,7 +23,7 @@ _TAG = re.compile("<[^>]*>")
 # The whole text of a link: an address, a hashtag or a mention.
 _NAME = re.compile(r"\s*(?:[a-z][a-z\d+.-]*://\S+|www\.\S+|[#@]\S*[^\W\d_]\S*)\s*", re.IGNORECASE)
 _TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
-# An element without an end tag, and the start of another one that ends it.
+# Pairs of an element without an end tag, and an element whose start tag ends it.
 _IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
 # In XML, they end a line.
 _BREAK = re.compile(r'(?:br|cb|hr|lb|line-?break|newline|pb|tab) |x [^>]*ctype="lb"', re.IGNORECASE)

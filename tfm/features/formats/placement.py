@@ -93,9 +93,10 @@ def _simplify(node: Node) -> None:
 class Placement:
     """Places the nodes of a sentence in its translation.
 
-    An element gets the run of units of the translation that holds most units with links into it,
-    and fewest with links to other text; a mark goes where most of the text before it and least of
-    the text after it is before it. Where there are no links, text keeps its share of characters.
+    An element gets the run of units of the translation that holds most units with links into the
+    element, and fewest with links to other text. A mark goes to the place that best separates the
+    translations of the text before and after the mark. Text without links keeps its share of
+    characters.
 
     Args:
         source: The sentence.
@@ -167,7 +168,7 @@ class Placement:
             yield self._escape(self._target[slice(*self._units[index])])
 
     def _take_gap(self, index: int, low: int) -> str:
-        """Return the white space before a unit once; that before the first one is outside."""
+        """Return the white space before a unit once; the space before the first unit is outside."""
         if index == low:
             return ""
         gap, self._gaps[index] = self._gaps[index], ""

@@ -52,7 +52,7 @@ class Cut(NamedTuple):
     share: float  # of the source before it
     written: str
     depth: int = 0  # the number of elements of the sentence around it
-    num_tags: int = -1  # before it, if some are beside it
+    num_tags: int = -1  # before it; -1 if no tags are beside it
 
 
 class _Gap(NamedTuple):
@@ -192,7 +192,7 @@ def cut_lines(text: str, cuts: Sequence[Cut]) -> str:
 
 
 def _line_ends(gaps: Sequence[_Gap], breaks: Sequence[Cut], size: int) -> list[int]:
-    """Return the gaps, in order, that suit the line breaks best; they are as many at least."""
+    """Return the gaps, in order, that suit the line breaks best; there are enough gaps."""
     totals, least = list[list[float]](), [0.0] * len(gaps)  # of the breaks before, by the next gap
     for cut in breaks:
         totals.append(

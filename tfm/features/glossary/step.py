@@ -27,7 +27,7 @@ _normalize = LATEST_NORMALIZATION.normalize
 
 
 class Glossary(Step):
-    """Finds terms in sources, requires their translations, and reports those that are missing.
+    """Finds terms in sources, requires their translations, and reports missing translations.
 
     Args:
         path: A file of terms, or its terms; None without.
@@ -105,7 +105,7 @@ class Glossary(Step):
     def _checked(
         self, unit: Segment, terms: list[Term], language: str, n_best: list[Output]
     ) -> list[Output]:
-        """Return the outputs with their missing terms; print those of the best output."""
+        """Return the outputs with their missing terms; print those that the best output lacks."""
         finder = Finder({each: each for term in terms for each in term.targets}, language)
         checked = [replace(each, missing_terms=_missing(terms, each, finder)) for each in n_best]
         missing = checked[0].missing_terms or ()

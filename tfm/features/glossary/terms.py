@@ -50,9 +50,9 @@ def read_terms(path: Path, language: str, target: str = "") -> Finder[Term]:
     """Read a glossary for text in a language; it is kept until the file changes.
 
     Each line has a source term and its translation, separated by a tab, as in OmegaT. Several forms
-    are separated by |: any of the source term is found, and one of the translation is required.
-    Instead of forms, the source term may be a regular expression between slashes. Further columns
-    are comments. Lines without text and those that begin with # are skipped, and so is a first one
+    are separated by |: any form of the source term is found, and one form of the translation is
+    required. Instead of forms, the source term may be a regular expression between slashes. Further
+    columns are comments. Skipped are lines without text, lines that begin with #, and a first line
     that names the languages of the columns, or calls them source and target. A warning names the
     lines with an empty translation, which are skipped, too.
     """

@@ -118,8 +118,8 @@ class Protected:
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
     """Return a text without the given spans, which are in order, and the removed spans.
 
-    Of the spaces on both sides of a span, one remains; none does before a punctuation mark. One
-    takes the place of a line break.
+    One of the spaces on both sides of a span remains, but no space before a punctuation mark. A
+    line break becomes a space.
     """
     remaining, cuts, end = "", list[Cut](), 0
     for start, stop in spans:

@@ -21,7 +21,7 @@ class Placeholder(NamedTuple):
     pattern: str
 
     def is_of(self, programs: frozenset[str]) -> bool:
-        """Return whether one of some programs, as `programs` returns them, has the placeholder."""
+        """Return whether any of these programs, named as by `programs`, has the placeholder."""
         return not programs.isdisjoint(self.programs.lower().split(", "))
 
 

@@ -103,9 +103,9 @@ def _built_in(text: str, table: Any) -> Iterator[Span]:
 
 
 def _braces(text: str) -> Iterator[Span]:
-    """Yield where each brace that is closed is, and where the text up to its closing one ends.
+    """Yield the place of each opening brace, and of the end of its closing brace.
 
-    Some between quotes are text of messages and expressions.
+    Braces between quotes may be text of messages and expressions.
     """
     opened: list[int] = []
     for brace in _BRACE.finditer(text):
