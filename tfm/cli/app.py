@@ -64,7 +64,8 @@ class Command(typer.core.TyperCommand):
         """Return typer's rest of the arguments; raise UsageError if there is one."""
         ctx.allow_extra_args = True
         try:
-            self._check_repeated(ctx, args)
+            if not ctx.resilient_parsing:
+                self._check_given(ctx, args)
             rest: list[str] = super().parse_args(ctx, args)
         except typer.TyperException as error:
             error.ctx = getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
@@ -73,12 +74,18 @@ class Command(typer.core.TyperCommand):
             raise UsageError(f"{ctx.info_name} {self.explain_rest(ctx, rest)}")
         return rest
 
-    def _check_repeated(self, ctx: Any, args: list[str]) -> None:
-        """Refuse a flag that is given twice, of which typer would take the last value."""
-        _, _, given = self.make_parser(ctx).parse_args([*args])
+    def _check_given(self, ctx: Any, args: list[str]) -> None:
+        """Refuse what typer accepts: a flag as a value, and the last of several values."""
+        values, _, given = self.make_parser(ctx).parse_args([*args])
+        names = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         for flag, count in Counter(given).items():
-            is_single = flag.param_type_name == "option" and not flag.multiple and not flag.is_eager
-            if count > 1 and is_single and not ctx.resilient_parsing:
+            if flag.param_type_name != "option" or flag.is_eager:
+                continue
+            taken = _strings(values.get(flag.name))
+            if swallowed := [word for word in taken if word.startswith("--") and word in names]:
+                what = flag.metavar or "a value"
+                raise UsageError(f"{flag.opts[0]} needs {what}, but {swallowed[0]} follows")
+            if count > 1 and not flag.multiple:
                 raise UsageError(f"{flag.opts[0]} is given {count} times: give it once")
 
     def explain_rest(self, _: Any, rest: list[str]) -> str:
@@ -100,6 +107,13 @@ class Command(typer.core.TyperCommand):
                 # Few settings need no sections.
                 rows.append((title.partition(" [")[0] if is_short else title, row))
         _write_panels(rows, formatter)
+
+
+def _strings(value: Any) -> list[str]:
+    """Return the strings of a value, of several, or of several for each time a flag is given."""
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _strings(each)]
+    return [value] if isinstance(value, str) else []
 
 
 class Commands(typer.core.TyperGroup):
@@ -168,7 +182,10 @@ def _explain_value(
     expected = expected_value(typing.get_type_hints(context.command.callback)[parameter.name])
     wrong: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, which typer uses
     if wrong:
-        return f"{name} is {shown(wrong[0]['input'])}, but must be {expected}"
+        value = wrong[0]["input"]
+        meant = words_of_toolkits("values").get(str(value), "")
+        advice = f": did you mean {meant}?" if meant and meant in expected else ""
+        return f"{name} is {shown(value)}, but must be {expected}{advice}"
     return f"{name} needs {parameter.metavar or expected}"
 
 
@@ -181,8 +198,8 @@ def _explain_unknown_option(name: str, context: typer.Context) -> str:
     flags = [flag for p in parameters for flag in (*p.opts, *p.secondary_opts)]
     arguments = [p.metavar for p in parameters if p.param_type_name == "argument" and p.metavar]
     known = [flag for flag in flags if flag.startswith("--")] + arguments
-    # Of -lr, typer names the first letter only: too little to suggest anything.
-    found = suggest(name, known) if name.startswith("--") else []
+    # Of -lr, typer names the first letter only: too little to be an abbreviation.
+    found = suggest(name, known, is_word=not name.startswith("--"))
     shown = [f"{each} without a flag" if each in arguments else each for each in found]
     return f"no such option {name}{_advice(context, shown)}"
 

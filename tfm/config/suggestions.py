@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-WordKind = Literal["flags", "commands", "needless_flags", "needless_commands"]
+WordKind = Literal["flags", "commands", "values", "needless_flags", "needless_commands"]
 
 _MAX_LENGTH = 100  # longer names are no typo, and comparing them takes time
 
@@ -20,19 +20,25 @@ def words_of_toolkits(kind: WordKind) -> Mapping[str, str]:
     return words
 
 
-def suggest(word: str, choices: Iterable[str], kind: WordKind = "flags") -> list[str]:
-    """Return the valid names that a word stands for, abbreviates, or is close to.
+def suggest(
+    word: str, choices: Iterable[str], kind: WordKind = "flags", *, is_word: bool = False
+) -> list[str]:
+    """Return the valid names that a word stands for, or unless `is_word`, those close to it.
 
     Args:
         word: A flag, argument, setting or command that does not exist.
         choices: The valid names; case, leading dashes and underscores do not matter.
         kind: Where to look for words that stand for a name.
+        is_word: The word is no abbreviation, and no typo, of a name.
     """
     words = words_of_toolkits(kind)
     names = {_bare(name): name for name in choices}
     bare = _bare(word)
+    meant = [name for key, name in names.items() if bare in words.get(key, "").split()]
+    if is_word:
+        return meant
     return (
-        [name for key, name in names.items() if bare in words.get(key, "").split()]
+        meant
         or [name for key, name in names.items() if key.startswith(bare)]
         or [names[key] for key in get_close_matches(bare, names, n=1)]
     )
