@@ -454,8 +454,8 @@ def export(
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
-    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers,
-    post-norm models become Marian and pre-norm ones Pegasus models (pip install
+    CTranslate2 is a runtime without torch (--check needs pip install ".[export]"). For
+    transformers, post-norm models become Marian and pre-norm ones Pegasus models (pip install
     ".[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
     search (pip install ".[onnx]"). Argos Translate and LibreTranslate install a package of the
     model for CTranslate2.

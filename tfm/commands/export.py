@@ -40,8 +40,8 @@ def export(
 ) -> ExportResult:
     """Convert a model for CTranslate2, transformers, ONNX Runtime or Argos Translate.
 
-    CTranslate2 is a runtime without torch (pip install ".[export]"). For transformers,
-    post-norm models become Marian and pre-norm ones Pegasus models (pip install
+    CTranslate2 is a runtime without torch (--check needs pip install ".[export]"). For
+    transformers, post-norm models become Marian and pre-norm ones Pegasus models (pip install
     ".[huggingface]"). For ONNX Runtime, encoder and decoder step are two files without a
     search (pip install ".[onnx]"). Argos Translate and LibreTranslate install a package of the
     model for CTranslate2.
@@ -82,6 +82,7 @@ def export(
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
     from tfm.training.model_summaries import describe_export, exported_files
+    from tfm.translation.ctranslate2_files import package_problem
 
     path = models[0] if models else newest_run(RUNS_ROOT)
     model = ModelFolder.open(path)
@@ -95,6 +96,8 @@ def export(
     lines = lines_to_check(model, check, check_input) if check else []
     if lines and format == "huggingface":
         check_installed("transformers", remedy='pip install "transformers>=5"')
+    if lines and format == "ctranslate2" and (problem := package_problem()) is not None:
+        raise UsageError(problem)
     with atomic_directory(out, own=own or ()) as folder:
         write_export(folder, model, format, quantization)
         describe_export(folder, model.path, format)

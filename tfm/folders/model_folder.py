@@ -33,6 +33,8 @@ from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
     from tfm.model.build import Model
@@ -70,6 +72,7 @@ class ModelFolder:
         self.path = path
         self.fingerprint = checksum_of(record)  # the record has the checksums of the other files
         self._parameters: dict[str, Tensor] = {}  # of the first model that `model` has returned
+        self._held: Any = None  # the open file of the weights, which may be removed
         self._digests: dict[str, str] = record.pop("sha256")
         for name in self._digests:
             if name not in (WEIGHTS, STATE):
@@ -85,7 +88,7 @@ class ModelFolder:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the content of files: another process reads it again, if it has not changed."""
         names = ("path", "info", "fingerprint", "_digests")
-        return {"_parameters": {}, **{name: vars(self)[name] for name in names}}
+        return {"_parameters": {}, "_held": None, **{name: vars(self)[name] for name in names}}
 
     @classmethod
     def open(cls, path: Path) -> "ModelFolder":
@@ -160,7 +163,9 @@ class ModelFolder:
 
         weights = self._parameters if config is None else {}
         if not weights:
-            weights = {name: weight.clone() for name, weight in self.weights().items()}
+            import torch
+
+            weights = {name: torch.from_numpy(each) for name, each in self.arrays().items()}
         try:
             model = build_model(config or self.info.run.model, weights, self.info.vocab_sizes)
         except ValueError as error:
@@ -172,10 +177,10 @@ class ModelFolder:
         return model
 
     def hold(self) -> Self:
-        """Read vocabulary and weights, and return the folder, which may be removed afterwards."""
+        """Read the vocabulary and map the weights; the folder may be removed afterwards."""
         self.vocabulary  # noqa: B018 - reads it
-        if not self._parameters:
-            self.model()
+        if not self._parameters and self._held is None:
+            self._held = self._open_weights("np")
         return self
 
     def is_current(self) -> bool:
@@ -189,12 +194,24 @@ class ModelFolder:
 
         The tensors are views of the memory-mapped file: copy them to keep them.
         """
+        return self._read(self._open_weights("pt"))
+
+    def arrays(self) -> "dict[str, npt.NDArray[np.float32]]":
+        """Return copies of the parameters of the model, of any shape, by name; without torch."""
+        return self._read(self._held or self._open_weights("np"))
+
+    def _open_weights(self, library: str) -> Any:
         file = self.file(WEIGHTS)
         try:
-            with safe_open(file, "pt") as tensors:
-                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+            return safe_open(file, library)
         except _UNREADABLE as error:
             raise damaged(file, error) from error
+
+    def _read(self, tensors: Any) -> dict[str, Any]:
+        try:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        except _UNREADABLE as error:
+            raise damaged(self.path / WEIGHTS, error) from error
 
     def training_state(self) -> dict[str, Any]:
         """Return the training state of a checkpoint, whose tensors are copied from the file."""

@@ -16,10 +16,10 @@ from tfm.errors import CheckpointError, DataError
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.folders.saving import save_checkpoint
+from tfm.translation import ctranslate2_files
 from tfm.vocabulary.subword import Vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-specification = pytest.importorskip("tfm.applications.export.specification")
 
 LINES = ["seven", "I am buying 3 red cars for $5.", "on Monday", "twelve past noon 🙂"]
 SHAPES = {
@@ -146,10 +146,8 @@ def test_the_check_gives_both_programs_normalized_text(trained_norms, tmp_path):
 
 def test_an_export_with_other_probabilities_is_not_written(make_model, tmp_path, monkeypatch):
     model = make_model()
-    encoding = specification.sinusoidal_encoding
-    monkeypatch.setattr(
-        specification, "sinusoidal_encoding", lambda positions, d: encoding(positions + 1, d)
-    )
+    encoding = ctranslate2_files._sinusoids
+    monkeypatch.setattr(ctranslate2_files, "_sinusoids", lambda width: encoding(width)[1:])
     with pytest.raises(CheckpointError, match="is not written: log probabilities of CTranslate2"):
         export(model, check=3)
     assert list(tmp_path.iterdir()) == [model]

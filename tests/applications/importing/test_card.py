@@ -70,7 +70,6 @@ def test_without_a_license_in_the_card_its_text_counts(tmp_path, text, expected)
 
 
 def test_an_imported_model_and_its_export_keep_license_and_origin(tmp_path):
-    pytest.importorskip("ctranslate2")
     pytest.importorskip("transformers")
     new_marian(tmp_path / "marian")
     (tmp_path / "marian" / "README.md").write_text(CARD, encoding="utf-8")

@@ -7,15 +7,15 @@ import zipfile
 from pathlib import Path
 
 from tfm.applications.export import Format, Quantization
+from tfm.applications.export.quantization import quantized
 from tfm.config import SearchConfig
 from tfm.errors import UsageError, install_command
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
 from tfm.text.languages import base_language, name_of, script_of
+from tfm.translation.ctranslate2_files import ctranslate2_files, obstacles_of, variables_of
 from tfm.vocabulary.subword import Vocabulary
-
-_MIN_VERSION = (4, 7)  # earlier versions require heads of width d_model / num_heads
 
 
 def write_export(
@@ -36,22 +36,15 @@ def write_export(
 
 
 def _write_ctranslate2(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
-    check_installed("ctranslate2", remedy=install_command("export"))
-    import ctranslate2
-
-    version = ctranslate2.__version__
-    if tuple(map(int, version.split(".")[:2])) < _MIN_VERSION:
-        raise UsageError(f"CTranslate2 {version} is too old: run {install_command('export')}")
-    from tfm.applications.export.specification import check_supported, transformer_spec
-
-    config = check_supported(model.info.run.model)
-    spec = transformer_spec(model.model(), config, model.vocabulary)
-    spec.validate()
-    spec.optimize(None if quantization == "none" else quantization)
-    spec.save(str(folder))
-    for name, content in model.vocabulary.files().items():
+    if obstacles := obstacles_of(model.info.run.model):
+        raise UsageError(
+            f"CTranslate2 does not support {', '.join(obstacles)}: translate with tfm generate"
+        )
+    variables = quantized(variables_of(model), quantization)
+    files = ctranslate2_files(model.vocabulary, variables) | model.vocabulary.files()
+    for name, content in files.items():
         (folder / name).write_bytes(content)
-    if (limit := config.learned_positions) is not None:
+    if (limit := getattr(model.info.run.model, "learned_positions", None)) is not None:
         say(
             f"warning: the model learned {limit:,} positions: CTranslate2 stops with an error at "
             f"longer sources, and without max_decoding_length={limit - 1}"
