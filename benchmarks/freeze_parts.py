@@ -62,7 +62,7 @@ target = "zh"
 train = [{ source = "own.tr", target = "own.zh", except_every = 20 },
          { source = "own.tr", target = "own.zh", every = 3, tag = "<odd>" }]
 valid = [{ source = "own.tr", target = "own.zh", every = 20 }]
-cleaning = { drop_mojibake = true, drop_unequal_numbers = true, part_pairs = 500 }
+cleaning = { drop_mojibake = true, drop_unequal_numbers = true, shard_pairs = 500 }
 subword = { vocab_size = 500, symbols = "<2zh>" }
 """
 MULTI30K = {"train": "train", "valid": "val", "test": "test_2016_flickr"}

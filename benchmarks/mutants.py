@@ -70,7 +70,7 @@ TESTED_ELSEWHERE = {
             "tests/commands/test_prepare.py",
             "tests/commands/test_prepare_parts.py",
         ]
-        for name in ("checks", "clean_text", "text_parts", "text_writer")
+        for name in ("checks", "clean_text", "draft", "shards", "text_writer")
     },
 }
 

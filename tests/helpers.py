@@ -20,9 +20,10 @@ from html_pages import read_page, text_of
 
 from tfm.cli.main import app
 from tfm.dataset import subword_models, token_ids
+from tfm.dataset.draft import lock_dataset
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
-from tfm.dataset.text_parts import lock_dataset
+from tfm.dataset.shards import ShardRecord, TrainingText, shard_name
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.text.corpus.recipe import Recipe
@@ -64,6 +65,21 @@ def write_dataset(folder, splits):
     for split, pairs in splits.items():
         write_pairs(folder, split, pairs)
     return folder
+
+
+def write_shards(folder, pairs, sizes):
+    """Write training text in shards of some numbers of pairs, as tfm prepare does."""
+    assert len(pairs) == sum(sizes)
+    records = []
+    for number, size in enumerate(sizes, 1):
+        text = TrainingText(name="1 x.en", kept=size, read=size, dropped={})
+        name = shard_name("train", number)
+        records.append(ShardRecord(name=name, appended=False, texts=(text,)))
+        write_pairs(folder, name, pairs[:size])
+        pairs = pairs[size:]
+    manifest = Manifest.load(folder)
+    manifest.record_shards({"train": records}, append=False)
+    manifest.save()
 
 
 def learn_bpe(folder, config, **options):

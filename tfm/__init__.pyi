@@ -63,7 +63,7 @@ def prepare(
     max_length_deviations: float | None = ...,
     max_punctuation_deviations: float | None = ...,
     protect: Iterable[StrPath] | None = ...,
-    part_pairs: int | None = ...,
+    shard_pairs: int | None = ...,
     score_model: StrPath | None = ...,
     min_score: float | None = ...,
     vocab_size: int | None = ...,
@@ -132,7 +132,7 @@ def prepare(
         max_length_deviations: Drop pairs whose length ratio is over X deviations from the text's mean; 0 keeps all.
         max_punctuation_deviations: Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.
         protect: Drop pairs with a side that is in this test set or file, exactly or nearly; repeatable.
-        part_pairs: Write the training text in parts of at most N pairs, which later steps read in turn.
+        shard_pairs: Write the training text in shards, each with what is kept of N consecutive pairs.
         score_model: Model or run folder that scores pairs for min_score; relative to the current folder.
         min_score: Drop pairs with a mean log probability per target token below X, such as -5, in nats.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.

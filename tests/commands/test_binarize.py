@@ -7,7 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import binarize, contents, decoded, learn_bpe, opened, write_dataset, write_pairs
+from helpers import (
+    binarize,
+    contents,
+    decoded,
+    learn_bpe,
+    opened,
+    write_dataset,
+    write_pairs,
+    write_shards,
+)
 
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import token_parts
@@ -130,20 +139,12 @@ def test_ids_have_the_smallest_type_that_fits(folder):
     assert token_parts.id_dtype((1 << 16) + 1) == np.uint32
 
 
-def write_parts(folder, pairs, sizes):
-    """Write training text in parts of some numbers of pairs."""
-    for number, size in enumerate(sizes, 1):
-        write_pairs(folder, "train" if number == 1 else f"train.{number}", pairs[:size])
-        pairs = pairs[size:]
-    assert not pairs
-
-
 @pytest.mark.parametrize("sizes", [(7, 7, 7), (1, 20), (21, 0)], ids=str)
-def test_text_in_parts_gives_the_same_rows(folder, sizes):
+def test_text_in_shards_gives_the_same_rows(folder, sizes):
     config = BinarizeConfig(threads=1, max_length=20)
     binarize(folder, config)
     one, counts = opened(folder, "train"), Manifest.load(folder).result("binarize")
-    write_parts(folder, TRAIN, sizes)
+    write_shards(folder, TRAIN, sizes)
     binarize(folder, config)
     several = opened(folder, "train")
     several.verify()
@@ -154,13 +155,14 @@ def test_text_in_parts_gives_the_same_rows(folder, sizes):
         assert Manifest.load(folder).result("binarize")["train"][name] == counts["train"][name]
 
 
-def test_files_of_parts_that_are_gone_are_removed(folder):
+def test_files_of_shards_that_are_gone_are_removed(folder):
+    write_shards(folder, TRAIN, (21,))
     binarize(folder, CONFIG)
     before = contents(folder / "bin")
-    write_parts(folder, TRAIN, (10, 11))
+    write_shards(folder, TRAIN, (10, 11))
     binarize(folder, BinarizeConfig(threads=1))
     (folder / "train.2.en").unlink()
-    write_parts(folder, TRAIN, (21,))
+    write_shards(folder, TRAIN, (21,))
     binarize(folder, CONFIG)
     assert contents(folder / "bin") == before
 

@@ -12,7 +12,7 @@ from helpers import contents, write_pairs, write_tar
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import Normalization, SubwordConfig
 from tfm.dataset.manifest import Manifest
-from tfm.dataset.text_parts import Share
+from tfm.dataset.shards import Share
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.text.corpus.loading import load_recipe, recipe_from_files
@@ -124,11 +124,12 @@ def test_training_text_is_cleaned_and_each_line_is_accounted_for(data_dir, prepa
     assert lines(data_dir / "train.en") == [source for source, _ in kept]
     assert lines(data_dir / "train.de") == [target for _, target in kept]
     report = counts(data_dir)["train"]
-    assert [text["read"] for text in report["texts"]] == [len(TRAIN), len(NOISE)]
-    for each in (report, *report["texts"]):
+    texts = [*map(dataclasses.asdict, Manifest.load(data_dir).texts("train"))]
+    assert [text["read"] for text in texts] == [len(TRAIN), len(NOISE)]
+    for each in (report, *texts):
         assert each["read"] == each["kept"] + sum(each["dropped"].values())
     for rule in ("empty", "copy", "duplicate", "too_long", "length_ratio"):
-        assert report["dropped"][rule] == report["texts"][1]["dropped"][rule] == 1
+        assert report["dropped"][rule] == texts[1]["dropped"][rule] == 1
     assert report["kept"] == len(kept)
 
 
@@ -172,7 +173,7 @@ def test_a_rule_that_drops_much_of_a_text_is_warned_of(data_dir, tmp_path, capsy
     prepare(recipe, data_dir, text_only=True)
     warning = f"the rule copy drops 3.2% of 1 train.en, {num_copies} of {len(pairs)} pairs: "
     assert (warning in capsys.readouterr().err) == (num_copies == 13)
-    assert counts(data_dir)["train"]["texts"][0]["length_ratio"] == pytest.approx(1.7, abs=0.1)
+    assert Manifest.load(data_dir).texts("train")[0].length_ratio == pytest.approx(1.7, abs=0.1)
 
 
 BAD_SETTINGS = [
@@ -311,7 +312,7 @@ def test_text_that_is_not_usable_is_named_and_nothing_is_written(tmp_path, texts
     recipe = recipe_from_files(name="x", **files)
     with pytest.raises(DataError, match=message):
         prepare(recipe, tmp_path / "data", text_only=True)
-    assert not [path for path in (tmp_path / "data").iterdir() if path.name != ".lock"]
+    assert {path.name for path in (tmp_path / "data").iterdir()} <= {".lock", "draft"}
 
 
 def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
@@ -350,7 +351,8 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
             overrides=settings | {"subword": {"vocab_size": 270}},
             force=force,
         )
-    assert contents(data_dir) == before
+    after = contents(data_dir)
+    assert {name: after[name] for name in after if not name.startswith("draft/")} == before
 
 
 def test_too_few_training_pairs_are_warned_of(data_dir, tmp_path, capsys):
@@ -457,7 +459,6 @@ def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
     data_dir, tmp_path, monkeypatch, columns, num_shares
 ):
     monkeypatch.setattr("tfm.text.lines._MAX_LINE_BYTES", 1 << 20)
-    monkeypatch.setattr("tfm.dataset.text_parts._STRIPE_PAIRS", 3)
     more = "" if columns is None else "\tline {0} again\tnote"
     rows = [f"line {i}\tZeile {i}{more.format(i)}".encode() for i in range(200)]
     bad = [b"no tab", b"x" * (3 << 20), b"\xff\t\xff\t\xff", b"y\t" + b"z" * (1 << 20), b""]
@@ -466,14 +467,19 @@ def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
     recipe = recipe_from_files(
         name="x", train=[(path, path)], languages=("en", "de"), columns=columns
     )
-    prepare(recipe, data_dir, fetch_only=True)
+    overrides = {"cleaning": {"shard_pairs": 103 if num_shares else 1000}}
+    prepare(recipe, data_dir, overrides, fetch_only=True)
     for number in range(1, num_shares + 1):
-        prepare(recipe, data_dir, share=Share(number, num_shares))
-    assert prepare(recipe, data_dir, text_only=True).is_new
-    assert not prepare(recipe, data_dir, text_only=True).is_new
+        prepare(recipe, data_dir, overrides, share=Share(number, num_shares))
+    assert prepare(recipe, data_dir, overrides, text_only=True).is_new
+    assert not prepare(recipe, data_dir, overrides, text_only=True).is_new
     again = " again" if columns == (3, 2) else ""
-    assert lines(data_dir / "train.en") == [f"line {i}{again}" for i in range(200)]
-    assert lines(data_dir / "train.de") == [f"Zeile {i}" for i in range(200)]
+    shards = Manifest.load(data_dir).shards("train")
+    sources, targets = (
+        [line for each in shards for line in lines(each.text[side])] for side in (0, 1)
+    )
+    assert sources == [f"line {i}{again}" for i in range(200)]
+    assert targets == [f"Zeile {i}" for i in range(200)]
     dropped = counts(data_dir)["train"]["dropped"]
     assert {rule: number for rule, number in dropped.items() if number} == {
         "columns": 3 + (columns is None),

@@ -16,9 +16,10 @@ from tfm.commands import binarize as command
 from tfm.commands.prepare import append_text
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.dataset import text_parts
+from tfm.dataset import draft
+from tfm.dataset.draft import lock_dataset, lock_share
 from tfm.dataset.manifest import Manifest
-from tfm.dataset.text_parts import Share, lock_dataset, lock_share
+from tfm.dataset.shards import Share
 from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DataError, UsageError
@@ -28,7 +29,7 @@ from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import TextFiles
 from tfm.vocabulary.subword import Vocabulary
 
-PARTS = {"cleaning": {"part_pairs": 100}}
+PARTS = {"cleaning": {"shard_pairs": 100}}
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,12 @@ SIDES = {"source": "en", "target": "de"}
 SETTINGS = {"subword": {"vocab_size": 360, "threads": 1, "symbols": "<x>"}}
 
 
+def names_of(folder):
+    return [shard.name for shard in Manifest.load(folder).shards("train")]
+
+
 def text_of(folder):
-    names = Manifest.load(folder).text_parts("train")
+    names = names_of(folder)
     return ["".join((folder / f"{n}.{lang}").read_text() for n in names) for lang in ("en", "de")]
 
 
@@ -84,32 +89,42 @@ def whole(recipe, tmp_path):
     return prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "whole").data_dir
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_text_in_parts_also_of_shares_is_as_in_one_pass(
-    recipe, whole, tmp_path, monkeypatch, capsys, count
-):
-    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 17)
-    texts, folder = recipe("a", "b", "c", **SETTINGS), tmp_path / "parts"
-    for number in range(count, 0, -1):
-        if number == 1 and count > 1:
-            with pytest.raises(DataError, match=r"share 1/3 of the training text is missing"):
-                prepare(texts, folder, overrides=PARTS)
-        for _ in range(2):  # the second call does nothing
+@pytest.mark.parametrize(
+    "order", [[], [(1, 1)], [(3, 3), (1, 3), (2, 3)], [(2, 4), (1, 2)]], ids=str
+)
+def test_text_in_shards_also_of_shares_is_as_in_one_pass(recipe, whole, tmp_path, capsys, order):
+    texts, folder = recipe("a", "b", "c", **SETTINGS), tmp_path / "shards"
+    other = prepare(texts, tmp_path / "one process", overrides=PARTS).data_dir
+    for number, count in order:
+        for _ in range(2):  # the second call has the same result
             prepare(texts, folder, overrides=PARTS, share=Share(number, count))
     assert prepare(texts, folder, overrides=PARTS).is_new
-    sizes = list(Manifest.load(folder).part_sizes().values())
-    assert sizes == [100] * (len(sizes) - 1) + sizes[-1:]
-    assert len(sizes) > 3
+    assert names_of(folder) == ["train", *(f"train.{number}" for number in range(2, 8))]
+    files = without_times(folder)
+    assert {name: files[name] for name in files if not name.startswith("shares/")} == without_times(
+        other
+    )
     assert text_of(folder) == text_of(whole)
     assert (folder / "bpe.model").read_bytes() == (whole / "bpe.model").read_bytes()
     assert rows_of(folder) == rows_of(whole)
-    before, after = (Manifest.load(each).result("clean")["train"] for each in (whole, folder))
-    assert {**before, "parts": 0} == {**after, "parts": 0}
+    for read in (Manifest.texts, lambda manifest, split: manifest.result("clean")[split]):
+        one, two = (read(Manifest.load(each), "train") for each in (whole, folder))
+        assert one == two
     assert not prepare(texts, folder, overrides=PARTS).is_new
     capsys.readouterr()
     prepare(texts, folder, overrides=PARTS, share=Share(2, 3))  # of text that is complete
     assert "unchanged" in capsys.readouterr().err
-    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
+    assert {path.name for path in folder.glob("shares/*/*")} <= {".lock"}
+    with pytest.raises(UsageError, match="choose fewer shares"):
+        prepare(texts, tmp_path / "other", overrides=PARTS, share=Share(9, 9))
+
+
+def without_times(folder):
+    """Return the bytes of the files of a folder, without the times of its text files."""
+    found = contents(folder)
+    manifest = json.loads(found.pop("manifest.json"))
+    del manifest["text_files"], manifest["name"]
+    return found | {"manifest.json": manifest}
 
 
 def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_path):
@@ -138,7 +153,7 @@ def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_parts(recipe
     prepare(recipe("a", **SETTINGS), folder, overrides=PARTS)
     assert (folder / "bpe.model").stat().st_mtime_ns == before
     prepare(recipe("b", **SETTINGS), folder, force=True)
-    assert Manifest.load(folder).text_parts("train") == ["train"]
+    assert names_of(folder) == ["train"]
     assert sorted(path.name for path in folder.glob("train*")) == ["train.de", "train.en"]
     assert len(rows_of(folder)[0]) == 130
 
@@ -171,7 +186,7 @@ def test_text_is_not_appended_to_token_ids_of_other_settings(recipe, encoded):
         UsageError, match=r"run tfm binarize .* append\n.*max_length was 90, not 25"
     ):
         append_text(recipe("c", test=()), folder)
-    assert Manifest.load(folder).text_parts("train") == ["train"]
+    assert names_of(folder) == ["train"]
     learn_bpe(folder, SubwordConfig(**SETTINGS["subword"] | {"vocab_size": 350}))
     with pytest.raises(UsageError, match=r"subword was \w{8}, not \w{8}"):
         append_text(recipe("c", test=()), folder)
@@ -198,8 +213,9 @@ def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
     folder = tmp_path / "x"
     if way == "shares":
         for number in (1, 2):
-            prepare(with_test("a", "c"), folder, share=Share(number, 2))
-    prepare(with_test("a") if way == "append" else with_test("a", "c"), folder, text_only=True)
+            prepare(with_test("a", "c"), folder, overrides=PARTS, share=Share(number, 2))
+    first = with_test("a") if way == "append" else with_test("a", "c")
+    prepare(first, folder, overrides=PARTS, text_only=True)
     if way == "append":
         assert "training text, too" not in capsys.readouterr().err
         append_text(recipe("c", test=()), folder, text_only=True)
@@ -223,7 +239,7 @@ def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change,
         other = Recipe(name="x", source="fr", target="de", train=other.train)
     with pytest.raises((UsageError, DataError), match=message):
         append_text(other, folder, text_only=True)
-    assert Manifest.load(folder).text_parts("train") == ["train"]
+    assert names_of(folder) == ["train"]
 
 
 def test_appended_text_may_have_other_codes_of_the_languages(recipe, tmp_path):
@@ -231,9 +247,7 @@ def test_appended_text_may_have_other_codes_of_the_languages(recipe, tmp_path):
     train = recipe("b", test=()).train
     other = Recipe(name="x", source="eng", target="deu_Latn", train=train)
     assert append_text(other, folder, text_only=True).is_new
-    manifest = Manifest.load(folder)
-    assert all(manifest.text_path(part, "de").is_file() for part in manifest.text_parts("train"))
-    assert len(manifest.text_parts("train")) == 2
+    assert [(folder / f"{name}.de").is_file() for name in names_of(folder)] == [True, True]
 
 
 def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
@@ -244,11 +258,11 @@ def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
     for number in (2, 1):
         command.binarize(folder, share=f"{number}/2")
     written = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
-    assert len(written) == 4 * len(Manifest.load(folder).part_sizes())
+    assert len(written) == 4 * len(names_of(folder))
     assert binarize(folder, BinarizeConfig())
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert rows_of(folder) == rows_of(whole)
-    with pytest.raises(UsageError, match="use fewer shares"):
+    with pytest.raises(UsageError, match="choose fewer shares"):
         command.binarize(folder, share="9/9")
 
 
@@ -267,7 +281,7 @@ def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_pa
 def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
     prepare(recipe("a"), tmp_path / "x", share=Share(1, 1))
     folder = prepare(recipe("b"), tmp_path / "x", text_only=True).data_dir
-    assert Manifest.load(folder).part_sizes() == {"train": 130}
+    assert [shard.pairs for shard in Manifest.load(folder).shards("train")] == [130]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +290,7 @@ def test_shares_of_other_text_are_not_joined(recipe, tmp_path):
     ids=["folder", "dataset", "share"],
 )
 def test_a_dataset_has_one_writer_at_a_time(recipe, tmp_path, monkeypatch, lock):
-    monkeypatch.setattr(text_parts, "_MAX_WAIT_SECONDS", 0)
+    monkeypatch.setattr(draft, "_MAX_WAIT_SECONDS", 0)
     texts = recipe("a", **SETTINGS)
     folder = prepare(texts, tmp_path / "x").data_dir
     with lock(folder):
@@ -305,15 +319,14 @@ def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
 
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     folder = tmp_path / "x"
-    prepare(recipe("a"), folder, share=Share(2, 3))
-    killed = folder / "shares" / "1-of-3" / ".train.en.1.partial"
-    killed.parent.mkdir()
-    killed.touch()
-    with pytest.raises(DataError, match=r"share 1/3 .* is missing"):
-        prepare(recipe("a"), folder, text_only=True)
-    prepare(recipe("a"), folder, text_only=True, force=True)
-    assert Manifest.load(folder).part_sizes() == {"train": 230}
-    assert {path.name for path in folder.glob("shares/*/*")} == {".lock"}
+    prepare(recipe("a"), folder, overrides=PARTS, share=Share(2, 3))
+    for path in (folder / "draft").glob("train.2.*n*"):  # the record would not fit other text
+        path.write_bytes(path.read_bytes().replace(b" ", b"_"))
+    (folder / "draft" / ".train.en.1.partial").touch()
+    prepare(recipe("a"), folder, overrides=PARTS, text_only=True, force=True)
+    prepare(recipe("a"), tmp_path / "y", overrides=PARTS, text_only=True)
+    assert text_of(folder) == text_of(tmp_path / "y")
+    assert not (folder / "draft").exists()
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/2/3", "a/b", ""])

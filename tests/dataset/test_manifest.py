@@ -7,7 +7,7 @@ import pytest
 from helpers import edit_json
 
 from tfm.config import Normalization
-from tfm.dataset.manifest import Manifest, newest_dataset
+from tfm.dataset.manifest import FORMAT, Manifest, newest_dataset
 from tfm.errors import DataError
 from tfm.text.corpus.recipe import Recipe
 
@@ -125,7 +125,7 @@ def test_fingerprints_change_with_the_text(manifest):
 @pytest.mark.parametrize(
     "change",
     [
-        *("", "[]", '{"format": 1}', '{"format": 1, "name": "x"}'),
+        *("", "[]", f'{{"format": {FORMAT}}}', f'{{"format": {FORMAT}, "name": "x"}}'),
         {"name": 1},
         {"target": "../../de"},
         {"settings": {"task": "cooking"}},
@@ -146,6 +146,9 @@ def test_a_damaged_manifest_or_value_of_another_type_is_named(manifest, change):
 
 
 def test_another_format_and_no_manifest_are_named(manifest, tmp_path):
+    edit_json(manifest.data_dir / "manifest.json", format=1)
+    with pytest.raises(DataError, match=r"has format 1, but this tfm reads .* --force$"):
+        Manifest.load(manifest.data_dir)
     edit_json(manifest.data_dir / "manifest.json", format=99)
     with pytest.raises(DataError, match=r"has format 99, but this tfm reads format"):
         Manifest.load(manifest.data_dir)

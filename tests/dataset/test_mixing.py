@@ -15,9 +15,10 @@ from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.commands.train import train_model
 from tfm.commands.translator import Translator
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.dataset.manifest import Manifest, TrainingText
+from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.plan import Mixture, apportion, expand
+from tfm.dataset.shards import TrainingText
 from tfm.errors import DataError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.text.corpus.recipe import Recipe

@@ -10,8 +10,8 @@ import pytest
 from tfm.config import BatchingConfig
 from tfm.dataset import plan
 from tfm.dataset.batching import Batcher
-from tfm.dataset.manifest import TrainingText
 from tfm.dataset.plan import Planner, Window, apportion
+from tfm.dataset.shards import TrainingText
 from tfm.errors import DataError
 from tfm.machine.group import Group
 from tfm.machine.world import World

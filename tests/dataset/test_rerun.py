@@ -23,7 +23,7 @@ from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.rerun import record_run, recorded_runs, runs_on
-from tfm.dataset.text_parts import Share
+from tfm.dataset.shards import Share
 from tfm.errors import UsageError
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import MonoText, TextFiles

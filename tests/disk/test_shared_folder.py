@@ -5,7 +5,6 @@ from itertools import islice
 import pytest
 from helpers import number_pairs, write_pairs
 
-from tfm.dataset import text_parts
 from tfm.dataset.parallel import ParallelDataset
 from tfm.errors import DataError
 
@@ -23,8 +22,6 @@ def wait(event, arguments):
 
 sys.addaudithook(wait)
 from tfm.cli.main import main
-from tfm.dataset import text_parts
-text_parts._STRIPE_PAIRS = 20
 main()
 """
 SECONDS = 60
@@ -89,7 +86,8 @@ def test_the_second_of_two_that_prepare_is_told_of_the_first(
 ):
     command = ["prepare", *text[0], "--out", tmp_path / "data", *SETTINGS]
     end, process = start_slow(name, *command)
-    for second in (command, ["binarize", tmp_path / "data"]):
+    others = [] if name == "train.en" else [["binarize", tmp_path / "data"]]
+    for second in (command, *others):
         code, _, errors = run(*second)
         assert code == 1
         assert f"data is being written to by process {process} on" in errors
@@ -97,10 +95,9 @@ def test_the_second_of_two_that_prepare_is_told_of_the_first(
     assert rows(open_train(tmp_path / "data")) == alone
 
 
-def test_two_prepare_shares_at_the_same_time(start_slow, run, text, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_parts, "_STRIPE_PAIRS", 20)
-    command = ["prepare", *text[0], "--out", tmp_path / "data", *SETTINGS]
-    end, process = start_slow("text.json", *command, "--share", "1/2")
+def test_two_prepare_shares_at_the_same_time(start_slow, run, text, alone, tmp_path):
+    command = ["prepare", *text[0], "--out", tmp_path / "data", *SETTINGS, "--shard-pairs", "100"]
+    end, process = start_slow("train.json", *command, "--share", "1/2")
     assert run(*command, "--share", "2/2")[0] == 0
     for second in ([*command, "--share", "1/2"], command):
         code, _, errors = run(*second)

@@ -116,11 +116,11 @@ def test_examples_are_some_of_the_pairs_that_a_rule_dropped_without_favorites():
     pairs = [(b"copy %d" % number,) * 2 for number in range(1_000)]
     _, counts = clean([*pairs, (b"one", b"eins"), (b"\xff" * 5_000, b"a\tb\r" * 5_000)])
     assert set(counts.examples) == {"copy", "not_utf8"}
-    examples = counts.examples["copy"]
+    examples = [*counts.examples["copy"].values()]
     assert len(set(examples)) == 10
     numbers = [int(source.removeprefix("copy ")) for source, _ in examples]
     assert min(numbers) < 300 < 700 < max(numbers)
-    [(source, target)] = counts.examples["not_utf8"]
+    [(source, target)] = counts.examples["not_utf8"].values()
     assert len(source) == len(target) == 300
     assert not set("\t\r\n") & {*source, *target}
 

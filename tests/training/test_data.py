@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from helpers import binarize
+from helpers import binarize, write_shards
 
 from tfm.commands.train import train_model
 from tfm.config import BinarizeConfig
@@ -77,12 +77,11 @@ def test_token_ids_of_other_languages_are_refused(copy, tiny_run):
 def in_parts(copy, monkeypatch):
     """A dataset in several parts, of which only the first is verified before the first step."""
     monkeypatch.setattr("tfm.training.data.WINDOW_PAIRS", 60)
-    for language in ("en", "de"):
-        lines = (copy / f"train.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
-        for number in range(1, 5):
-            name = f"train.{number}.{language}" if number > 1 else f"train.{language}"
-            part = lines[50 * number - 50 : 50 * number]
-            (copy / name).write_text("".join(part), encoding="utf-8")
+    sides = (
+        (copy / f"train.{lang}").read_text(encoding="utf-8").splitlines() for lang in ("en", "de")
+    )
+    pairs = [*zip(*sides, strict=True)]
+    write_shards(copy, pairs, [50, 50, 50, len(pairs) - 150])
     binarize(copy, BinarizeConfig(threads=1), force=True)
     return copy
 

@@ -35,18 +35,19 @@ def binarize(
             sides differ in their numbers of lines, or a tag of the text is not in the vocabulary.
         LockedFolderError: Another process writes to the dataset.
     """
-    from tfm.dataset import text_parts, token_ids
+    from tfm.dataset import shards, token_ids
+    from tfm.dataset.draft import lock_dataset, lock_share
     from tfm.dataset.manifest import Manifest, chosen_dataset
 
     folder, given = chosen_dataset(data), settings["binarize"]
     config = merged(BinarizeConfig, Manifest.load(folder).settings("binarize"), given)
     if share is None:
-        with text_parts.lock_dataset(folder):
+        with lock_dataset(folder):
             manifest = Manifest.load(folder)
             origins = find_origins(manifest, config)
             return token_ids.update(manifest, config, origins, force=force)
-    part = text_parts.Share.parse(share)
-    with text_parts.lock_share(folder, part):
+    part = shards.Share.parse(share)
+    with lock_share(folder, part):
         token_ids.encode_share(Manifest.load(folder), config, part, force=force)
     return True
 

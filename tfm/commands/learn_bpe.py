@@ -30,8 +30,8 @@ def learn_bpe(data: Dataset = None, *, force: bool = False, **settings: Any) -> 
         LockedFolderError: Another process writes to the dataset.
     """
     from tfm.dataset import subword_models
+    from tfm.dataset.draft import lock_dataset
     from tfm.dataset.manifest import Manifest, chosen_dataset
-    from tfm.dataset.text_parts import lock_dataset
 
     folder = chosen_dataset(data)
     config = merged(SubwordConfig, Manifest.load(folder).settings("subword"), settings["subword"])

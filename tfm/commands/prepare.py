@@ -33,7 +33,7 @@ from tfm.errors import UsageError
 from tfm.reporting import say
 
 if TYPE_CHECKING:
-    from tfm.dataset import text_parts
+    from tfm.dataset import shards
     from tfm.dataset.test_sets import NamedSet
     from tfm.text.cleaning import Score
     from tfm.text.corpus.recipe import Recipe
@@ -139,7 +139,7 @@ def prepare(
     trees = {"train": train_trees, "valid": valid_trees, "test": test_trees}
     chosen = _chosen_recipe(recipe, pairs, trees, languages, columns, out, keep_tags=keep_tags)
     folder = out or DATA_ROOT / chosen.name
-    from tfm.dataset import text_parts
+    from tfm.dataset import shards
     from tfm.text.sources import Downloads
 
     sets = _named_sets(test_set, chosen)
@@ -156,7 +156,7 @@ def prepare(
         sets=sets,
         text_only=text_only,
         fetch_only=fetch_only,
-        share=None if share is None else text_parts.Share.parse(share),
+        share=None if share is None else shards.Share.parse(share),
         force=force,
     )
 
@@ -170,7 +170,7 @@ def prepare_recipe(
     sets: "Mapping[str, NamedSet] | None" = None,
     text_only: bool = False,
     fetch_only: bool = False,
-    share: "text_parts.Share | None" = None,
+    share: "shards.Share | None" = None,
     force: bool = False,
 ) -> PrepareResult:
     """Prepare a dataset by a recipe, whose settings `overrides` replace: {section: {name: value}}.
@@ -185,9 +185,9 @@ def prepare_recipe(
     """
     from tfm.dataset import checks, subword_models, text_writer, token_ids
     from tfm.dataset.clean_text import CleanText
+    from tfm.dataset.draft import lock_dataset, lock_share
     from tfm.dataset.manifest import Manifest
     from tfm.dataset.test_sets import write_sets
-    from tfm.dataset.text_parts import lock_dataset, lock_share
 
     tables = _tables(recipe, overrides)
     cleaning = settings_from(CleaningConfig, tables["cleaning"])
@@ -238,8 +238,8 @@ def append_text(
     """
     from tfm.dataset import checks, rerun, text_writer, token_ids
     from tfm.dataset.clean_text import CleanText
+    from tfm.dataset.draft import lock_dataset
     from tfm.dataset.manifest import Manifest
-    from tfm.dataset.text_parts import lock_dataset
 
     given = _tables(recipe, overrides)
     with lock_dataset(out_dir):
@@ -266,6 +266,7 @@ def append_text(
             scorers=_scorers(recipe, cleaning),
             # An identical call finds the text that it has unpacked.
             step=f"append-{len(manifest.appended()) + 1}",
+            first=1 + len(manifest.texts("train")),
         )
         runs = ", ".join(map(str, rerun.runs_on(out_dir)))
         is_new = text_writer.append_text(manifest, text)

@@ -94,9 +94,9 @@ class CleaningConfig(Settings, section="cleaning"):
         "Drop pairs with a side that is in this test set or file, exactly or nearly; repeatable.",
         metavar="NAME|FILE",
     )
-    part_pairs: int = setting(
+    shard_pairs: int = setting(
         10_000_000,
-        "Write the training text in parts of at most N pairs, which later steps read in turn.",
+        "Write the training text in shards, each with what is kept of N consecutive pairs.",
         limits=(100, MAX_COUNT),
     )
     score_model: str | None = setting(

@@ -64,12 +64,12 @@ def check_appended(
 ) -> None:
     """Raise an error unless training text can be added to a dataset."""
     folder = manifest.data_dir
-    parts = manifest.text_parts("train")
-    missing = [name for name in manifest.part_sizes() if name not in parts]
-    if missing or not parts:
+    shards = manifest.shards("train")
+    missing = [path for shard in shards for path in shard.text if not path.is_file()]
+    if missing or not manifest.texts("train"):
         raise DataError(
-            f"the text {folder / (missing or ['train'])[0]}.{manifest.source} is missing, but is "
-            "needed to find duplicates: prepare the dataset again"
+            f"the text {(missing or [folder / 'train'])[0]} is missing, but is needed to find "
+            "duplicates: prepare the dataset again"
         )
     given = chain.from_iterable(
         {**getattr(recipe, section), **overrides.get(section, {})}
@@ -79,9 +79,7 @@ def check_appended(
     new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
     normalization = manifest.normalization
     weights = [text.weight for text in (*manifest.texts("train"), *recipe.train)]
-    if not manifest.part_sizes():
-        problem = f"an older tfm prepared {folder}: prepare it again, then append"
-    elif not all(map(are_same, (recipe.source, recipe.target), manifest.languages)):
+    if not all(map(are_same, (recipe.source, recipe.target), manifest.languages)):
         problem = (
             f"{folder} is {manifest.source}-{manifest.target}, but the text to append is "
             f"{recipe.source}-{recipe.target}"

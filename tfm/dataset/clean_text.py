@@ -2,17 +2,19 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import cached_property, partial
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain, groupby, islice, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from tfm.config import CleaningConfig, Normalization, settings_from, settings_to
+from tfm.dataset.draft import FinishedShard, Piece
 from tfm.dataset.manifest import Manifest
+from tfm.dataset.shards import by_text
 from tfm.dataset.test_sets import read_protected
-from tfm.dataset.text_parts import JoinedShares
 from tfm.disk.files import write_text
 from tfm.errors import DataError
 from tfm.reporting import say
@@ -27,14 +29,16 @@ from tfm.text.cleaning import (
     passing,
 )
 from tfm.text.corpus.recipe import Recipe
-from tfm.text.corpus.texts import SPLITS, Split, Text, TextFiles, TreeFile
+from tfm.text.corpus.texts import SPLITS, Split, Text, TextFiles, TreeFile, text_name
 from tfm.text.lines import BytesPair, in_chunks, read_every_line
 from tfm.text.looks import FIRST_LINES, look
-from tfm.text.pair_checks import are_swapped, deviation_checks, pair_checks, ratio_checks
+from tfm.text.pair_checks import Check, are_swapped, deviation_checks, pair_checks, ratio_checks
 from tfm.text.sample import check_alignment, length_ratio, sample_windows
 from tfm.text.sources import Downloads, TextSources
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
+
+NumberedPair = tuple[int, BytesPair]  # after the number of its text, from 0 on
 
 # Rules that drop a higher rate of the pairs of a text, and more than some pairs, are warned of.
 _MAX_DROPPED_RATE, _MAX_DROPPED = 0.03, 10
@@ -45,6 +49,16 @@ _MAX_INVALID_RATE = 0.01
 def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
     """Return the settings of a training text, which may change the settings of all texts."""
     return settings_from(CleaningConfig, {**settings_to(cleaning), **text.cleaning})
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules of a training text."""
+
+    config: CleaningConfig
+    checks: Sequence[Check]
+    score: Score | None
+    length_ratio: float | None
 
 
 class CleanText:
@@ -58,6 +72,7 @@ class CleanText:
         normalization: How training text is normalized; by default as `cleaning` says.
         scorers: {path of a model: (its checksum, a function from a tag to a scorer)}.
         step: The folder to unpack texts in, below the folder of the dataset's own text.
+        first: The number of the first training text among those of the dataset.
         force: Whether to replace other text, and to take text whose sides are shifted.
     """
 
@@ -71,6 +86,7 @@ class CleanText:
         normalization: Normalization | None = None,
         scorers: Mapping[str, tuple[str, Callable[[str | None], Score]]] = {},
         step: str = "",
+        first: int = 1,
         force: bool = False,
     ) -> None:
         self.recipe, self.cleaning, self.scorers, self.force = recipe, cleaning, scorers, force
@@ -85,6 +101,10 @@ class CleanText:
             downloads=self.downloads,
             tags=manifest.symbols,
         )
+        self._known_rules: dict[int, _Rules] = {}
+        self.names = [
+            f"{number} {text_name(text)}" for number, text in enumerate(recipe.train, first)
+        ]
         self.protected = read_protected(cleaning.protect, manifest.languages, self.downloads)
 
     @cached_property
@@ -116,11 +136,19 @@ class CleanText:
         rules = self.cleaning, self.normalization
         return Cleaner(*rules, scratch_dir=folder, protected=self.protected)
 
-    def held_out(self, split: Split, text: Text, pairs: HeldOutPairs) -> Iterator[list[BytesPair]]:
-        """Yield the pairs of validation or test text in blocks, and add them to the held-out pairs.
+    def held_out(self, split: Split, pairs: HeldOutPairs) -> Iterator[Piece]:
+        """Yield the validation or test texts, whose pairs are added to the held-out pairs.
 
         Unicode is composed as in training.
         """
+        for number, text in enumerate(self.recipe.texts(split), 1):
+            counts, name = PairCounts(), f"{number} {text_name(text)}"
+            composed = self._composed(split, text, counts, pairs)
+            yield Piece(name=name, text=text, counts=counts, pairs=composed)
+
+    def _composed(
+        self, split: Split, text: Text, counts: PairCounts, pairs: HeldOutPairs
+    ) -> Iterator[BytesPair]:
         self._checked_sample(text, split, pairs)
         compose = replace(self.normalization, space=False).normalize
         composed = (
@@ -128,52 +156,72 @@ class CleanText:
             for source, target in self.sources.pairs(text, split)
         )
         for block in in_chunks(composed):
-            yield block
+            yield from block
             pairs.add(split, block)
+            counts.add(PairCounts(read=len(block), kept=len(block)))
 
-    def cleaning_function(
-        self, text: Text, cleaner: Cleaner, counts: PairCounts
-    ) -> Callable[[Iterable[BytesPair]], Iterator[BytesPair]]:
-        """Return a function that yields the pairs that pass the rules of a training text.
+    def stretches(self) -> Iterator[Iterator[NumberedPair]]:
+        """Cut the training texts, one after the other, into the stretches that shards come from.
 
-        Their length ratio is measured in a sample of the text, also for a share of it.
+        Each stretch must be read to its end; its pairs follow the numbers of their texts.
         """
-        config = cleaning_of(text, self.cleaning)
-        checks = pair_checks(config, self.recipe.source, self.recipe.target)
-        sample = self._checked_sample(text, "train", cleaner.held_out)
-        if config.max_length_ratio:
-            clean = passing(sample, PairCounts(), config, self.normalization)
-            counts.length_ratio = length_ratio(clean)
-            checks = [*ratio_checks(config, counts.length_ratio), *checks]
-        pairs = self.sources.pairs(text, "train")
-        others = passing(pairs, PairCounts(), config, self.normalization, checks)
-        score = None
-        if config.score_model is not None:
-            _, scorer = self.scorers[config.score_model]
-            score = scorer(text.tag)
-        return partial(
-            cleaner.clean,
-            counts=counts,
-            config=config,
-            tag=text.tag,
-            checks=[*checks, *deviation_checks(config, others)],
-            score=score,
+        numbered = chain.from_iterable(
+            zip(repeat(number), self.sources.pairs(text, "train"), strict=False)
+            for number, text in enumerate(self.recipe.train)
         )
+        for first in numbered:
+            yield chain([first], islice(numbered, self.cleaning.shard_pairs - 1))
 
-    def training(
-        self, number: int, cleaner: Cleaner, counts: PairCounts, shares: JoinedShares | None
+    def pieces(self, stretch: Iterator[NumberedPair], cleaner: Cleaner) -> Iterator[Piece]:
+        """Yield the texts of a stretch, to be cleaned as they are read."""
+        for number, pairs in groupby(stretch, key=itemgetter(0)):
+            text, rules = self.recipe.train[number], self._rules(number, cleaner.held_out)
+            counts = PairCounts(length_ratio=rules.length_ratio)
+            clean = cleaner.clean(
+                map(itemgetter(1), pairs),
+                counts,
+                config=rules.config,
+                tag=text.tag,
+                checks=rules.checks,
+                score=rules.score,
+            )
+            yield Piece(name=self.names[number], text=text, counts=counts, pairs=clean)
+
+    def pieces_again(
+        self, shard: FinishedShard, pairs: Iterator[BytesPair], cleaner: Cleaner
+    ) -> Iterator[Piece]:
+        """Yield the texts of a finished shard, without pairs that occurred before it."""
+        of_texts = by_text(pairs, shard.shard.texts)
+        for (known, of_text), counts in zip(of_texts, shard.counts(), strict=True):
+            text = self.recipe.train[self.names.index(known.name)]
+            distinct = self._distinct(text, of_text, counts, cleaner)
+            yield Piece(name=known.name, text=text, counts=counts, pairs=distinct)
+
+    def _distinct(
+        self, text: Text, pairs: Iterator[BytesPair], counts: PairCounts, cleaner: Cleaner
     ) -> Iterator[BytesPair]:
-        """Yield the clean pairs of a training text, from 0 on; read them of shares, if given."""
-        text = self.recipe.train[number]
-        if shares is None:
-            clean = self.cleaning_function(text, cleaner, counts)
-            yield from clean(self.sources.pairs(text, "train"))
-            return
-        shares.add_counts(number, counts)
         counts.kept, in_held_out = 0, counts.in_held_out
         config = cleaning_of(text, self.cleaning)
-        yield from cleaner.distinct(shares.pairs(number), counts, config=config, tag=text.tag)
-        counts.in_held_out = in_held_out  # which the shares have counted
+        yield from cleaner.distinct(pairs, counts, config=config, tag=text.tag)
+        counts.in_held_out = in_held_out  # which were counted with the duplicates
+
+    def _rules(self, number: int, held_out: HeldOutPairs) -> "_Rules":
+        """Return the rules of a training text, some of which are measured in all of it."""
+        if number not in self._known_rules:
+            text = self.recipe.train[number]
+            config = cleaning_of(text, self.cleaning)
+            checks, ratio = pair_checks(config, self.recipe.source, self.recipe.target), None
+            sample = self._checked_sample(text, "train", held_out)
+            if config.max_length_ratio:
+                ratio = length_ratio(passing(sample, PairCounts(), config, self.normalization))
+                checks = [*ratio_checks(config, ratio), *checks]
+            pairs = self.sources.pairs(text, "train")
+            others = passing(pairs, PairCounts(), config, self.normalization, checks)
+            checks = [*checks, *deviation_checks(config, others)]
+            _, scorer = self.scorers.get(config.score_model or "", (None, None))
+            score = scorer(text.tag) if scorer else None
+            self._known_rules[number] = _Rules(config, checks, score, ratio)
+        return self._known_rules[number]
 
     def lines(self, language: str, counts: PairCounts) -> Iterator[bytes]:
         """Yield the clean lines of the monolingual texts in a language."""
@@ -281,7 +329,7 @@ def write_examples(data_dir: Path, counts_by_text: Mapping[str, PairCounts]) -> 
     path = data_dir / DROPPED
     text = "\n".join(
         f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as\n"
-        + "".join(f"{source}\t{target}\n" for source, target in examples)
+        + "".join(f"{source}\t{target}\n" for source, target in examples.values())
         for name, counts in counts_by_text.items()
         for rule, examples in counts.examples.items()
     )

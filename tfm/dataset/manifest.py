@@ -1,6 +1,6 @@
-"""manifest.json of a dataset folder: the inputs, outputs and results of each step."""
+"""manifest.json of a dataset folder: its shards, and the inputs and outputs of each step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, count, takewhile
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.config import Normalization, Settings, Task, Values
 from tfm.config.values import from_table
-from tfm.dataset.shards import Shard
+from tfm.dataset.shards import Shard, ShardRecord, TrainingText
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
 from tfm.errors import DataError, UsageError
@@ -16,36 +16,13 @@ from tfm.reporting import say
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Language
 
-FORMAT = 1
+FORMAT = 2
 GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
 SETS = "sets"  # the folder of the test sets that have names
 SEEN = "seen"  # the step that records the training text, to find other text in it
 
 _MAKE_ONE = "make one with tfm prepare (tfm prepare --list names corpora)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingText:
-    """One of the texts that the training pairs come from.
-
-    Attributes:
-        name: Its number in the recipe, and the name of its source file.
-        kept: Number of its pairs; the pairs of the first text come first.
-        read: Number of pairs in its files.
-        dropped: {rule: number of pairs that it dropped}.
-        in_held_out: Number of pairs that are also in the validation or test text.
-        weight: Its share of an epoch, relative to the other texts; None: each pair comes once.
-        tag: The tag before each of its source sentences.
-    """
-
-    name: str
-    kept: int
-    read: int
-    dropped: Mapping[str, int]
-    in_held_out: int = 0
-    weight: float | None = None
-    tag: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +62,7 @@ class _Content:
     target: Language
     settings: _Settings
     steps: dict[str, _Step]
+    shards: dict[str, tuple[ShardRecord, ...]] = field(default_factory=dict)
     text_files: dict[str, _TextFile] = field(default_factory=dict)
 
 
@@ -132,7 +110,8 @@ class Manifest:
         )
         if keep_steps and (data_dir / "manifest.json").exists():
             older = _read(data_dir)
-            content = replace(content, steps=older.steps, text_files=older.text_files)
+            kept = ("steps", "shards", "text_files")
+            content = replace(content, **{name: getattr(older, name) for name in kept})
         return cls(data_dir, content, keeps_steps=keep_steps)
 
     @classmethod
@@ -212,59 +191,55 @@ class Manifest:
         """Return the splits whose text exists, "train" first."""
         return [split for split in SPLITS if self.text_path(split, self.source).exists()]
 
-    def text_parts(self, split: str) -> list[str]:
-        """Return the names of the parts of the text of a split, such as "train" and "train.2"."""
-        sizes = self.part_sizes()
-        names = (part_name(split, number) for number in count(1))
-        return [
-            name
-            for name in takewhile(lambda name: self.text_path(name, self.source).exists(), names)
-            if name in (split, *sizes) or not sizes
-        ]
+    def shards(self, split: str) -> list[Shard]:
+        """Return the shards of a split; a shard does not change when more text is appended.
 
-    def part_sizes(self, *, appended: bool = True) -> dict[str, int]:
-        """Return {name: number of pairs} of the parts of the training text that were prepared.
-
-        Parts that were appended later are left out if not `appended`.
+        Text that `tfm prepare` did not write is one shard.
         """
-        steps = ["clean", *(self.appended() if appended else ())]
-        sizes = [n for step in steps for n in self.result(step).get("train", {}).get("parts", [])]
-        return {part_name("train", number): size for number, size in enumerate(sizes, 1)}
+        shards, start = [], 0
+        ends: dict[str, int] = {}
+        for record in self._content.shards.get(split, ()):
+            source, target = self.text_paths(record.name)
+            for end, text in zip(
+                accumulate(text.kept for text in record.texts), record.texts, strict=True
+            ):
+                ends[text.name] = start + end
+            shards.append(
+                Shard(
+                    name=record.name,
+                    text=(source, target),
+                    start=start,
+                    pairs=record.pairs,
+                    text_ends=tuple(ends.values()) if split == "train" else (),
+                    record=record,
+                )
+            )
+            start += record.pairs
+        if not shards and self.text_path(split, self.source).exists():
+            source, target = self.text_paths(split)
+            return [Shard(name=split, text=(source, target), start=0, pairs=None, text_ends=())]
+        return shards
+
+    def record_shards(self, shards: Mapping[str, Sequence[ShardRecord]], *, append: bool) -> None:
+        """Record the shards of splits; they replace older ones, unless they are appended."""
+        older = self._content.shards if append else {}
+        found = {split: (*older.get(split, ()), *records) for split, records in shards.items()}
+        self._content = replace(self._content, shards={**older, **found})
 
     def appended(self) -> list[str]:
         """Return the names of the steps that appended training text, in order."""
         names = (f"append-{number}" for number in count(1))
         return list(takewhile(lambda name: name in self._content.steps, names))
 
+    def clean_files(self) -> list[str]:
+        """Return the names of all text files that `tfm prepare` wrote."""
+        steps = ["clean", *self.appended()]
+        return [name for step in steps for name in self._content.steps[step].outputs]
+
     def forget(self, steps: Iterable[str]) -> None:
         """Remove the records of steps."""
         for step in steps:
             self._content.steps.pop(step, None)
-
-    def shards(self, split: str) -> list[Shard]:
-        """Return the shards of a split; a shard does not change when more text is appended.
-
-        Text that was not prepared is one shard with all texts, and so are other splits.
-        """
-        sizes = self.part_sizes() if split == "train" else {}
-        texts = self.texts(split) if split == "train" else []
-        ends = list(accumulate(text.kept for text in texts))
-        shards, start = [], 0
-        for name in self.text_parts(split):
-            source, target = self.text_paths(name)
-            stop = start + sizes[name] if name in sizes else max(ends, default=0)
-            begun = [end for end, text in zip(ends, texts, strict=True) if end - text.kept < stop]
-            shards.append(
-                Shard(
-                    name=name,
-                    text=(source, target),
-                    start=start,
-                    pairs=sizes.get(name),
-                    text_ends=tuple(min(end, stop) for end in begun),
-                )
-            )
-            start = stop
-        return shards
 
     def is_current(self, step: str, inputs: Values) -> bool:
         """Return whether a step was done with these inputs and its outputs still exist."""
@@ -273,17 +248,28 @@ class Manifest:
             return False
         return have_sizes(self.data_dir, done.outputs)
 
-    def record(self, step: str, *, inputs: Values, outputs: Iterable[Path], result: Values) -> None:
+    def record(
+        self,
+        step: str,
+        *,
+        inputs: Values,
+        outputs: Iterable[Path],
+        result: Values,
+        folder: Path | None = None,
+    ) -> None:
         """Record a step: JSON values of all inputs that determine it, its files and its counts.
 
-        The record is on disk after the next call of `save`.
+        The record is on disk after the next call of `save`. The files are in a `folder` whose
+        content will be in the dataset; by default, they are there.
         """
-        sizes = {str(p.relative_to(self.data_dir)): p.stat().st_size for p in sorted(outputs)}
+        folder = folder or self.data_dir
+        sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(outputs)}
         self._content.steps[step] = _Step(inputs=inputs, outputs=sizes, result=result)
 
-    def save(self) -> None:
-        """Write the manifest."""
-        write_record(self.data_dir / "manifest.json", self._content, format_=FORMAT)
+    def save(self, folder: Path | None = None) -> None:
+        """Write the manifest into the dataset, or a folder whose content will be there."""
+        path = (folder or self.data_dir) / "manifest.json"
+        write_record(path, self._content, format_=FORMAT)
 
     def save_progress(self) -> None:
         """Write the manifest, unless an older dataset still needs its own."""
@@ -302,19 +288,12 @@ class Manifest:
 
     def texts(self, split: str) -> list[TrainingText]:
         """Return the texts that the pairs of a split come from; empty if no recipe prepared it."""
-        names = [item.name for item in fields(TrainingText)]
-        steps = ("clean", *self.appended())
-        try:
-            entries = [
-                {name: value for name, value in entry.items() if name in names}
-                for step in steps
-                for entry in self.result(step).get(split, {}).get("texts", [])
-            ]
-            return [from_table(TrainingText, entry) for entry in entries]
-        except (AttributeError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.data_dir / 'manifest.json'} is damaged ({error}): prepare the dataset again"
-            ) from error
+        texts: dict[str, TrainingText] = {}
+        for record in self._content.shards.get(split, ()):
+            for text in record.texts:
+                known = texts.get(text.name)
+                texts[text.name] = text if known is None else known.plus(text)
+        return list(texts.values())
 
     def tags(self) -> tuple[str, ...]:
         """Return the tags of the training texts, each once; none if there is a text without."""
@@ -323,8 +302,7 @@ class Manifest:
 
     def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
         """Return {name: SHA-256} of the text files of the splits."""
-        names = [name for split in splits for name in self.text_parts(split) or [split]]
-        paths = [path for name in names for path in self.text_paths(name)]
+        paths = [path for split in splits for shard in self.shards(split) for path in shard.text]
         for path in paths:
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
@@ -349,18 +327,13 @@ def set_split(name: str) -> str:
     return f"{SETS}/{name.replace('/', '_').replace(':', '.')}"
 
 
-def part_name(split: str, number: int) -> str:
-    """Return the name of a part of a split, from number 1 on."""
-    return split if number == 1 else f"{split}.{number}"
-
-
 def _read(data_dir: Path) -> _Content:
     path = data_dir / "manifest.json"
     if not path.is_file():
         problem = f"{data_dir} is no dataset (no manifest.json)"
         advice = where_instead(data_dir, "dataset") or _MAKE_ONE
         raise DataError(f"{problem}: {advice}", exit_code=UsageError.exit_code)
-    advice = "delete it and prepare the dataset again"
+    advice = "prepare the dataset again with --force"
     return read_record(path, _Content, format_=FORMAT, advice=advice)
 
 

@@ -21,7 +21,7 @@ from typing import IO, Annotated, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tfm.dataset.manifest import TrainingText
+from tfm.dataset.shards import TrainingText
 from tfm.disk.files import read_record, write_record
 from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BatchingConfig
-from tfm.dataset.manifest import TrainingText
 from tfm.dataset.parallel import Integers, ParallelDataset
+from tfm.dataset.shards import TrainingText
 from tfm.disk.files import atomic_write
 from tfm.errors import DataError
 from tfm.machine.group import Group

@@ -23,18 +23,19 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
     data_dir = manifest.data_dir
     symbols = dict.fromkeys([*(config.symbols or "").split(), *manifest.text_tags()])
     config = replace(config, symbols=" ".join(symbols) or None)
-    parts = list(manifest.part_sizes(appended=False)) or manifest.text_parts("train") or ["train"]
-    source, target = zip(*map(manifest.text_paths, parts), strict=True)
-    for path in (*source, *target):
+    shards = [shard for shard in manifest.shards("train") if not shard.is_appended]
+    paths = [path for shard in shards for path in shard.text] or manifest.text_paths("train")
+    for path in paths:
         if not path.is_file():
             raise DataError(f"{path} does not exist: run tfm prepare first")
+    source, target = paths[::2], paths[1::2]
     models = load_subword_models([Path(each) for each in config.subwords])
     inputs: Values
     if models:
         inputs = {"subwords": [model.fingerprint for model in models]}
     else:
         settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
-        fingerprints = {path.name: manifest.text_fingerprint(path) for path in (*source, *target)}
+        fingerprints = {path.name: manifest.text_fingerprint(path) for path in paths}
         inputs = {"text": fingerprints, "settings": settings}
     changes = _changes(manifest.inputs(STEP) or inputs, inputs)
     if not is_due(manifest, STEP, inputs, output=data_dir, changes=changes, force=force):

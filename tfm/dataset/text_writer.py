@@ -1,13 +1,11 @@
-"""The step clean: the texts of a recipe → the text of a dataset, in parts, with its record."""
+"""The step clean: the texts of a recipe → the shards of a dataset."""
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -20,23 +18,16 @@ from tfm.dataset.clean_text import (
     summary,
     write_examples,
 )
+from tfm.dataset.draft import Draft, FinishedShard
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.rerun import check_runs, is_due
-from tfm.dataset.text_parts import (
-    SHARE_RECORD,
-    JoinedShares,
-    PartWriter,
-    Share,
-    ShareOfText,
-    ShareRecord,
-    remove_shares,
-)
+from tfm.dataset.shards import ShardRecord, Share, by_text
 from tfm.disk.files import atomic_write, existing_parent, remove_leftovers
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.text.cleaning import Cleaner, PairCounts
 from tfm.text.corpus.recipe import Recipe
-from tfm.text.corpus.texts import SPLITS, Split, Text, TreeFile, text_name
+from tfm.text.corpus.texts import Split, TreeFile
 from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
@@ -157,29 +148,22 @@ def _check_disk(data_dir: Path, recipe: Recipe) -> None:
 
 
 def _write_text(manifest: Manifest, text: CleanText) -> None:
-    """Write the text of all splits, and record how many pairs were kept and dropped.
-
-    Older text is replaced when all of the new text is complete.
-    """
-    data_dir, recipe = manifest.data_dir, text.recipe
-    cleaner = text.cleaner(data_dir)
-    result: dict[str, Any] = {split: {} for split in SPLITS if recipe.texts(split)}
+    """Write the text of all splits, which replaces older text when it is complete."""
+    draft = Draft(manifest, text.inputs, reuse=not (text.force or text.scorers))
+    cleaner = text.cleaner(manifest.data_dir)
+    result: dict[str, dict[str, Any]] = {}
+    shards: dict[str, list[ShardRecord]] = {}
     outputs: list[Path] = []
-    shares = None if text.force else JoinedShares.find(data_dir, text.inputs)
-    with ExitStack() as stack:
-        # Training text comes last: a problem with the other splits shows before the long work.
-        for split in filter(result.__contains__, (*_HELD_OUT, "train")):
-            limit = text.cleaning.part_pairs if split == "train" else None
-            writer = PartWriter(stack, manifest, split, max_pairs=limit)
-            result[split], counts_by_text = _write_split(text, split, cleaner, writer, shares)
-            if recipe.task == "parsing" and split != "train":
-                _write_gold_trees(text, split, writer.open(GOLD))
-            writer.flush()  # a full disk shows before any older text is replaced
-            outputs += writer.files
-        outputs += _write_mono(stack, manifest, text)
-        manifest.save_progress()
-    _remove_older_text(manifest, outputs)
-    write_examples(data_dir, counts_by_text)  # of the training text, the last split
+    # Training text comes last: a problem with the other splits shows before the long work.
+    for split in _HELD_OUT:
+        if text.recipe.texts(split):
+            with Progress(f"clean {split}", total=None, unit="pairs") as bar:
+                done = draft.write(split, text.held_out(split, cleaner.held_out), bar)
+            result[split], shards[split] = _summarize(text, split, [done]), [done.shard]
+            if text.recipe.task == "parsing":
+                outputs.append(_write_gold_trees(draft.folder / f"{split}.{GOLD}", text, split))
+    result["train"], shards["train"] = _write_training_text(draft, text, cleaner)
+    outputs += _write_mono(draft.folder, text)
     if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
         say(
             f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
@@ -187,128 +171,23 @@ def _write_text(manifest: Manifest, text: CleanText) -> None:
         )
     for held_out, count in count_held_out(cleaner.held_out).items():
         result[held_out]["in_training"] = count
-    manifest.record(STEP, inputs=text.inputs, outputs=outputs, result=result)
-    if shares is not None:
-        manifest.save_progress()
-    if shares is not None or text.force:
-        remove_shares(data_dir)
     if appended := manifest.appended():
         say("warning: the text that was appended is gone: append it again")
         manifest.forget(appended)
+    draft.publish(STEP, shards, outputs, result)
 
 
 def _append_text(manifest: Manifest, text: CleanText, step: str) -> None:
-    """Write training text to further parts, without pairs that the dataset has."""
+    """Write training text to further shards, without pairs that the dataset has."""
+    before = {"step": step, "after": manifest.text_fingerprints(manifest.splits())}
+    first = 1 + len(manifest.shards("train"))
+    reuse = not text.scorers
+    draft = Draft(manifest, text.inputs, before=before, first=first, reuse=reuse)
     cleaner = text.cleaner(manifest.data_dir)
     _see_text(manifest, cleaner)
-    first, num_before = len(manifest.part_sizes()) + 1, len(manifest.texts("train"))
-    with ExitStack() as stack:
-        limit = text.cleaning.part_pairs
-        writer = PartWriter(stack, manifest, "train", max_pairs=limit, first=first)
-        record, counts = _write_split(text, "train", cleaner, writer, num_before=num_before)
-        writer.flush()
-        manifest.save_progress()
-    write_examples(manifest.data_dir, counts)
+    result, shards = _write_training_text(draft, text, cleaner)
     count_held_out(cleaner.held_out)
-    result = {"train": record}
-    manifest.record(step, inputs=text.inputs, outputs=writer.files, result=result)
-
-
-def _see_text(manifest: Manifest, cleaner: Cleaner) -> None:
-    """Record the pairs of all splits in a cleaner, which then drops their duplicates."""
-    for split in manifest.splits():
-        names = manifest.text_parts(split)
-        pairs = chain(*(read_pairs(*manifest.text_paths(name), strict=True) for name in names))
-        for text in (*manifest.texts(split), None):  # None: text that was not prepared
-            tag = text.tag if text else None
-            prefix = f"{tag} ".encode() if tag else b""
-            of_text = islice(pairs, text.kept if text else None)
-            for block in in_chunks((s.removeprefix(prefix), t) for s, t in of_text):
-                if split == "train":
-                    cleaner.see(block, tag=tag)
-                else:
-                    cleaner.held_out.add(split, block)
-
-
-def _write_split(
-    text: CleanText,
-    split: Split,
-    cleaner: Cleaner,
-    writer: PartWriter,
-    shares: JoinedShares | None = None,
-    *,
-    num_before: int = 0,
-) -> tuple[dict[str, Any], dict[str, PairCounts]]:
-    """Write both sides of a split; return the record of its pairs, and the counts by text.
-
-    The texts are numbered from `num_before` on.
-    """
-    total, entries = PairCounts(), []
-    counts_by_text: dict[str, PairCounts] = {}
-    texts = text.recipe.texts(split)
-    with Progress(f"clean {split}", total=None, unit="pairs") as bar:
-        for index, part in enumerate(texts):
-            counts = PairCounts()
-            if split == "train":
-                blocks = in_chunks(text.training(index, cleaner, counts, shares))
-            else:
-                blocks = text.held_out(split, part, cleaner.held_out)
-            for block in blocks:
-                writer.write([(_tagged(source, part.tag), target) for source, target in block])
-                bar.update(len(block))
-                if split != "train":
-                    counts.add(PairCounts(read=len(block), kept=len(block)))
-            name = f"{1 + num_before + index} {text_name(part)}"
-            if split == "train":
-                report_training_text(text.sources, part, name, counts)
-            total.add(counts)
-            entries.append(asdict(part) | counts.record() | {"name": name})
-            counts_by_text[name] = counts
-        if not total.read:
-            sides = chain.from_iterable(part.sides for part in texts)
-            raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
-        if not total.kept:
-            raise DataError(f"no pairs are left of the {split} text: {summary(total)}")
-    say(f"clean: {split} {summary(total)}")
-    record = total.record() | {"texts": entries}
-    return record | ({"parts": writer.sizes} if split == "train" else {}), counts_by_text
-
-
-def _tagged(source: bytes, tag: str | None) -> bytes:
-    """Return a source sentence after its tag; an empty one stays empty."""
-    return source if tag is None or not source.strip() else f"{tag} ".encode() + source
-
-
-def _write_mono(stack: ExitStack, manifest: Manifest, text: CleanText) -> list[Path]:
-    """Write the monolingual text; the files appear when the stack ends."""
-    paths = []
-    for language in dict.fromkeys(mono.language for mono in text.recipe.mono):
-        counts = PairCounts()
-        paths.append(manifest.text_path("mono", language))
-        file = stack.enter_context(atomic_write(paths[-1]))
-        file.writelines(line + b"\n" for line in text.lines(language, counts))
-        check_encoding(text.sources.mono_paths(language), counts, unit="lines")
-        say(f"clean: {paths[-1].name} {summary(counts, unit='lines')}")
-    return paths
-
-
-def _write_gold_trees(text: CleanText, split: Split, file: IO[bytes]) -> None:
-    """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
-    for part in text.recipe.texts(split):
-        if isinstance(part, TreeFile):
-            file.writelines(f"{bracketed(tree)}\n".encode() for tree in text.sources.trees(part))
-
-
-def _remove_older_text(manifest: Manifest, current: Sequence[Path]) -> None:
-    """Remove the splits and the parts of older text that the current one does not have."""
-    for path in set(manifest.data_dir.glob("mono.*")) - set(current):
-        path.unlink()
-    for suffix in (*manifest.languages, GOLD):
-        for removed in set(SPLITS) - {path.stem for path in current}:
-            manifest.text_path(removed, suffix).unlink(missing_ok=True)
-        for path in manifest.data_dir.glob(f"train.[1-9]*.{suffix}"):
-            if path not in current and path.name.split(".")[1].isdecimal():
-                path.unlink()
+    draft.publish(step, {"train": shards}, [], {"train": result})
 
 
 def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
@@ -319,46 +198,110 @@ def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
         raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
     if text.scorers:
         raise UsageError("min_score cannot go with --share: scores depend on the whole text")
-    folder = share.folder(manifest.data_dir)
     if not is_due(manifest, STEP, text.inputs, output=manifest.data_dir):
         return
-    if ShareRecord.find(folder, text.inputs):
-        say(f"clean: {folder} unchanged")
-        return
-    cleaner = text.cleaner(folder)
+    draft = Draft(manifest, text.inputs)
+    cleaner = text.cleaner(manifest.data_dir)
     for split in _HELD_OUT:
+        for piece in text.held_out(split, cleaner.held_out):
+            deque(piece.pairs, maxlen=0)
+    counts = PairCounts()
+    for done in _write_shards(draft, text, cleaner, share):
+        for of_text in done.counts():
+            counts.add(of_text)
+    say(f"clean: train {share}: {summary(counts)}")
+
+
+def _see_text(manifest: Manifest, cleaner: Cleaner) -> None:
+    """Record the pairs of all splits in a cleaner, which then drops their duplicates."""
+    for split in manifest.splits():
+        for shard in manifest.shards(split):
+            pairs = read_pairs(*shard.text, strict=True)
+            texts = by_text(pairs, shard.record.texts if shard.record else [])
+            for tag, of_text in chain(((t.tag, p) for t, p in texts), [(None, pairs)]):
+                for block in in_chunks(of_text):
+                    if split == "train":
+                        cleaner.see(block, tag=tag)
+                    else:
+                        cleaner.held_out.add(split, block)
+
+
+def _write_training_text(
+    draft: Draft, text: CleanText, cleaner: Cleaner
+) -> tuple[dict[str, Any], list[ShardRecord]]:
+    """Write the training text; return its counts, and the records of its shards."""
+    done = []
+    of_texts = {name: PairCounts() for name in text.names}
+    waiting = deque(zip(text.names, text.recipe.train, strict=True))  # to be reported at their end
+    for shard in _write_shards(draft, text, cleaner):
+        done.append(shard)
+        for of_text, counts in zip(shard.shard.texts, shard.counts(), strict=True):
+            of_texts[of_text.name].add(counts)
+            of_texts[of_text.name].length_ratio = counts.length_ratio
+        while waiting[0][0] != shard.shard.texts[-1].name:
+            name, part = waiting.popleft()
+            report_training_text(text.sources, part, name, of_texts[name])
+    for name, part in waiting:
+        report_training_text(text.sources, part, name, of_texts[name])
+    result = _summarize(text, "train", done)
+    write_examples(draft.folder.parent, of_texts)
+    return result, [shard.shard for shard in done]
+
+
+def _write_shards(
+    draft: Draft, text: CleanText, cleaner: Cleaner, share: Share | None = None
+) -> Iterator[FinishedShard]:
+    """Write the shards of the training text that are of a share; yield each when it is finished.
+
+    A shard that is finished already only loses the pairs that occurred before it.
+    """
+    number, label = -1, f"clean train {share}" if share else "clean train"
+    with Progress(label, total=None, unit="pairs") as bar:
+        for number, stretch in enumerate(text.stretches()):
+            name = draft.shard_name(number)
+            if share is None or share.has(number):
+                if known := draft.find(name):
+                    pieces = text.pieces_again(known, draft.pairs(known), cleaner)
+                else:
+                    pieces = text.pieces(stretch, cleaner)
+                yield draft.write(name, pieces, bar)
+            deque(stretch, maxlen=0)
+    if share is not None:
+        share.check(number + 1)
+
+
+def _summarize(text: CleanText, split: Split, shards: Sequence[FinishedShard]) -> dict[str, Any]:
+    """Return and print the counts of a split; raise DataError if it has no pairs."""
+    total = PairCounts()
+    for counts in chain.from_iterable(shard.counts() for shard in shards):
+        total.add(counts)
+    if not total.read:
+        sides = chain.from_iterable(part.sides for part in text.recipe.texts(split))
+        raise DataError(f"the {split} text is empty: {', '.join(dict.fromkeys(sides))}")
+    if not total.kept:
+        raise DataError(f"no pairs are left of the {split} text: {summary(total)}")
+    say(f"clean: {split} {summary(total)}")
+    return total.record()
+
+
+def _write_mono(folder: Path, text: CleanText) -> list[Path]:
+    """Write the monolingual text; return its files."""
+    paths = []
+    for language in dict.fromkeys(mono.language for mono in text.recipe.mono):
+        counts = PairCounts()
+        paths.append(folder / f"mono.{language}")
+        with atomic_write(paths[-1]) as file:
+            file.writelines(line + b"\n" for line in text.lines(language, counts))
+        check_encoding(text.sources.mono_paths(language), counts, unit="lines")
+        say(f"clean: {paths[-1].name} {summary(counts, unit='lines')}")
+    return paths
+
+
+def _write_gold_trees(path: Path, text: CleanText, split: Split) -> Path:
+    """Write the trees of a split as brackets with part-of-speech tags, for scoring."""
+    with atomic_write(path) as file:
         for part in text.recipe.texts(split):
-            deque(text.held_out(split, part, cleaner.held_out), maxlen=0)
-    paths = [folder / f"train.{language}" for language in manifest.languages]
-    (folder / SHARE_RECORD).unlink(missing_ok=True)
-    with ExitStack() as stack:
-        files = [stack.enter_context(atomic_write(path)) for path in paths]
-        bar = stack.enter_context(Progress(f"clean train {share}", total=None, unit="pairs"))
-        texts = [
-            _write_share_of(text, part, share, cleaner, files, bar) for part in text.recipe.train
-        ]
-    sizes = {path.name: path.stat().st_size for path in paths}
-    ShareRecord(share=share, inputs=text.inputs, sizes=sizes, texts=tuple(texts)).save(folder)
-    say(f"clean: train {share}: {sum(of_text.counts['kept'] for of_text in texts):,} pairs")
-
-
-def _write_share_of(
-    text: CleanText,
-    part: Text,
-    share: Share,
-    cleaner: Cleaner,
-    files: Sequence[IO[bytes]],
-    bar: Progress,
-) -> ShareOfText:
-    """Write the stripes of a training text that are of a share."""
-    counts, stripes = PairCounts(), []
-    clean = text.cleaning_function(part, cleaner, counts)
-    for stripe in share.stripes(text.sources.pairs(part, "train")):
-        before = counts.kept
-        for block in in_chunks(clean(stripe)):
-            for side, file in enumerate(files):
-                file.writelines(pair[side] + b"\n" for pair in block)
-            bar.update(len(block))
-        stripes.append(counts.kept - before)
-    examples = {rule: tuple(pairs) for rule, pairs in counts.examples.items()}
-    return ShareOfText(counts=counts.record(), examples=examples, stripes=tuple(stripes))
+            if isinstance(part, TreeFile):
+                trees = text.sources.trees(part)
+                file.writelines(f"{bracketed(tree)}\n".encode() for tree in trees)
+    return path

@@ -9,11 +9,11 @@ from typing import Any
 
 from tfm.config import BinarizeConfig, Values
 from tfm.config.normalization import is_combining
-from tfm.dataset.manifest import BINARIZE, SEEN, Manifest, TrainingText
+from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.rerun import is_due
+from tfm.dataset.shards import Share, TrainingText
 from tfm.dataset.subword_models import STEP as LEARNING
-from tfm.dataset.text_parts import Share
 from tfm.dataset.token_parts import (
     NUM_SPELLED,
     BinarizedPart,
@@ -22,7 +22,7 @@ from tfm.dataset.token_parts import (
     encoding_settings,
 )
 from tfm.disk.files import sha256_of
-from tfm.errors import DataError, UsageError, tfm_command
+from tfm.errors import DataError, tfm_command
 from tfm.reporting import say
 from tfm.text.seen import FILE as SEEN_TEXT
 from tfm.text.seen import FORMAT as SEEN_FORMAT
@@ -68,11 +68,7 @@ def encode_share(
     Each share may be encoded by another machine at the same time.
     """
     shards = manifest.shards("train")
-    if len(shards) < share.number:
-        raise UsageError(
-            f"--share {share}: the training text in {manifest.data_dir} has {len(shards)} parts: "
-            "use fewer shares, or prepare the text with a smaller --part-pairs"
-        )
+    share.check(len(shards))
     vocabulary = Vocabulary.load(manifest.data_dir, manifest.normalization)
     _check(manifest, vocabulary, config)
     of_share = shards[share.number - 1 :: share.count]

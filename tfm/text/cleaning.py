@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import random
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,19 +68,20 @@ class PairCounts:
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     kept: int = 0
     in_held_out: int = 0
-    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    examples: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
     length_ratio: float | None = None
-    _random: random.Random = field(default_factory=lambda: random.Random(1), repr=False)  # noqa: S311 - not for secrets
 
     def drop(self, rule: str, pair: BytesPair) -> None:
-        """Count a pair that a rule drops, and keep a random sample of such pairs as examples."""
+        """Count a pair that a rule drops, and keep a sample of such pairs as examples.
+
+        All different pairs are equally probable, however often and in which order they occur.
+        """
         self.dropped[rule] = 1 + self.dropped.get(rule, 0)
-        examples = self.examples.setdefault(rule, [])
-        place = len(examples)
-        if place == _NUM_EXAMPLES:  # reservoir sampling: all pairs are equally probable
-            place = self._random.randrange(self.dropped[rule])
-        if place < _NUM_EXAMPLES:
-            examples[place : place + 1] = [(_excerpt(pair[0]), _excerpt(pair[1]))]
+        examples = self.examples.setdefault(rule, {})
+        digest = hashlib.blake2b(b"\n".join(pair), digest_size=8).hexdigest()
+        if len(examples) < _NUM_EXAMPLES or digest < max(examples):
+            examples[digest] = (_excerpt(pair[0]), _excerpt(pair[1]))
+            self.examples[rule] = _least(examples)
 
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -90,7 +90,7 @@ class PairCounts:
         return record if self.length_ratio is None else record | {"length_ratio": self.length_ratio}
 
     def add(self, other: "PairCounts") -> None:
-        """Add the counts of another text, and its examples up to their maximum number."""
+        """Add the counts of another text, or of other pairs of this one."""
         self.read += other.read
         self.normalized += other.normalized
         self.windows_1252 += other.windows_1252
@@ -99,8 +99,12 @@ class PairCounts:
         for rule, count in other.dropped.items():
             self.dropped[rule] = count + self.dropped.get(rule, 0)
         for rule, examples in other.examples.items():
-            known = self.examples.setdefault(rule, [])
-            known += examples[: _NUM_EXAMPLES - len(known)]
+            self.examples[rule] = _least({**self.examples.get(rule, {}), **examples})
+
+
+def _least(examples: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the examples with the least hashes, sorted."""
+    return dict(sorted(examples.items())[:_NUM_EXAMPLES])
 
 
 class Cleaner:

@@ -213,8 +213,8 @@ def _check_binarized(
             f"{data_dir}/bin was binarized with subword model {index.fingerprint[:8]}, but "
             f"{data_dir} has {vocabulary.fingerprint[:8]}: {remedy}"
         )
-    parts = (part for split in manifest.splits() for part in manifest.text_parts(split))
-    texts = {path for part in parts for path in manifest.text_paths(part)}
+    shards = (shard for split in manifest.splits() for shard in manifest.shards(split))
+    texts = {path for shard in shards for path in shard.text}
     for path in sorted(texts | {data_dir / name for name in recorded}):
         is_used = path.name.partition(".")[0] in splits and path.is_file()
         if is_used and manifest.text_fingerprint(path) != recorded.get(path.name):

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tfm.dataset.manifest import TrainingText
+from tfm.dataset.shards import TrainingText
 from tfm.errors import DETAIL, CheckpointError, UnequalRanksError
 from tfm.folders.model_info import MAX_NOISE, ranking_metric
 from tfm.folders.saving import Saver, last_good_checkpoint
