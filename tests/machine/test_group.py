@@ -3,11 +3,12 @@
 import json
 import re
 import signal
-import socket
+from functools import cache
 
 import pytest
 import torch
 from helpers import steps_of, wait_until
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from tfm.commands.train import train_model
 from tfm.config import run_toml
@@ -34,18 +35,12 @@ def output(**facts):
 TFM = "from tfm.cli.main import main; main()"
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def start(fork_python):
     """Start processes as torchrun does."""
 
     def start_all(source, *arguments, size=2):
-        port = free_port()
+        port = get_free_port()
         return [
             fork_python(
                 source,
@@ -86,12 +81,12 @@ def run_script(start):
     return run
 
 
-@pytest.fixture
-def run_processes(data_dir, tmp_path, start):
+@pytest.fixture(scope="module")
+def run_processes(data_dir, start):
     """Train in several processes with the command line; return exit codes and stderr."""
 
     def run(run_dir, settings, size=2, meanwhile=None, before=""):
-        config = tmp_path / f"{run_dir.name}.toml"
+        config = run_dir.with_suffix(".toml")
         config.write_text(run_toml(settings))
         processes = start(
             before + TFM, "train", data_dir, "--run", run_dir, "--config", config, size=size
@@ -301,22 +296,33 @@ gradients.DistributedDataParallel = lambda module, **options: DistributedDataPar
 """
 
 
+@pytest.fixture(scope="module")
+def run_in_microbatches(run_processes, scored_run, tmp_path_factory):
+    """Train three steps with microbatches of a size; each different run is trained once."""
+
+    @cache
+    def train(max_tokens, before=""):
+        run_dir = tmp_path_factory.mktemp("runs") / "run"
+        settings = scored_run(
+            batching={"max_tokens": max_tokens, "num_dropout_shards": 4},
+            training={"max_steps": 3, "checkpoint_steps": 3, "average": False},
+        )
+        codes, errors = run_processes(run_dir, settings, before=before)
+        assert codes == [0, 0], errors
+        return run_dir
+
+    return train
+
+
 @pytest.mark.parametrize("place", ["first", "last", "backward"])
 def test_if_one_process_runs_out_of_memory_all_compute_smaller_microbatches(
-    run_processes, scored_run, tmp_path, place
+    run_in_microbatches, place
 ):
-    changes = {"training": {"max_steps": 3, "checkpoint_steps": 3, "average": False}}
-    batching = {"max_tokens": 400, "num_dropout_shards": 4}  # two microbatches for each process
-    settings = scored_run(batching=batching, **changes)
-    halved, small = tmp_path / "halved", tmp_path / "small"
     before = f"place = {place!r}" + _OUT_OF_MEMORY + _SMALL_BUCKETS
-    codes, errors = run_processes(halved, settings, before=before)
-    assert codes == [0, 0], errors
+    halved = run_in_microbatches(400, before)  # two microbatches for each process
     state = ModelFolder(checkpoints(halved)[-1]).training_state()["trainer"]["gradient"]
     assert state["out_of_memory"] == 1
-    batching = batching | {"max_tokens": state["max_tokens"]}
-    codes, errors = run_processes(small, scored_run(batching=batching, **changes))
-    assert codes == [0, 0], errors
+    small = run_in_microbatches(state["max_tokens"])
     found, expected = (
         [loss for (kind, _), loss in losses(run).items() if kind == "train"]
         for run in (halved, small)
@@ -402,27 +408,18 @@ def test_a_stalled_process_ends_the_run_and_all_write_their_last_collectives(
     assert counts[0] > counts[1]  # rank 0 waits in one that rank 1 has not started
 
 
-_DIE = """
+_AT_STEP = """
 import os
 from tfm.training.trainer import Trainer
 original = Trainer.step
 def step(trainer, *arguments, **options):
-    if trainer.position.step == 3 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), 9)
+    if trainer.position.step == {} and os.environ["RANK"] == "1":
+        {}
     return original(trainer, *arguments, **options)
 Trainer.step = step
 """
-_OTHER_WEIGHTS = """
-import os, torch
-from tfm.training.trainer import Trainer
-original = Trainer.step
-def step(trainer, *arguments, **options):
-    if trainer.position.step == 5 and os.environ["RANK"] == "1":
-        with torch.no_grad():
-            trainer.model.output_weight[7, 3] += 1e-3
-    return original(trainer, *arguments, **options)
-Trainer.step = step
-"""
+_DIE = _AT_STEP.format(3, "os.kill(os.getpid(), 9)")
+_OTHER_WEIGHTS = _AT_STEP.format(5, "trainer.model.output_weight.data[7, 3] += 1e-3")
 _HUGE_UPDATES = """
 from tfm.training import trainer
 trainer.learning_rate = lambda *_: 1e30

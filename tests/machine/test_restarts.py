@@ -3,13 +3,13 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from helpers import metrics_of, same_weights, wait_until
 from slurm import install_slurm
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from tfm.config import run_toml
 from tfm.folders.run_folder import checkpoints
@@ -21,12 +21,6 @@ TORCHRUN = "from torch.distributed.run import main; main()"
 SECONDS = 600  # on a busy machine
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def child_of(launcher):
     path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     return int(path.read_text().split()[-1])
@@ -36,7 +30,7 @@ def child_of(launcher):
 def settings(tiny_run, tmp_path_factory):
     """A file of settings."""
     path = tmp_path_factory.mktemp("settings") / "config.toml"
-    path.write_text(run_toml(tiny_run(training={"max_steps": 120, "checkpoint_steps": 20})))
+    path.write_text(run_toml(tiny_run(training={"max_steps": 60, "checkpoint_steps": 10})))
     return path
 
 
@@ -61,7 +55,7 @@ def train(data_dir, settings, tmp_path):
 def torchrun(fork_python, train, tmp_path):
     """Start torchrun for the first of two machines, which holds the rendezvous, or the second."""
     where = ["--nnodes", 2, "--nproc-per-node", 1, "--local-addr", "127.0.0.1"]
-    where += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    where += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{get_free_port()}"]
     flags = ["--max-restarts", 3, "--monitor-interval", 0.1, "-m", "--", "tfm", *train]
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(tmp_path)}
 

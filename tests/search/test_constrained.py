@@ -4,24 +4,21 @@ import itertools
 import random
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import batch_of, recurrent, transformer
+from search import workshop
+from search.workshop import WORDS, V, force
+from small_models import recurrent, transformer
 
-from tfm.config import SearchConfig
-from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.constrained import beam_width
 from tfm.search.constraints import Constraints
-from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
 from tfm.search.phrases import Edges, Phrase, RequiredPhrases
 from tfm.vocabulary.subword import EOS
 
 SURFACES = [b"", b"", b"", b"<unk>", b" a", b" b", b"c"]
-V = len(SURFACES)
-A, B, C = WORDS = range(4, V)
+A, B, C = WORDS
 EDGES = list(map(Edges.of, SURFACES))
 SOURCES = [[4, 5, EOS], [6, EOS], [5, 5, 6, EOS]]
 SEQUENCES = [[(A,)], [(A, B)], [(A, C)], [(A,), (A, C)], [(A,), (A,)], [(A, B), (B, A)], [(B, B)]]
@@ -52,13 +49,9 @@ def contains(tokens, sequences):
 
 
 def find(model, phrases, *, sources=SOURCES, prefixes=None, constraints=None, **config):
-    config = SearchConfig(**{"min_length": 0, "max_extra_length": 3, **config})
-    with torch.inference_mode():
-        return search(
-            model, *batch_of(sources), config,
-            prefixes=prefixes, constraints=constraints,
-            required=[required(*phrases)] * len(sources),
-        )  # fmt: skip
+    options = {"required": [required(*phrases)] * len(sources), "constraints": constraints}
+    config = {"beam_size": 4, "n_best": 1, **config}
+    return workshop.find("beam", model, sources, prefixes, options=options, **config)
 
 
 def best_of_all(model, source, phrases, extra):
@@ -69,9 +62,7 @@ def best_of_all(model, source, phrases, extra):
         for output in itertools.product(WORDS, repeat=length)
         if contains(output, phrases)
     ]
-    with torch.inference_mode():
-        batch = batch_of([source] * len(outputs))
-        return max(each.score for each in forced_decoding([model], *batch, outputs, SearchConfig()))
+    return max(each.score for each in force([model], source, outputs))
 
 
 @pytest.mark.parametrize("phrases", SEQUENCES, ids=str)
@@ -103,12 +94,11 @@ def test_small_beams_place_all_phrases(new, phrases, beam_size):
 def test_a_sentence_has_the_same_output_alone_and_in_any_batch():
     model = transformer(V, sharpness=2)
     phrases = [[(A,)], [(A, B), (B,)], [(B, A, C, B, A)]]
-    config = SearchConfig(beam_size=3, max_extra_length=6)
 
     def find_all(order):
-        with torch.inference_mode():
-            needed = [required(*phrases[i]) for i in order]
-            found = search(model, *batch_of([SOURCES[i] for i in order]), config, required=needed)
+        options = {"required": [required(*phrases[i]) for i in order]}
+        sources = [SOURCES[i] for i in order]
+        found = workshop.find("beam", model, sources, options=options, max_extra_length=6)
         return {i: best[0].tokens for i, best in zip(order, found, strict=True)}
 
     together = find_all([0, 1, 2])
@@ -119,8 +109,7 @@ def test_a_sentence_has_the_same_output_alone_and_in_any_batch():
 def test_scores_are_those_of_the_model():
     model = transformer(V, sharpness=2)
     for source, [best] in zip(SOURCES, find(model, [(A, B)]), strict=True):
-        with torch.inference_mode():
-            [scored] = forced_decoding([model], *batch_of([source]), [best.tokens], SearchConfig())
+        [scored] = force([model], source, [best.tokens])
         assert best.score == pytest.approx(scored.score, abs=1e-4)
 
 

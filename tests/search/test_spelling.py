@@ -4,13 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
-from search.workshop import EVERY_SEARCH, SEARCHES, force
-from small_models import batch_of, transformer
+from search import workshop
+from search.workshop import EVERY_SEARCH, force
+from small_models import transformer
 
 from tfm.commands.translator import Translator
-from tfm.config import SearchConfig
-from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.model import Ensemble
 from tfm.search.spelling import Spellings, next_step
@@ -31,17 +29,10 @@ def text_of(tokens):
 
 
 def find(kind, model, prefixes=PREFIXES, *, constraints=None, **config):
-    settings = SearchConfig(**{"max_extra_length": 3, "min_length": 0, **SEARCHES[kind], **config})
     fixed, open_ends = SPELLINGS.open(prefixes, model.max_positions)
-    options = {
-        "line_numbers": range(len(prefixes)),
-        "prefixes": fixed,
-        "constraints": constraints,
-        "open_ends": open_ends,
-    }
-    batch = batch_of(SOURCES[: len(prefixes)])
-    with torch.inference_mode():
-        return search(model, *batch, settings, **options)
+    options = {"constraints": constraints, "open_ends": open_ends}
+    sources = SOURCES[: len(prefixes)]
+    return workshop.find(kind, model, sources, fixed, options=options, **config)
 
 
 def model_of(seed=0, **changes):

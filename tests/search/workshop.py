@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -58,8 +59,10 @@ def settings_of(kind, **config):
     return settings
 
 
-def find(kind, model, sources=SOURCES, prefixes=None, lines=None, **config):
-    """Search for the outputs of sources that lie in the lines of these numbers."""
+def find(
+    kind, model, sources=SOURCES, prefixes=None, lines=None, options=MappingProxyType({}), **config
+):
+    """Search for the outputs of sources in lines of these numbers, with options of `search`."""
     settings = settings_of(kind, **config)
     size = settings.no_repeat_ngram
     with torch.inference_mode():
@@ -69,7 +72,7 @@ def find(kind, model, sources=SOURCES, prefixes=None, lines=None, **config):
             settings,
             line_numbers=lines or range(len(sources)),
             prefixes=prefixes,
-            constraints=Constraints(size, None) if size else None,
+            **{"constraints": Constraints(size, None) if size else None, **options},
         )
 
 
