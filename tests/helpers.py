@@ -23,7 +23,7 @@ from tfm.dataset import subword_models, token_ids
 from tfm.dataset.draft import lock_dataset
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import ParallelDataset
-from tfm.dataset.shards import ShardRecord, TrainingText, shard_name
+from tfm.dataset.shards import Shard, TrainingText, shard_name
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
 from tfm.text.corpus.recipe import Recipe
@@ -74,7 +74,7 @@ def write_shards(folder, pairs, sizes):
     for number, size in enumerate(sizes, 1):
         text = TrainingText(name="1 x.en", kept=size, read=size, dropped={})
         name = shard_name("train", number)
-        records.append(ShardRecord(name=name, appended=False, texts=(text,)))
+        records.append(Shard(name=name, texts=(text,)))
         write_pairs(folder, name, pairs[:size])
         pairs = pairs[size:]
     manifest = Manifest.load(folder)

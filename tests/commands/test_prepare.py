@@ -474,10 +474,8 @@ def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
     assert prepare(recipe, data_dir, overrides, text_only=True).is_new
     assert not prepare(recipe, data_dir, overrides, text_only=True).is_new
     again = " again" if columns == (3, 2) else ""
-    shards = Manifest.load(data_dir).shards("train")
-    sources, targets = (
-        [line for each in shards for line in lines(each.text[side])] for side in (0, 1)
-    )
+    files = Manifest.load(data_dir).shard_files(["train"])
+    sources, targets = ([line for each in files for line in lines(each[side])] for side in (0, 1))
     assert sources == [f"line {i}{again}" for i in range(200)]
     assert targets == [f"Zeile {i}" for i in range(200)]
     dropped = counts(data_dir)["train"]["dropped"]

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import pytest
 from helpers import contents, number_pairs, python, write_pairs, write_tar
@@ -70,15 +69,11 @@ def mirror(tmp_path_factory):
 
 
 def dataset_in(folder):
-    """Return the bytes of all files in a folder, including hidden ones, without their times.
-
-    Also without the records of encoded shards, which a kill at the last moment leaves behind.
-    """
+    """Return the bytes of all files in a folder, including hidden ones, without their times."""
     found = contents(folder)
     manifest = json.loads(found.pop("manifest.json"))
     del manifest["text_files"]
-    records = re.compile(r"bin/(train|valid|test)(\.[0-9]+)?\.json")
-    return {name: found[name] for name in found if not records.fullmatch(name)}, manifest
+    return found, manifest
 
 
 PREPARE = "prepare {mirror}/recipe.toml --mirror {mirror} --out {folder}"

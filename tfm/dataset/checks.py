@@ -64,13 +64,8 @@ def check_appended(
 ) -> None:
     """Raise an error unless training text can be added to a dataset."""
     folder = manifest.data_dir
-    shards = manifest.shards("train")
-    missing = [path for shard in shards for path in shard.text if not path.is_file()]
-    if missing or not manifest.texts("train"):
-        raise DataError(
-            f"the text {(missing or [folder / 'train'])[0]} is missing, but is needed to find "
-            "duplicates: prepare the dataset again"
-        )
+    if not (manifest.shard_files(["train"]) and manifest.texts("train")):
+        raise DataError(f"{folder} has no training text to append to: run tfm prepare first")
     given = chain.from_iterable(
         {**getattr(recipe, section), **overrides.get(section, {})}
         for section in ("subword", "binarize")

@@ -5,6 +5,7 @@ finished has a record there, so that a later call need not clean it again.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,22 +16,18 @@ from typing import Any
 
 from tfm.config import Values
 from tfm.dataset.manifest import GOLD, Manifest
-from tfm.dataset.shards import ShardRecord, Share, TrainingText, shard_name
+from tfm.dataset.shards import Shard, ShardRecord, Share, TrainingText, shard_name
 from tfm.disk.files import (
     atomic_write,
-    have_sizes,
     output_target,
-    read_record,
     sync_directory,
-    write_record,
 )
 from tfm.disk.lock import lock_folder
 from tfm.reporting import Progress
 from tfm.text.cleaning import PairCounts
-from tfm.text.corpus.texts import SPLITS, Text
+from tfm.text.corpus.texts import Text
 from tfm.text.lines import BytesPair, in_chunks
 
-_FORMAT = 1  # of the record of a shard
 _DRAFT, _READY = "draft", "ready"
 _MAX_WAIT_SECONDS = 10  # for other shares that start
 
@@ -79,19 +76,15 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedShard:
-    """The record of a shard of the draft.
+class FinishedShard(ShardRecord):
+    """The record of the text of a shard of the draft.
+
+    Its inputs are without the text before it.
 
     Attributes:
-        inputs: JSON values of all that determines it, apart from the text before it.
-        sizes: {file name: size in bytes} of its files.
-        shard: Its texts.
         examples: For each text, {rule: examples of the pairs that it dropped}, by their hashes.
     """
 
-    inputs: Values
-    sizes: Mapping[str, int]
-    shard: ShardRecord
     examples: tuple[Mapping[str, Mapping[str, tuple[str, str]]], ...]
 
     def counts(self) -> Iterator[PairCounts]:
@@ -109,21 +102,14 @@ class Draft:
     Args:
         manifest: The dataset.
         inputs: JSON values of all that determines the text.
-        before: The same for text that it is appended to, if any.
-        first: The number of the first training shard.
+        first: The number of the first training shard; others follow the dataset's.
         reuse: Whether to take finished shards of earlier calls.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        inputs: Values,
-        *,
-        before: Mapping[str, Any] = {},
-        first: int = 1,
-        reuse: bool = True,
+        self, manifest: Manifest, inputs: Values, *, first: int = 1, reuse: bool = True
     ) -> None:
-        self._manifest, self._inputs, self._before = manifest, inputs, before
+        self._manifest, self._inputs = manifest, inputs
         self._first, self._reuse = first, reuse
         self.folder = manifest.data_dir / _DRAFT
 
@@ -146,25 +132,20 @@ class Draft:
                 written.append(piece)
         texts = tuple(piece.record() for piece in written)
         finished = FinishedShard(
-            inputs={**self._inputs, **self._before},
+            inputs=self._inputs,
             sizes={each: (self.folder / each).stat().st_size for each in names},
-            shard=ShardRecord(name=name, appended=bool(self._before), texts=texts),
+            shard=Shard(name=name, appended=self._first > 1, texts=texts),
             examples=tuple(piece.counts.examples for piece in written),
         )
-        write_record(self.folder / f"{name}.json", finished, format_=_FORMAT)
+        finished.save(self.folder)
         return finished
 
     def find(self, name: str) -> FinishedShard | None:
         """Return a shard that an earlier call has finished; None if its text has to be cleaned."""
-        path = self.folder / f"{name}.json"
-        if not self._reuse or not path.is_file():
+        if not self._reuse:
             return None
         advice = f"remove {self.folder}"
-        found = read_record(path, FinishedShard, format_=_FORMAT, advice=advice)
-        is_whole = found.inputs == {**self._inputs, **self._before} and have_sizes(
-            self.folder, found.sizes
-        )
-        return found if is_whole else None
+        return FinishedShard.find(self.folder, name, self._inputs, advice=advice)
 
     def pairs(self, shard: FinishedShard) -> Iterator[BytesPair]:
         """Read the pairs of a finished shard, exactly as they were written."""
@@ -176,21 +157,21 @@ class Draft:
     def publish(
         self,
         step: str,
-        shards: Mapping[str, Sequence[ShardRecord]],
+        inputs: Values,
+        shards: Mapping[str, Sequence[Shard]],
         others: Iterable[Path],
         result: Values,
     ) -> None:
         """Put the shards of a step and other files in their place; save the manifest."""
-        texts = chain.from_iterable(shards.values())
         outputs = [
-            self.folder / path.name
-            for shard in texts
-            for path in self._manifest.text_paths(shard.name)
+            self.folder / f"{shard.name}.{language}"
+            for shard in chain.from_iterable(shards.values())
+            for language in self._manifest.languages
         ]
+        self._manifest.record_shards(shards, append=self._first > 1)
         outputs += others
-        self._manifest.record_shards(shards, append=bool(self._before))
         self._manifest.record(
-            step, inputs=self._inputs, outputs=outputs, result=result, folder=self.folder
+            step, inputs=inputs, outputs=outputs, result=result, folder=self.folder
         )
         self._manifest.save(self.folder)
         data_dir = self._manifest.data_dir
@@ -211,20 +192,11 @@ def _put_in_place(data_dir: Path) -> None:
             if (ready / name).is_file():
                 os.replace(ready / name, data_dir / name)
         if not manifest.appended():
-            for path in _text_files(data_dir, manifest):
-                if path.name not in current:
+            suffixes = "|".join(map(re.escape, (*manifest.languages, GOLD)))
+            own = re.compile(rf"(train(\.[1-9][0-9]*)?|valid|test)\.({suffixes})|mono\..+")
+            for path in data_dir.iterdir():
+                if own.fullmatch(path.name) and path.name not in current:
                     path.unlink()
         os.replace(ready / "manifest.json", data_dir / "manifest.json")
         sync_directory(data_dir)
     shutil.rmtree(ready)
-
-
-def _text_files(data_dir: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yield the files of all splits, and of monolingual text."""
-    yield from data_dir.glob("mono.*")
-    for suffix in (*manifest.languages, GOLD):
-        for split in SPLITS:
-            yield from data_dir.glob(f"{split}.{suffix}")
-        for path in data_dir.glob(f"train.[1-9]*.{suffix}"):
-            if path.name.split(".")[1].isdecimal():
-                yield path

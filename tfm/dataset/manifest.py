@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, count, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
 from tfm.config import Normalization, Settings, Task, Values
 from tfm.config.values import from_table
-from tfm.dataset.shards import Shard, ShardRecord, TrainingText
+from tfm.dataset.shards import Shard, TrainingText, sum_of_texts
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, where_instead
 from tfm.errors import DataError, UsageError
@@ -62,7 +62,7 @@ class _Content:
     target: Language
     settings: _Settings
     steps: dict[str, _Step]
-    shards: dict[str, tuple[ShardRecord, ...]] = field(default_factory=dict)
+    shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
     text_files: dict[str, _TextFile] = field(default_factory=dict)
 
 
@@ -192,38 +192,16 @@ class Manifest:
         return [split for split in SPLITS if self.text_path(split, self.source).exists()]
 
     def shards(self, split: str) -> list[Shard]:
-        """Return the shards of a split; a shard does not change when more text is appended.
+        """Return the shards of a split; text that `tfm prepare` did not write is one."""
+        recorded = self._content.shards.get(split)
+        if recorded is None and self.text_path(split, self.source).exists():
+            return [Shard(name=split)]
+        return [*(recorded or ())]
 
-        Text that `tfm prepare` did not write is one shard.
-        """
-        shards, start = [], 0
-        ends: dict[str, int] = {}
-        for record in self._content.shards.get(split, ()):
-            source, target = self.text_paths(record.name)
-            for end, text in zip(
-                accumulate(text.kept for text in record.texts), record.texts, strict=True
-            ):
-                ends[text.name] = start + end
-            shards.append(
-                Shard(
-                    name=record.name,
-                    text=(source, target),
-                    start=start,
-                    pairs=record.pairs,
-                    text_ends=tuple(ends.values()) if split == "train" else (),
-                    record=record,
-                )
-            )
-            start += record.pairs
-        if not shards and self.text_path(split, self.source).exists():
-            source, target = self.text_paths(split)
-            return [Shard(name=split, text=(source, target), start=0, pairs=None, text_ends=())]
-        return shards
-
-    def record_shards(self, shards: Mapping[str, Sequence[ShardRecord]], *, append: bool) -> None:
-        """Record the shards of splits; they replace older ones, unless they are appended."""
+    def record_shards(self, shards: Mapping[str, Sequence[Shard]], *, append: bool) -> None:
+        """Record the shards of splits; they replace all older ones, unless they are appended."""
         older = self._content.shards if append else {}
-        found = {split: (*older.get(split, ()), *records) for split, records in shards.items()}
+        found = {split: (*older.get(split, ()), *new) for split, new in shards.items()}
         self._content = replace(self._content, shards={**older, **found})
 
     def appended(self) -> list[str]:
@@ -288,24 +266,28 @@ class Manifest:
 
     def texts(self, split: str) -> list[TrainingText]:
         """Return the texts that the pairs of a split come from; empty if no recipe prepared it."""
-        texts: dict[str, TrainingText] = {}
-        for record in self._content.shards.get(split, ()):
-            for text in record.texts:
-                known = texts.get(text.name)
-                texts[text.name] = text if known is None else known.plus(text)
-        return list(texts.values())
+        return sum_of_texts(self._content.shards.get(split, ()))
 
     def tags(self) -> tuple[str, ...]:
         """Return the tags of the training texts, each once; none if there is a text without."""
         tags = dict.fromkeys(text.tag for text in self.texts("train") if text.kept)
         return () if None in tags else tuple(tag for tag in tags if tag is not None)
 
-    def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
-        """Return {name: SHA-256} of the text files of the splits."""
-        paths = [path for split in splits for shard in self.shards(split) for path in shard.text]
-        for path in paths:
+    def shard_files(self, splits: Iterable[str], *, appended: bool = True) -> list[list[Path]]:
+        """Return the source and the target file of each shard of splits; check that they exist.
+
+        Shards that were appended are left out if not `appended`.
+        """
+        shards = [shard for split in splits for shard in self.shards(split)]
+        files = [self.text_paths(each.name) for each in shards if appended or not each.appended]
+        for path in chain.from_iterable(files):
             if not path.is_file():
                 raise DataError(f"{path} does not exist or is not a file: run tfm prepare first")
+        return files
+
+    def text_fingerprints(self, splits: Iterable[str]) -> dict[str, str]:
+        """Return {name: SHA-256} of the text files of the splits."""
+        paths = chain.from_iterable(self.shard_files(splits))
         return {path.name: self.text_fingerprint(path) for path in paths}
 
     def text_fingerprint(self, path: Path) -> str:

@@ -2,15 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+from tfm.config import Values
 from tfm.config.values import shown
+from tfm.disk.files import have_sizes, read_record, write_record
 from tfm.errors import UsageError
 from tfm.text.lines import BytesPair
+
+_FORMAT = 1  # of the records of shards
+
+ShardName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,52 +57,61 @@ class TrainingText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardRecord:
-    """What is recorded of the text of a shard: its name, and its texts with their counts in it.
-
-    Shards that are `appended` came after the subword model was learned.
-    """
-
-    name: str
-    appended: bool
-    texts: tuple[TrainingText, ...]
-
-    @property
-    def pairs(self) -> int:
-        """The number of its pairs."""
-        return sum(text.kept for text in self.texts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shard:
     """Consecutive pairs of a split.
 
     Attributes:
         name: The first shard of a split has its name, and the next ones a number, as in "train.2".
-        text: The text files of source and target.
-        start: Number of pairs of the split before it.
-        pairs: Number of its pairs; None if `tfm prepare` did not write the text.
-        text_ends: Numbers of pairs of the split up to the end of each training text that begins
-            before the end of the shard, where the last one is cut off.
-        record: What is recorded of it; None if `tfm prepare` did not write the text.
+        texts: The texts that its pairs come from, in order, with their counts in it; none if
+            `tfm prepare` did not write it.
+        appended: Whether it came after the subword model was learned.
     """
 
-    name: str
-    text: tuple[Path, Path]
-    start: int
-    pairs: int | None
-    text_ends: tuple[int, ...]
-    record: ShardRecord | None = None
+    name: ShardName
+    texts: tuple[TrainingText, ...] = ()
+    appended: bool = False
 
-    @property
-    def is_appended(self) -> bool:
-        """Whether it came after the subword model was learned."""
-        return self.record is not None and self.record.appended
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """The record of the files of a shard in a folder, beside them.
+
+    Attributes:
+        inputs: JSON values of all that determines them.
+        sizes: {file name: size in bytes}.
+        shard: The shard.
+    """
+
+    inputs: Values
+    sizes: Mapping[str, int]
+    shard: Shard
+
+    @classmethod
+    def find(cls, folder: Path, name: str, inputs: Values, *, advice: str) -> Self | None:
+        """Read the record of a shard; None unless its files are whole and of these inputs."""
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            return None
+        record = read_record(path, cls, format_=_FORMAT, advice=advice)
+        is_current = record.inputs == inputs and have_sizes(folder, record.sizes)
+        return record if is_current else None
+
+    def save(self, folder: Path) -> None:
+        """Write the record."""
+        write_record(folder / f"{self.shard.name}.json", self, format_=_FORMAT)
 
 
 def shard_name(split: str, number: int) -> str:
     """Return the name of a shard of a split, from number 1 on."""
     return split if number == 1 else f"{split}.{number}"
+
+
+def sum_of_texts(shards: Iterable[Shard]) -> list[TrainingText]:
+    """Return the texts of shards in order, each once, with the sums of their counts."""
+    texts: dict[str, TrainingText] = {}
+    for text in chain.from_iterable(shard.texts for shard in shards):
+        texts[text.name] = texts[text.name].plus(text) if text.name in texts else text
+    return list(texts.values())
 
 
 def by_text(

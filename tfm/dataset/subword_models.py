@@ -1,6 +1,7 @@
 """The step learn-bpe: training text of a dataset → its subword models."""
 
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 from tfm.config import SubwordConfig, Values
@@ -23,19 +24,18 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
     data_dir = manifest.data_dir
     symbols = dict.fromkeys([*(config.symbols or "").split(), *manifest.text_tags()])
     config = replace(config, symbols=" ".join(symbols) or None)
-    shards = [shard for shard in manifest.shards("train") if not shard.is_appended]
-    paths = [path for shard in shards for path in shard.text] or manifest.text_paths("train")
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{path} does not exist: run tfm prepare first")
-    source, target = paths[::2], paths[1::2]
+    files = manifest.shard_files(["train"], appended=False)
+    if not files:
+        raise DataError(f"{data_dir} has no training text: run tfm prepare first")
+    source, target = zip(*files, strict=True)
     models = load_subword_models([Path(each) for each in config.subwords])
     inputs: Values
     if models:
         inputs = {"subwords": [model.fingerprint for model in models]}
     else:
         settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
-        fingerprints = {path.name: manifest.text_fingerprint(path) for path in paths}
+        sides = chain.from_iterable(files)
+        fingerprints = {path.name: manifest.text_fingerprint(path) for path in sides}
         inputs = {"text": fingerprints, "settings": settings}
     changes = _changes(manifest.inputs(STEP) or inputs, inputs)
     if not is_due(manifest, STEP, inputs, output=data_dir, changes=changes, force=force):

@@ -21,7 +21,7 @@ from tfm.dataset.clean_text import (
 from tfm.dataset.draft import Draft, FinishedShard
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.rerun import check_runs, is_due
-from tfm.dataset.shards import ShardRecord, Share, by_text
+from tfm.dataset.shards import Shard, Share, by_text
 from tfm.disk.files import atomic_write, existing_parent, remove_leftovers
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -117,20 +117,17 @@ def fetch_text(manifest: Manifest, text: CleanText, *, step: str = STEP, prefix:
         return False
     _check_disk(data_dir, sources.recipe)
     paths = sources.unpacked_paths
-    download, extract = f"{prefix}download", f"{prefix}extract"
-    raw_dir, inputs = data_dir / "raw", sources.fingerprint
+    extract, raw_dir, inputs = f"{prefix}extract", data_dir / "raw", sources.fingerprint
     if not paths or not is_due(manifest, extract, inputs, output=raw_dir, command="extract"):
         return True
     fetched = sources.fetch()
+    sources.unpack(fetched)
     files = {
         name: {"sha256": file.sha256, "size": file.size, "verified": file.verified}
         for name, file in fetched.items()
     }
-    # Not recorded as outputs: downloads may be deleted after extraction.
-    manifest.record(download, inputs=inputs, outputs=[], result=files)
-    manifest.save_progress()
-    sources.unpack(fetched)
-    manifest.record(extract, inputs=inputs, outputs=paths, result={"files": len(paths)})
+    # Downloads are no outputs: they may be deleted now.
+    manifest.record(extract, inputs=inputs, outputs=paths, result=files)
     manifest.save_progress()
     say(f"extract: {len(paths)} files in {raw_dir}")
     return True
@@ -152,7 +149,7 @@ def _write_text(manifest: Manifest, text: CleanText) -> None:
     draft = Draft(manifest, text.inputs, reuse=not (text.force or text.scorers))
     cleaner = text.cleaner(manifest.data_dir)
     result: dict[str, dict[str, Any]] = {}
-    shards: dict[str, list[ShardRecord]] = {}
+    shards: dict[str, list[Shard]] = {}
     outputs: list[Path] = []
     # Training text comes last: a problem with the other splits shows before the long work.
     for split in _HELD_OUT:
@@ -174,20 +171,19 @@ def _write_text(manifest: Manifest, text: CleanText) -> None:
     if appended := manifest.appended():
         say("warning: the text that was appended is gone: append it again")
         manifest.forget(appended)
-    draft.publish(STEP, shards, outputs, result)
+    draft.publish(STEP, text.inputs, shards, outputs, result)
 
 
 def _append_text(manifest: Manifest, text: CleanText, step: str) -> None:
     """Write training text to further shards, without pairs that the dataset has."""
-    before = {"step": step, "after": manifest.text_fingerprints(manifest.splits())}
+    inputs = {**text.inputs, "after": manifest.text_fingerprints(manifest.splits())}
     first = 1 + len(manifest.shards("train"))
-    reuse = not text.scorers
-    draft = Draft(manifest, text.inputs, before=before, first=first, reuse=reuse)
+    draft = Draft(manifest, inputs, first=first, reuse=not text.scorers)
     cleaner = text.cleaner(manifest.data_dir)
     _see_text(manifest, cleaner)
     result, shards = _write_training_text(draft, text, cleaner)
     count_held_out(cleaner.held_out)
-    draft.publish(step, {"train": shards}, [], {"train": result})
+    draft.publish(step, text.inputs, {"train": shards}, [], {"train": result})
 
 
 def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
@@ -216,8 +212,8 @@ def _see_text(manifest: Manifest, cleaner: Cleaner) -> None:
     """Record the pairs of all splits in a cleaner, which then drops their duplicates."""
     for split in manifest.splits():
         for shard in manifest.shards(split):
-            pairs = read_pairs(*shard.text, strict=True)
-            texts = by_text(pairs, shard.record.texts if shard.record else [])
+            pairs = read_pairs(*manifest.text_paths(shard.name), strict=True)
+            texts = by_text(pairs, shard.texts)
             for tag, of_text in chain(((t.tag, p) for t, p in texts), [(None, pairs)]):
                 for block in in_chunks(of_text):
                     if split == "train":
@@ -228,7 +224,7 @@ def _see_text(manifest: Manifest, cleaner: Cleaner) -> None:
 
 def _write_training_text(
     draft: Draft, text: CleanText, cleaner: Cleaner
-) -> tuple[dict[str, Any], list[ShardRecord]]:
+) -> tuple[dict[str, Any], list[Shard]]:
     """Write the training text; return its counts, and the records of its shards."""
     done = []
     of_texts = {name: PairCounts() for name in text.names}

@@ -3,8 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import zip_longest
+from dataclasses import asdict
 from typing import Any
 
 from tfm.config import BinarizeConfig, Values
@@ -12,12 +11,12 @@ from tfm.config.normalization import is_combining
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.rerun import is_due
-from tfm.dataset.shards import Share, TrainingText
+from tfm.dataset.shards import Share, TrainingText, sum_of_texts
 from tfm.dataset.subword_models import STEP as LEARNING
 from tfm.dataset.token_parts import (
     NUM_SPELLED,
-    BinarizedPart,
-    binarize_split,
+    EncodedShard,
+    encode_shards,
     encoding_changes,
     encoding_settings,
 )
@@ -48,7 +47,7 @@ def update(
 ) -> bool:
     """Encode all splits of a dataset; return False if text, models and settings are unchanged.
 
-    Parts of the text that have not changed, or that `encode_share` has encoded, are not encoded
+    Shards that have not changed, or that `encode_share` has encoded, are not encoded
     again. Memory use does not depend on the size of the text; the output not on the number of
     threads. `origins` describe the models that wrote some of the text.
     """
@@ -63,7 +62,7 @@ def update(
 def encode_share(
     manifest: Manifest, config: BinarizeConfig, share: Share, *, force: bool = False
 ) -> None:
-    """Encode one share of the parts of the training text, for a later call of `update`.
+    """Encode one share of the shards of the training text, for a later call of `update`.
 
     Each share may be encoded by another machine at the same time.
     """
@@ -72,7 +71,7 @@ def encode_share(
     vocabulary = Vocabulary.load(manifest.data_dir, manifest.normalization)
     _check(manifest, vocabulary, config)
     of_share = shards[share.number - 1 :: share.count]
-    done = binarize_split(manifest, "train", of_share, vocabulary, config, force=force)
+    done = encode_shards(manifest, "train", of_share, vocabulary, config, force=force)
     say(f"binarize: share {share} with {sum(each.read for each in done):,} pairs")
 
 
@@ -97,11 +96,11 @@ def _update_splits(
     parts, result = {}, {}
     for split in splits:
         shards = manifest.shards(split)
-        done = binarize_split(manifest, split, shards, vocabulary, config, force=force)
+        done = encode_shards(manifest, split, shards, vocabulary, config, force=force)
         parts[split] = tuple(each.part for each in done)
-        result[split] = _counts(done) | {"parts": [asdict(each) for each in done]}
-        if split == "train" and texts:
-            texts = _changed(texts, done, manifest)
+        result[split] = _counts(done)
+        if split == "train":
+            texts = _encoded_texts(manifest, done)
     index = DatasetIndex(
         source=manifest.source,
         target=manifest.target,
@@ -113,8 +112,9 @@ def _update_splits(
     outputs = [bin_dir / name for name in ("dataset.json", *index.files())]
     manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
-    for path in bin_dir.iterdir():  # files of older data, and records that are in the manifest
-        if _OWN_NAME.fullmatch(path.name) and path not in outputs:
+    current = {f"{part.name}.json" for of_split in parts.values() for part in of_split}
+    for path in bin_dir.iterdir():  # files of older data
+        if _OWN_NAME.fullmatch(path.name) and path not in outputs and path.name not in current:
             path.unlink()
     _report_all(manifest, result)
     return True
@@ -125,9 +125,9 @@ def _update_record(
 ) -> None:
     """Record the training text, unless that is done or not wanted, or its targets are trees."""
     path = manifest.data_dir / SEEN_TEXT
-    texts = [shard.text for shard in manifest.shards("train")]
+    texts = manifest.shard_files(["train"])
     inputs = {
-        "text": manifest.text_fingerprints(["train"] if texts else []),
+        "text": manifest.text_fingerprints(["train"]),
         "megabytes": config.seen_megabytes,
         "format": SEEN_FORMAT,
         "written_by": [*config.written_by],
@@ -177,44 +177,38 @@ def check_tags(
         )
 
 
-def _changed(
-    texts: list[TrainingText], done: Sequence[BinarizedPart], manifest: Manifest
-) -> list[TrainingText]:
-    """Return the training texts with the numbers of pairs that are kept of them.
+def _encoded_texts(manifest: Manifest, done: Sequence[EncodedShard]) -> list[TrainingText]:
+    """Return the training texts with the numbers of pairs that are encoded.
 
     There are none if the text was edited, so that the texts of its pairs are unknown.
     """
-    written, num_pairs = sum(text.kept for text in texts), sum(each.read for each in done)
-    if written != num_pairs:
-        if any(text.weight for text in texts):
+    written = manifest.texts("train")
+    if not all(each.shard.texts for each in done):
+        if any(text.weight for text in written):
             raise DataError(
-                f"the training text in {manifest.data_dir} has {num_pairs:,} pairs, but tfm "
-                f"prepare wrote {written:,}: prepare it again, so that weights fit the pairs"
+                f"the training text in {manifest.data_dir} has other numbers of pairs than tfm "
+                "prepare wrote: prepare it again, so that weights fit the pairs"
             )
         return []
-    # A part may have been encoded before further texts were appended.
-    counts = zip_longest(*(each.too_long for each in done), fillvalue=0)
-    result = []
-    for text, num_long in zip(texts, map(sum, counts), strict=True):
-        kept = text.kept - num_long
-        if len(texts) > 1 and not kept:
+    texts = sum_of_texts(each.shard for each in done)
+    for text in texts:
+        if len(texts) > 1 and not text.kept:
             raise DataError(
-                f"all {num_long:,} pairs of the training text {text.name} are longer than "
-                "max_length: raise --max-length, or remove the text from the recipe"
+                f"all {text.dropped['max_length']:,} pairs of the training text {text.name} are "
+                "longer than max_length: raise --max-length, or remove the text from the recipe"
             )
-        result.append(replace(text, kept=kept, dropped={**text.dropped, "max_length": num_long}))
-    return result
+    return texts
 
 
-def _counts(done: Sequence[BinarizedPart]) -> dict[str, Any]:
-    """Return the numbers of pairs and tokens of a split, given the numbers of its parts.
+def _counts(done: Sequence[EncodedShard]) -> dict[str, Any]:
+    """Return the numbers of pairs and tokens of a split, given the records of its shards.
 
     `kept` is `read` without `too_long`. Lists are [source, target].
     """
     spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
     return {
         "read": sum(each.read for each in done),
-        "too_long": sum(sum(each.too_long) for each in done),
+        "too_long": sum(each.read - each.part.pairs for each in done),
         "kept": sum(each.part.pairs for each in done),
         "tokens": _total(each.part.tokens for each in done),
         "unknown": _total(each.unknown for each in done),

@@ -1,21 +1,21 @@
-"""Encode the text of a dataset in parts, for `tfm binarize`."""
+"""Encode the shards of a dataset, for `tfm binarize`."""
 
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tfm.config import BinarizeConfig, Values
-from tfm.config.values import differences, from_table
+from tfm.config.values import differences
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
-from tfm.dataset.shards import Shard
-from tfm.disk.files import atomic_write, have_sizes, read_json, write_json
+from tfm.dataset.shards import Shard, ShardRecord, TrainingText
+from tfm.disk.files import atomic_write
 from tfm.errors import DataError, tfm_command
 from tfm.machine.cpu import chosen_threads
 from tfm.reporting import Progress
@@ -30,26 +30,22 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinarizedPart:
-    """The token ids of a part of the text, as written.
+class EncodedShard(ShardRecord):
+    """The record of the token ids of a shard.
+
+    Its texts have the numbers of pairs that are encoded; there are none if the text was edited.
 
     Attributes:
-        inputs: JSON values of all that determines it.
-        files: {file name: size in bytes} of its files.
-        read: Number of pairs in the text.
-        too_long: For each training text, the number of pairs that were dropped.
-        unknown: Numbers of unknown tokens of source and target.
         part: The record of its token ids.
+        read: Number of pairs in its text.
+        unknown: Numbers of unknown tokens of source and target.
         byte_pieces: Numbers of tokens of source and target that are bytes.
         spelled: {character: number} of the most frequent characters in bytes, for both sides.
     """
 
-    inputs: Values
-    files: Mapping[str, int]
-    read: int
-    too_long: tuple[int, ...]
-    unknown: tuple[int, int]
     part: Part
+    read: int
+    unknown: tuple[int, int]
     byte_pieces: tuple[int, int]
     spelled: tuple[Mapping[str, int], Mapping[str, int]]
 
@@ -80,7 +76,7 @@ def _in_words(encoding: Values) -> Values:
     return {**encoding, "subword": str(encoding.get("subword"))[:8]}
 
 
-def binarize_split(
+def encode_shards(
     manifest: Manifest,
     split: str,
     shards: Sequence[Shard],
@@ -88,110 +84,91 @@ def binarize_split(
     config: BinarizeConfig,
     *,
     force: bool = False,
-) -> list[BinarizedPart]:
+) -> list[EncodedShard]:
     """Encode the shards of a split that are not up to date."""
-    previous = [] if force else _previous_parts(manifest, split, shards)
+    bin_dir, done = manifest.data_dir / "bin", []
+    models = (vocabulary.source, vocabulary.target)
+    # Other splits keep every sentence as it is, so that scores stay comparable.
+    encoder = _Encoder(models=models, max_length=config.max_length if split == "train" else None)
+    num_threads = chosen_threads(config.threads)
     # SentencePiece's own threads would idle while Python makes arrays of the ids.
-    threads = ThreadPoolExecutor(chosen_threads(config.threads), "binarize")
+    threads = ThreadPoolExecutor(num_threads, "binarize")
     try:
         with Progress(f"binarize {split}", total=None, unit="pairs") as bar:
-            return [
-                _binarize_part(manifest, split, shard, vocabulary, config, previous, threads, bar)
-                for shard in shards
-            ]
+            for shard in shards:
+                paths = manifest.text_paths(shard.name)
+                inputs = {
+                    "text": {path.name: manifest.text_fingerprint(path) for path in paths},
+                    "texts": [asdict(text) for text in shard.texts],
+                    **encoding_settings(vocabulary, config),
+                }
+                advice = f"run {tfm_command('binarize', manifest.data_dir, '--force')}"
+                known = EncodedShard.find(bin_dir, shard.name, inputs, advice=advice)
+                if force or known is None:
+                    blocks = read_blocks(*paths, strict=True)
+                    encoded = map_in_order(
+                        threads, encoder.encode, blocks, num_ahead=2 * num_threads
+                    )
+                    known = _write(manifest, shard, inputs, models, encoded, bar)
+                done.append(known)
+            return done
     finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
         threads.shutdown(cancel_futures=True)
 
 
-def _previous_parts(manifest: Manifest, split: str, shards: Sequence[Shard]) -> list[BinarizedPart]:
-    """Return the records of finished parts, from the manifest or from one file a part."""
-    files = [manifest.data_dir / "bin" / f"{shard.name}.json" for shard in shards]
-    try:
-        tables = list(manifest.result(BINARIZE).get(split, {}).get("parts", []))
-        tables += [read_json(path) for path in files if path.is_file()]
-        return [from_table(BinarizedPart, table) for table in tables]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the record of a part of {split} in {manifest.data_dir} is damaged ({error}): run "
-            + tfm_command("binarize", manifest.data_dir, "--force")
-        ) from error
-
-
-def _binarize_part(
-    manifest: Manifest,
-    split: str,
-    shard: Shard,
-    vocabulary: Vocabulary,
-    config: BinarizeConfig,
-    previous: Iterable[BinarizedPart],
-    threads: ThreadPoolExecutor,
-    bar: Progress,
-) -> BinarizedPart:
-    """Write the token ids and the record of a part, unless a previous record is up to date."""
-    # Other splits keep every sentence as it is, so that scores stay comparable.
-    bin_dir, is_train = manifest.data_dir / "bin", split == "train"
-    inputs = {
-        "text": {path.name: manifest.text_fingerprint(path) for path in shard.text},
-        "start": shard.start,
-        "text_ends": [*shard.text_ends],
-        **encoding_settings(vocabulary, config),
-    }
-    for record in previous:
-        if record.inputs == inputs and have_sizes(bin_dir, record.files):
-            return record
-    (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all parts are of these settings
-    encoder = _Encoder(
-        models=(vocabulary.source, vocabulary.target),
-        max_length=config.max_length if is_train else None,
-        text_ends=np.array(shard.text_ends, dtype=np.int64),
-    )
-    blocks = _numbered(read_blocks(*shard.text, strict=True), shard.start)
-    num_ahead = 2 * chosen_threads(config.threads)
-    encoded = map_in_order(threads, encoder.encode, blocks, num_ahead=num_ahead)
-    counts = _write(bin_dir, shard.name, manifest.languages, encoder, encoded, bar)
-    part = Part.of_files(bin_dir, shard.name, manifest.languages)
-    sizes = {file: (bin_dir / file).stat().st_size for file in part.sha256}
-    done = BinarizedPart(inputs=inputs, files=sizes, part=part, **counts)
-    write_json(bin_dir / f"{shard.name}.json", asdict(done))
-    return done
-
-
 def _write(
-    bin_dir: Path,
-    name: str,
-    languages: Sequence[str],
-    encoder: "_Encoder",
+    manifest: Manifest,
+    shard: Shard,
+    inputs: Values,
+    models: Sequence[SubwordModel],
     blocks: Iterable["_EncodedBlock"],
     bar: Progress,
-) -> dict[str, Any]:
-    """Write the files of a part; return the counts of `BinarizedPart`."""
-    read = 0
-    too_long = np.zeros(max(1, len(encoder.text_ends)), dtype=np.int64)
+) -> EncodedShard:
+    """Write the token ids of a shard, then its record."""
+    bin_dir, languages, read = manifest.data_dir / "bin", manifest.languages, 0
+    (bin_dir / "dataset.json").unlink(missing_ok=True)  # until all shards are of these settings
+    ends = np.cumsum([text.kept for text in shard.texts], dtype=np.int64)
+    too_long = np.zeros(len(ends) + 1, dtype=np.int64)  # of each text, and of pairs after them
     with contextlib.ExitStack() as stack:
         writers = [
-            _TokenWriter(stack, bin_dir / f"{name}.{language}", model)
-            for language, model in zip(languages, encoder.models, strict=True)
+            _TokenWriter(stack, bin_dir / f"{shard.name}.{language}", model)
+            for language, model in zip(languages, models, strict=True)
         ]
         for block in blocks:
             for writer, side in zip(writers, block.sides, strict=True):
                 writer.append(side)
+            numbers = np.searchsorted(ends, read + block.too_long, side="right")
+            too_long += np.bincount(numbers, minlength=len(too_long))
             read += block.read
-            too_long += block.too_long
             bar.update(block.read)
         for writer in writers:
             writer.finish()
-    return {
-        "read": read,
-        "too_long": tuple(too_long.tolist()),
-        "unknown": tuple(writer.num_unknown for writer in writers),
-        "byte_pieces": tuple(writer.num_bytes for writer in writers),
-        "spelled": tuple(dict(writer.spelled.most_common(NUM_SPELLED)) for writer in writers),
-    }
+    is_edited = sum(text.kept for text in shard.texts) != read
+    texts = tuple(map(_without, shard.texts, too_long.tolist()))
+    part = Part.of_files(bin_dir, shard.name, languages)
+    done = EncodedShard(
+        inputs=inputs,
+        sizes={file: (bin_dir / file).stat().st_size for file in part.sha256},
+        part=part,
+        read=read,
+        shard=replace(shard, texts=() if is_edited else texts),
+        unknown=(writers[0].num_unknown, writers[1].num_unknown),
+        byte_pieces=(writers[0].num_bytes, writers[1].num_bytes),
+        spelled=(writers[0].most_spelled(), writers[1].most_spelled()),
+    )
+    done.save(bin_dir)
+    return done
+
+
+def _without(text: TrainingText, too_long: int) -> TrainingText:
+    """Return a text without the pairs that are too long."""
+    dropped = {**text.dropped, "max_length": too_long}
+    return replace(text, kept=text.kept - too_long, dropped=dropped)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _EncodedBlock:
-    """A block of a split as token ids; `too_long` is as in `BinarizedPart`."""
+    """A block of a shard as token ids, and the places of pairs that were too long in it."""
 
     read: int
     too_long: Integers
@@ -200,35 +177,20 @@ class _EncodedBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoder:
-    """Encodes the blocks of a split, in any thread."""
+    """Encodes the blocks of a shard, in any thread."""
 
     models: tuple[SubwordModel, SubwordModel]
     max_length: int | None
-    text_ends: Integers  # [number of training texts] where their pairs end
 
-    def encode(self, start_and_block: tuple[int, Block]) -> _EncodedBlock:
-        """Encode a block after a number of pairs, without pairs that are too long."""
-        start, block = start_and_block
+    def encode(self, block: Block) -> _EncodedBlock:
+        """Encode a block, without pairs that are too long."""
         pairs = zip(self.models, block, strict=True)
         sides = [model.encode_block(side) for model, side in pairs]
         limit = np.inf if self.max_length is None else self.max_length
         is_kept = np.logical_and(*(lengths <= limit for _, lengths in sides))
         if not is_kept.all():
             sides = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
-        too_long = self._count_by_text(start + np.flatnonzero(~is_kept))
-        return _EncodedBlock(read=len(is_kept), too_long=too_long, sides=sides)
-
-    def _count_by_text(self, pairs: Integers) -> Integers:
-        num_texts = max(1, len(self.text_ends))  # pairs of no known text count for the last one
-        texts = np.searchsorted(self.text_ends, pairs, side="right").clip(max=num_texts - 1)
-        return np.bincount(texts, minlength=num_texts)
-
-
-def _numbered(blocks: Iterable[Block], start: int) -> Iterator[tuple[int, Block]]:
-    """Yield each block after the number of pairs in the text before it."""
-    for block in blocks:
-        yield start, block
-        start += len(block[0])
+        return _EncodedBlock(read=len(is_kept), too_long=np.flatnonzero(~is_kept), sides=sides)
 
 
 def map_in_order(
@@ -267,7 +229,7 @@ class _TokenWriter:
         if self._tokens.length + len(ids) > MAX_PART_TOKENS:
             raise DataError(
                 f"{self._stem} has more than {MAX_PART_TOKENS:,} tokens: prepare the text in "
-                "smaller parts"
+                "smaller shards, with --shard-pairs"
             )
         self._offsets.append(self._tokens.length + np.cumsum(lengths))
         self._tokens.append(ids)
@@ -276,6 +238,10 @@ class _TokenWriter:
         if len(spelled := values[values >= 0].astype(np.uint8)):
             self.num_bytes += len(spelled)
             self.spelled.update(spelled.tobytes().decode(errors="ignore"))
+
+    def most_spelled(self) -> dict[str, int]:
+        """Return the most frequent characters in bytes, and their numbers."""
+        return dict(self.spelled.most_common(NUM_SPELLED))
 
     def finish(self) -> None:
         self._tokens.finish()

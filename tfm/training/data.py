@@ -214,7 +214,7 @@ def _check_binarized(
             f"{data_dir} has {vocabulary.fingerprint[:8]}: {remedy}"
         )
     shards = (shard for split in manifest.splits() for shard in manifest.shards(split))
-    texts = {path for shard in shards for path in shard.text}
+    texts = {path for shard in shards for path in manifest.text_paths(shard.name)}
     for path in sorted(texts | {data_dir / name for name in recorded}):
         is_used = path.name.partition(".")[0] in splits and path.is_file()
         if is_used and manifest.text_fingerprint(path) != recorded.get(path.name):
