@@ -1,6 +1,7 @@
 """tfm attend: a sentence → pictures of the model's attention weights."""
 
 import os
+import shlex
 from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,8 @@ def _model_and_sentence(model: str | None, sentence: str | None) -> tuple[Path |
     if sentence is None:
         model, sentence = None, model
     if sentence is None or os.path.isdir(sentence):  # noqa: PTH112 - Path fails on long ones
+        if model is not None and not os.path.exists(model):  # noqa: PTH110 - the same
+            raise UsageError(f"the model comes first: tfm attend {sentence} {shlex.quote(model)}")
         raise UsageError('attend needs a sentence, in quotes: "Two dogs play in the snow."')
     return None if model is None else existing_folder(Path(model)), sentence
 

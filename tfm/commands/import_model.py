@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tfm.commands.declaration import Flag, NewFolder, command
 from tfm.disk.files import sha256_of
-from tfm.disk.paths import MODELS_ROOT, existing_path, new_output_folder
+from tfm.disk.paths import MODELS_ROOT, RUNS_ROOT, existing_path, new_output_folder
 from tfm.errors import CheckpointError, UsageError
 
 # Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
@@ -38,7 +38,8 @@ def _existing_or_named(path: Path) -> Path:
 def _named(path: Path) -> re.Match[str] | None:
     """Return the match of a name of the Hub; None for a path, or a mistake in one."""
     match = _HUB_NAME.fullmatch(path.as_posix())
-    return match if match and (match[1] or not path.parent.exists()) else None
+    is_here = path.parent.exists() or path.parent in (RUNS_ROOT, MODELS_ROOT)
+    return match if match and (match[1] or not is_here) else None
 
 
 @command()

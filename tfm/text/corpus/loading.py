@@ -69,6 +69,8 @@ def load_recipe(name_or_path: str) -> Recipe:
         with resources.as_file(recipe_file) as path:
             return _parse(read_toml(path), path.parent)
     path = Path(name_or_path)
+    if path.suffix != ".toml" and path.is_file():
+        raise UsageError(f"{path} is text, not a recipe: give it with --train")
     if path.suffix != ".toml":
         advice = did_you_mean(name_or_path, builtin_recipes(), {}, "give a .toml file or choose")
         raise UsageError(f"there is no recipe {name_or_path!r}: {advice}")
