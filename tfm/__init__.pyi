@@ -281,6 +281,11 @@ def train(
     bucket_tokens: int | None = ...,
     max_tokens: int | None = ...,
     num_dropout_shards: int | None = ...,
+    unpunctuated_share: float | None = ...,
+    typo_share: float | None = ...,
+    title_share: float | None = ...,
+    upper_share: float | None = ...,
+    bpe_dropout: float | None = ...,
     max_steps: int | None = ...,
     max_epochs: int | None = ...,
     max_minutes: float | None = ...,
@@ -368,6 +373,11 @@ def train(
         bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
         max_tokens: Maximum tokens of a side of a microbatch; if unset, 8,192 on CPUs, and what fits on GPUs.
         num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
+        unpunctuated_share: Share of the pairs to write without final punctuation.
+        typo_share: Share of the pairs to put typos into the source of.
+        title_share: Share of the pairs to write in title case.
+        upper_share: Share of the pairs to write in capitals.
+        bpe_dropout: Leave out each merge of BPE with this probability (Provilkov et al. 2020).
         max_steps: Stop after N steps.
         max_epochs: Stop after N epochs.
         max_minutes: Stop after X minutes of wall time, validation included.

@@ -184,7 +184,11 @@ def test_a_setting_of_another_kind_of_model_names_the_preset():
     ("arch", "table", "advice"),
     [
         (None, {"optim": {}}, "'optim': did you mean optimizer?"),
-        (None, {"decoding": {}}, "'decoding': sections are model, optimizer, batching, training"),
+        (
+            None,
+            {"decoding": {}},
+            "'decoding': sections are model, optimizer, batching, augmentation, training",
+        ),
         (None, {"dropout": 0.1}, "'dropout': did you mean dropout in [model]?"),
         (None, {"optimizer": {"lr": 0.1}}, "'lr' in [optimizer]: did you mean learning_rate?"),
         (None, {"training": {"lr": 0.1}}, "did you mean learning_rate in [optimizer]?"),

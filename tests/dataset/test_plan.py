@@ -100,9 +100,9 @@ def test_an_epoch_resumes_anywhere_and_plans_no_window_before(batches_done, monk
     batcher = Batcher(Pairs(), CONFIG, seed=1)
     planned, plan_one = [], batcher._planner._plan
 
-    def note(epoch, number, runs):
+    def note(epoch, number, *rest):
         planned.append(number)
-        return plan_one(epoch, number, runs)
+        return plan_one(epoch, number, *rest)
 
     expected = [(epoch, rows.tolist()) for epoch in (3, 4) for rows in batcher.epoch(epoch)]
     sizes = [len(rows) for _, rows in expected]

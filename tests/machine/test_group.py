@@ -164,6 +164,29 @@ def test_one_process_resumes_a_run_of_two(
     assert [found[key] for key in expected] == pytest.approx(list(expected.values()), rel=1e-5)
 
 
+def test_augmented_pairs_are_the_same_for_two_processes_that_are_resumed_by_one(
+    run_processes, tiny_run, data_dir, tmp_path, monkeypatch
+):
+    windows = "from tfm.dataset import plan\nplan.AUGMENTED_PAIRS, plan.RUN_PAIRS = 64, 16\n"
+    changes = {"bpe_dropout": 0.1, "typo_share": 0.3}
+
+    def settings(max_steps):
+        training = {"max_steps": max_steps, "log_steps": 1}
+        batching, optimizer = {"num_dropout_shards": 2}, {"adam_epsilon": 1e-4}
+        return tiny_run(
+            augmentation=changes, training=training, batching=batching, optimizer=optimizer
+        )
+
+    codes, errors = run_processes(tmp_path / "run", settings(8), before=windows)
+    assert codes == [0, 0], errors
+    monkeypatch.setattr("tfm.dataset.plan.AUGMENTED_PAIRS", 64)
+    monkeypatch.setattr("tfm.dataset.plan.RUN_PAIRS", 16)
+    for run_dir in ("run", "alone"):
+        train_model(data_dir, tmp_path / run_dir, settings(12))
+    found, expected = losses(tmp_path / "run"), losses(tmp_path / "alone")
+    assert [found[key] for key in expected] == pytest.approx([*expected.values()], rel=1e-5)
+
+
 def test_a_sharded_run_with_output_bias_has_the_moving_average_of_a_single_process(
     run_processes, scored_run, data_dir, tmp_path
 ):

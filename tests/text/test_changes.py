@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import regex
 
-from tfm.text.changes import CHANGES
+from tfm.text.changes import CHANGES, pair_changes
 
 
 def changed(kind, text, language="en", seed=1):
@@ -73,3 +73,47 @@ def test_a_typo_keeps_letters_with_their_marks(word, letters):
     for each in seen:
         assert set(regex.findall(r"\X", each)) <= set(letters)
         assert each.startswith(letters[0])
+
+
+def changed_pair(kind, source, target, *, languages=("en", "de"), tags=()):
+    change = pair_changes(languages, tags)[[*CHANGES].index(kind)]
+    return change(source, target, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair", "expected"),
+    [
+        ("upper", ("It's a dog.", "Großer Hund"), ("IT'S A DOG.", "GROSSER HUND")),
+        ("title", ("it's a dog  now", "ein HUND"), ("It's A Dog  Now", "Ein HUND")),
+        ("unpunctuated", ("Stop! Now?!", "Halt! Jetzt ?"), ("Stop! Now", "Halt! Jetzt")),
+        ("unpunctuated", ("Now.", "?"), ("Now", "?")),
+        ("upper", ("<2fr> a <2fr> dog.", "un chien."), ("<2fr> A <2FR> DOG.", "UN CHIEN.")),
+        ("typo", ("cat abab", "Katze abab"), ("cat aabb", "Katze abab")),
+    ],
+)
+def test_both_sides_change_but_for_typos_and_tags(kind, pair, expected):
+    found = changed_pair(kind, *pair, tags=["<bt>", "<2fr>"])
+    assert (found[0] != pair[0]) and found[1] == pair[1] if kind == "typo" else found == expected
+
+
+def test_capitals_are_those_of_the_language_that_a_tag_chooses():
+    options = {"tags": ["<2tr>"], "languages": ("en", "de+tr")}
+    assert changed_pair("upper", "<2tr> inn", "in", **options) == ("<2tr> INN", "İN")
+    assert changed_pair("upper", "inn", "in", **options) == ("INN", "IN")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("upper", "IT'S 7"),
+        ("title", "A Dog"),
+        ("unpunctuated", "a dog"),
+        ("unpunctuated", "?!"),
+        ("unpunctuated", "<2fr> ?"),
+        ("typo", "a dog"),
+        *((kind, "") for kind in CHANGES),
+    ],
+)
+def test_a_pair_stays_if_its_source_would_not_change_or_be_empty(kind, source):
+    pair = source, "ein Hund."
+    assert changed_pair(kind, *pair, tags=["<2fr>"]) == pair

@@ -24,6 +24,7 @@ from tfm.config.schema import Settings, by_section, flag_of, settings_from, sett
 from tfm.config.text import BinarizeConfig, CleaningConfig, SubwordConfig, tag_problem
 from tfm.config.training import (
     RUN_SETTINGS,
+    AugmentationConfig,
     BatchingConfig,
     BleuTokenizer,
     DeviceName,

@@ -133,6 +133,27 @@ class BatchingConfig(Settings, section="batching"):
     )
 
 
+def _share(help_text: str) -> float:
+    """Declare the share of the pairs to change in some way, whose targets must be text."""
+    only = {"task": ("translation",)}
+    return setting(0.0, f"Share of the pairs to {help_text}", limits=(0, 1), only=only)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig(Settings, section="augmentation"):
+    """Random changes of the training pairs, drawn anew in each epoch, in this order."""
+
+    unpunctuated_share: float = _share("write without final punctuation.")
+    typo_share: float = _share("put typos into the source of.")
+    title_share: float = _share("write in title case.")
+    upper_share: float = _share("write in capitals.")
+    bpe_dropout: float = setting(
+        0.0,
+        "Leave out each merge of BPE with this probability (Provilkov et al. 2020).",
+        limits=(0, 0.9),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings, section="training"):
     """When to stop, validate and save; devices and arithmetic."""
@@ -287,6 +308,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=TransformerConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
     training: TrainingConfig = TrainingConfig()
 
     def problems(self) -> Iterator[str]:
@@ -300,4 +322,7 @@ class RunConfig:
 
 
 # The groups of settings of a run, for both kinds of models.
-RUN_SETTINGS = (TransformerConfig, RecurrentConfig, OptimizerConfig, BatchingConfig, TrainingConfig)
+RUN_SETTINGS = (
+    *(TransformerConfig, RecurrentConfig),
+    *(OptimizerConfig, BatchingConfig, AugmentationConfig, TrainingConfig),
+)

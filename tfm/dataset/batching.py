@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm.config import BatchingConfig
+from tfm.dataset.augmentation import Augmentation, AugmentedPairs
 from tfm.dataset.parallel import Integers, ParallelDataset
 from tfm.dataset.plan import Planner
 from tfm.machine.background import read_ahead
@@ -18,6 +19,7 @@ from tfm.vocabulary.subword import BOS, PAD
 
 # Tokens per side of a microbatch: enough to keep a CPU busy.
 DEFAULT_MAX_TOKENS = 8_192
+_WINDOW = 1 << 32  # more pairs than a dataset or a window has
 PADDING = -1  # the target of spare rows, which have no loss and no gradient
 
 
@@ -77,27 +79,47 @@ class Batcher:
         seed: int,
         coarse_rows: bool = False,
         group: Group | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self._dataset = dataset
+        self._windows: dict[int, AugmentedPairs] = {}  # the newest two, by number
         self._coarse_rows = coarse_rows
         self._config = config
         self._seed = seed
         self._text_ends = np.cumsum([text.kept for text in dataset.texts])
-        self._planner = Planner(dataset, config, seed=seed, group=group or Group())
+        self._planner = Planner(
+            dataset, config, seed=seed, group=group or Group(), augmentation=augmentation
+        )
 
     def lengths(self, indices: Integers) -> tuple[Integers, Integers]:
         """Return the source and target lengths [B] of pairs [B], EOS included."""
-        source, target = self._dataset.source, self._dataset.target
-        return source.lengths(indices) + 1, target.lengths(indices) + 1
+        dataset, indices, _ = self._locate(indices)
+        return dataset.source.lengths(indices) + 1, dataset.target.lengths(indices) + 1
+
+    def pairs(self, indices: Integers) -> Integers:
+        """Return the numbers [B] in the dataset of pairs [B]."""
+        return self._locate(indices)[2]
+
+    def _locate(self, indices: Integers) -> tuple[ParallelDataset, Integers, Integers]:
+        """Return what has the pairs [B] of a batch, their indices there, and in the dataset.
+
+        Indices of augmented pairs begin at the number of their window times `_WINDOW`.
+        """
+        number = int(indices[0]) // _WINDOW if len(indices) else 0
+        if not number:
+            return self._dataset, indices, indices
+        rows, window = indices - number * _WINDOW, self._windows[number]
+        return window.changed, rows, window.numbers[rows].astype(np.int64)
 
     def longest(self, indices: Integers) -> int:
         """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
         return int(np.maximum(*self.lengths(indices)).max(initial=0))
 
     def num_batches(self) -> int:
-        """Return the number of batches in the first epoch; an estimate if it has several windows.
+        """Return the number of batches in the first epoch.
 
-        With weights, other epochs differ slightly.
+        It is an estimate if the epoch has several windows, or pairs are augmented. With weights,
+        other epochs differ slightly.
         """
         num_pairs, num_batches, _ = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_batches)
@@ -108,21 +130,31 @@ class Batcher:
         num_pairs, _, num_tokens = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_tokens)
 
+    @property
+    def growth(self) -> float:
+        """How many target tokens an augmented pair has for each one that is stored, about."""
+        return self._planner.growth
+
     def sample(self) -> Integers:
         """Return the indices to compute an epoch's means from: all, or about a million."""
         return self._planner.sample()
 
     def epoch(self, epoch: int) -> list[Integers]:
-        """Return the dataset indices [B] of each batch of an epoch (from 1), in training order."""
+        """Return the indices [B] of each batch of an epoch (from 1), as stored, in their order."""
         windows = self._planner.epoch(epoch)
         return [pairs.astype(np.int64) for window in windows for pairs in window]
 
     def batches(self, epoch: int = 1, examples: int = 0) -> Iterator[tuple[int, Integers]]:
         """Yield epoch and indices [B] of the batches after N pairs of an epoch, without end."""
         # Each window is planned while the one before is in use.
-        for number, window in read_ahead(self._planner.windows(epoch, examples)):
+        windows = read_ahead(self._planner.windows(epoch, examples))
+        for number, (each, window) in enumerate(windows, 1):
+            start = 0
+            if window.augmented is not None:
+                self._windows[number], start = window.augmented, number * _WINDOW
+                self._windows.pop(number - 2, None)
             for pairs in window:
-                yield number, pairs.astype(np.int64)
+                yield each, pairs.astype(np.int64) + start
 
     def split(
         self, indices: Integers, *, max_tokens: int | None = None, multiple_of: int = 1
@@ -169,13 +201,13 @@ class Batcher:
 
     def batch(self, indices: Integers) -> Batch:
         """Build the batch or microbatch of pairs [B], on the CPU."""
-        return build_batch(self._dataset, indices, coarse_rows=self._coarse_rows)
+        return build_batch(*self._locate(indices)[:2], coarse_rows=self._coarse_rows)
 
     def num_pairs_by_text(self, indices: Integers) -> tuple[int, ...]:
         """Return how many of the pairs [B] are from each text; empty if there is one text."""
         if len(self._text_ends) < 2:
             return ()
-        texts = np.searchsorted(self._text_ends, indices, side="right")
+        texts = np.searchsorted(self._text_ends, self.pairs(indices), side="right")
         return tuple(np.bincount(texts, minlength=len(self._text_ends)).tolist())
 
     def text_samples(self, num_pairs: int) -> list[Integers]:

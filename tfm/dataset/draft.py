@@ -72,7 +72,13 @@ class Piece:
     def record(self) -> TrainingText:
         """Return the record of the text in the shard."""
         counts, text = self.counts.record(), self.text
-        return TrainingText(name=self.name, weight=text.weight, tag=text.tag, **counts)
+        return TrainingText(
+            name=self.name,
+            weight=text.weight,
+            tag=text.tag,
+            augmentation=text.augmentation,
+            **counts,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ counts, extremes and checksums of each part. Opening a split reads no token ids:
 """
 
 import hashlib
+import json
 import mmap
 import re
 import tokenize
@@ -137,14 +138,15 @@ class DatasetIndex:
         return {split: sum(part.pairs for part in parts) for split, parts in self.parts.items()}
 
     def checksum(self, split: str) -> str:
-        """Return a hexadecimal digest of the pairs of a split, their order and their weights."""
+        """Return a hexadecimal digest of the pairs of a split, their order, and their options."""
         digests = "".join(
             part.sha256[file]
             for part in self.parts[split]
             for file in part_files(part.name, self.languages)
         )
-        if split == "train" and any(text.weight for text in self.texts):
-            digests += "".join(f" {text.kept}:{text.weight}" for text in self.texts)
+        texts = self.texts if split == "train" else ()
+        if any(text.weight or text.augmentation for text in texts):
+            digests += json.dumps([[each.kept, each.weight, each.augmentation] for each in texts])
         return hashlib.sha256(digests.encode()).hexdigest()
 
     def files(self) -> list[str]:

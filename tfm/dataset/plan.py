@@ -11,14 +11,18 @@ Random are the window of a run, the batch of a pair among the batches of its len
 and the order of batches in a window. Not random: the pairs of a run share a window in an epoch, and
 a batch has pairs of one window. The plan depends on data, settings, seed and epoch alone, not on
 the number of processes or machines, and a window can be planned without the windows before it.
+
+Pairs that are augmented are in windows of `AUGMENTED_PAIRS`: each is augmented while training uses
+the one before, and planned by the lengths that its pairs have then.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import BatchingConfig
+from tfm.dataset.augmentation import Augmentation, AugmentedPairs, Augmenter
+from tfm.dataset.augmenting_process import AugmentingProcess
 from tfm.dataset.parallel import Integers, ParallelDataset
 from tfm.dataset.shards import TrainingText
 from tfm.disk.files import atomic_write
@@ -33,11 +39,13 @@ from tfm.errors import DataError
 from tfm.machine.group import Group
 
 WINDOW_PAIRS = 10_000_000
+AUGMENTED_PAIRS = 1 << 18
 RUN_PAIRS = 4_096
 
 _MAX_PAIRS = 1 << 32
 _BLOCK_PAIRS = 1 << 20  # to read lengths of at once
 _POLL_SECONDS = 0.01
+_PLAN = "plan.npy"  # the file of a window with its batches
 _DRAWS = 1  # in a seed, to differ from the seeds that shuffle epochs
 
 Pairs = npt.NDArray[np.uint32]
@@ -56,12 +64,14 @@ class Window:
     """Consecutive batches of an epoch.
 
     Attributes:
-        pairs: [N] numbers of the pairs, in training order.
+        pairs: [N] numbers of the pairs in the dataset, or in `augmented`, in training order.
         starts: [B + 1] where the batches start in `pairs`, and where the last one ends.
+        augmented: The pairs of the window; None if they are as stored.
     """
 
     pairs: Pairs
     starts: Pairs
+    augmented: AugmentedPairs | None = None
 
     def __iter__(self) -> Iterator[Pairs]:
         """Yield the pairs [N] of each batch."""
@@ -88,6 +98,15 @@ class Window:
         return cls(pairs, starts)
 
 
+class _Dealt(NamedTuple):
+    """The runs of a window, by its epoch and its number there, and how many pairs are done."""
+
+    epoch: int
+    number: int
+    runs: Runs
+    done: int
+
+
 class Planner:
     """Plans the windows of each epoch.
 
@@ -95,9 +114,16 @@ class Planner:
     """
 
     def __init__(
-        self, dataset: ParallelDataset, config: BatchingConfig, *, seed: int, group: Group
+        self,
+        dataset: ParallelDataset,
+        config: BatchingConfig,
+        *,
+        seed: int,
+        group: Group,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self._dataset = dataset
+        self._augmentation = augmentation
         self._config = config
         self._seed = seed
         self._num_pairs = len(dataset)
@@ -106,7 +132,8 @@ class Planner:
                 f"the dataset has {self._num_pairs:,} training pairs, but an epoch has at most "
                 f"{_MAX_PAIRS:,}: train on fewer"
             )
-        self._num_windows = max(1, -(-self._num_pairs // WINDOW_PAIRS))
+        window_pairs = WINDOW_PAIRS if augmentation is None else AUGMENTED_PAIRS
+        self._num_windows = max(1, -(-self._num_pairs // window_pairs))
         is_weighted = any(text.weight for text in dataset.texts)
         run_pairs = 1 if self._num_windows == 1 else RUN_PAIRS
         self._mixture = (
@@ -120,18 +147,27 @@ class Planner:
 
         Windows before the first of these are not planned.
         """
-        for each in count(epoch):
-            done = examples if each == epoch else 0
-            for number, runs in enumerate(self._deal(each)):
-                num_pairs = int(runs.lengths.sum())
-                if done < num_pairs:
-                    yield each, self._shared(each, number, runs).after(done)
-                done = max(0, done - num_pairs)
+        remaining = self._remaining(epoch, examples)
+        if self._folder is not None and self._world.local_rank > 0:
+            for each in remaining:
+                yield each.epoch, self._take(each, self._folder).after(each.done)
+        for each, folder in self._with_folders(remaining):
+            augmented = AugmentedPairs.open(folder, self._augmentation)
+            window = self._plan(each.epoch, each.number, each.runs, augmented)
+            self._give(each, window, folder)
+            yield each.epoch, window.after(each.done)
 
     def epoch(self, epoch: int) -> Iterator[Window]:
         """Yield the windows of an epoch (from 1), planned in this process."""
         for number, runs in enumerate(self._deal(epoch)):
             yield self._plan(epoch, number, runs)
+
+    @cached_property
+    def growth(self) -> float:
+        """How many target tokens augmented pairs have for each one that is stored, about."""
+        if self._augmentation is None:
+            return 1.0
+        return Augmenter(self._augmentation).growth(self.sample())
 
     def sample(self) -> Integers:
         """Return about a million pairs spread over the first window of an epoch, or all."""
@@ -139,33 +175,73 @@ class Planner:
         return pairs[:: -(-len(pairs) // _BLOCK_PAIRS)].astype(np.int64)
 
     @cached_property
-    def sample_counts(self) -> tuple[int, int, int]:
-        """The numbers of pairs, batches and target tokens in the first window of epoch 1."""
-        _, target_lengths = self._lengths(expand(self._deal(1)[0]))
+    def sample_counts(self) -> tuple[int, float, float]:
+        """The numbers of pairs, and about of batches and target tokens, in the first window."""
+        _, target_lengths = self._lengths(expand(self._deal(1)[0]), self._dataset)
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
-        return len(target_lengths), num_batches, int(target_lengths.sum(dtype=np.int64))
+        num_tokens = int(target_lengths.sum(dtype=np.int64))
+        return len(target_lengths), num_batches * self.growth, num_tokens * self.growth
 
-    def _shared(self, epoch: int, number: int, runs: Runs) -> Window:
-        """Return a window that the first process of this machine plans for all of them.
+    def _remaining(self, epoch: int, examples: int) -> Iterator["_Dealt"]:
+        """Yield the windows after N pairs of an epoch, without end."""
+        for each in count(epoch):
+            done = examples if each == epoch else 0
+            for number, runs in enumerate(self._deal(each)):
+                num_pairs = int(runs.lengths.sum())
+                if done < num_pairs:
+                    yield _Dealt(each, number, runs, done)
+                done = max(0, done - num_pairs)
 
-        Each process maps the file through its own hard link and deletes the link at once, so that
+    def _with_folders(
+        self, remaining: Iterator["_Dealt"]
+    ) -> Iterator[tuple["_Dealt", Path | None]]:
+        """Yield windows with the folders of their augmented pairs, or None if pairs are as stored.
+
+        The next window is augmented while this one is in use.
+        """
+        if self._augmentation is None:
+            for each in remaining:
+                if self._num_windows > 1:
+                    self._read_pages(each.runs)
+                yield each, None
+            return
+        first = next(remaining)
+        process = AugmentingProcess(self._augmentation, self._folder)
+        try:
+            process.request(first.epoch, first.number, expand(first.runs))
+            for each, following in pairwise(chain([first], remaining)):
+                process.request(following.epoch, following.number, expand(following.runs))
+                yield each, process.wait(each.epoch, each.number)
+        finally:
+            process.close()
+
+    def _give(self, dealt: "_Dealt", window: Window, folder: Path | None) -> None:
+        """Give a window, and the folder of its pairs, to the other processes of this machine.
+
+        Each process maps the files through its own hard links and deletes these at once, so that
         the system frees the space when all processes have ended, even if they are killed.
         """
-        is_first = self._world.local_rank == 0
-        if is_first and self._num_windows > 1:
-            self._read_pages(runs)
-        if self._folder is None:
-            return self._plan(epoch, number, runs)
-        path = self._folder / f"{epoch}-{number}.{self._world.local_rank}"
-        if is_first:
-            self._plan(epoch, number, runs).save(path)
+        if self._folder is not None:
+            name = f"{dealt.epoch}-{dealt.number}"
+            folder = folder or self._folder / name
+            folder.mkdir(exist_ok=True)
+            window.save(folder / _PLAN)
             for rank in range(1, self._world.local_size):
-                os.link(path, path.with_suffix(f".{rank}"))
-        while not path.exists():
+                links = self._folder / f".{name}.{rank}"
+                shutil.copytree(folder, links, copy_function=os.link)
+                links.rename(self._folder / f"{name}.{rank}")
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _take(self, dealt: "_Dealt", shared: Path) -> Window:
+        """Wait for a window that the first process of this machine gives."""
+        folder = shared / f"{dealt.epoch}-{dealt.number}.{self._world.local_rank}"
+        while not folder.exists():
             time.sleep(_POLL_SECONDS)
-        window = Window.load(path)
-        path.unlink()
+        augmented = AugmentedPairs.open(folder, self._augmentation)
+        window = replace(Window.load(folder / _PLAN), augmented=augmented)
+        shutil.rmtree(folder, ignore_errors=True)
         return window
 
     def _read_pages(self, runs: Runs) -> None:
@@ -192,12 +268,16 @@ class Planner:
         cuts = np.searchsorted(np.cumsum(lengths), ends_of_windows)
         return [*map(Runs, np.split(starts, cuts), np.split(lengths, cuts))]
 
-    def _plan(self, epoch: int, number: int, runs: Runs) -> Window:
+    def _plan(
+        self, epoch: int, number: int, runs: Runs, augmented: AugmentedPairs | None = None
+    ) -> Window:
         """Plan a window: shuffle pairs, sort them by length, cut buckets, and join random ones."""
         seed = [self._seed, epoch] if self._num_windows == 1 else [self._seed, epoch, 1 + number]
         random = np.random.default_rng(seed)
-        pairs = expand(runs)
-        source_lengths, target_lengths = self._lengths(pairs)
+        dataset, pairs = self._dataset, expand(runs)
+        if augmented is not None:
+            dataset, pairs = augmented.changed, np.arange(len(pairs), dtype=np.uint32)
+        source_lengths, target_lengths = self._lengths(pairs, dataset)
         order = random.permutation(np.arange(len(pairs), dtype=np.uint32))
         # Stable sorts keep pairs of equal lengths in random order.
         order = order[np.argsort(source_lengths[order], kind="stable")]
@@ -209,9 +289,9 @@ class Planner:
         ends = np.cumsum(sizes)
         last_buckets = np.arange(self._buckets_per_batch, len(ends), self._buckets_per_batch) - 1
         batch_starts = np.concatenate([[0], ends[last_buckets], ends[-1:]])
-        return Window(pairs[order], batch_starts.astype(np.uint32))
+        return Window(pairs[order], batch_starts.astype(np.uint32), augmented)
 
-    def _lengths(self, pairs: Pairs) -> tuple[Lengths, Lengths]:
+    def _lengths(self, pairs: Pairs, dataset: ParallelDataset) -> tuple[Lengths, Lengths]:
         """Return the source and target lengths [N] of pairs [N], EOS included.
 
         They are of a small type, which takes less memory and is faster to sort.
@@ -219,7 +299,7 @@ class Planner:
         blocks = np.split(pairs, range(_BLOCK_PAIRS, len(pairs), _BLOCK_PAIRS))
         source_lengths, target_lengths = (
             np.concatenate([_narrow(side.lengths(block.astype(np.int64)) + 1) for block in blocks])
-            for side in (self._dataset.source, self._dataset.target)
+            for side in (dataset.source, dataset.target)
         )
         return source_lengths, target_lengths
 

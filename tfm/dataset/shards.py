@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -34,6 +34,7 @@ class TrainingText:
         length_ratio: The usual ratio of the lengths of its sides, if it was measured.
         weight: Its share of an epoch, relative to the other texts; None: each pair comes once.
         tag: The tag before each of its source sentences.
+        augmentation: Settings that differ from [augmentation] of a run for its pairs.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TrainingText:
     length_ratio: float | None = None
     weight: float | None = None
     tag: str | None = None
+    augmentation: Values = field(default_factory=dict)
 
     def plus(self, other: "TrainingText") -> "TrainingText":
         """Return the text with the counts of other pairs of it."""

@@ -131,7 +131,7 @@ def _write(
     too_long = np.zeros(len(ends) + 1, dtype=np.int64)  # of each text, and of pairs after them
     with contextlib.ExitStack() as stack:
         writers = [
-            _TokenWriter(stack, bin_dir / f"{shard.name}.{language}", model)
+            TokenWriter(stack, bin_dir / f"{shard.name}.{language}", model)
             for language, model in zip(languages, models, strict=True)
         ]
         for block in blocks:
@@ -210,7 +210,7 @@ def map_in_order(
         yield pending.popleft().result()
 
 
-class _TokenWriter:
+class TokenWriter:
     """Writes the tokens and offsets of one side of a part of a split."""
 
     def __init__(self, stack: contextlib.ExitStack, stem: Path, model: SubwordModel) -> None:
@@ -225,6 +225,7 @@ class _TokenWriter:
         self.spelled: Counter[str] = Counter()  # characters
 
     def append(self, side: TokenIds) -> None:
+        """Append the token ids of sentences."""
         ids, lengths = side
         if self._tokens.length + len(ids) > MAX_PART_TOKENS:
             raise DataError(
@@ -244,5 +245,6 @@ class _TokenWriter:
         return dict(self.spelled.most_common(NUM_SPELLED))
 
     def finish(self) -> None:
+        """Write the final lengths; the files appear when the stack ends."""
         self._tokens.finish()
         self._offsets.finish()

@@ -2,12 +2,13 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import regex
 
-from tfm.text.languages import SENTENCE_MARKS, base_language
+from tfm.text.languages import SENTENCE_MARKS, base_language, target_language
 
 # The first letter of a word, with quotation marks or brackets before it; in Dutch it may be ij.
 _OPENING = r"(?<!\S)([\"“”„«»‹›‚‘¿¡(\[{「『（【《〈]*)"
@@ -25,6 +26,39 @@ _WORDS_PER_TYPO = 8
 
 # Returns a changed text in a language.
 Change = Callable[[str, str, np.random.Generator], str]
+# Returns a changed sentence pair.
+PairChange = Callable[[str, str, np.random.Generator], tuple[str, str]]
+
+
+def pair_changes(languages: tuple[str, str], tags: Iterable[str]) -> list[PairChange]:
+    """Return `CHANGES`, in their order, as functions of sentence pairs.
+
+    Typos change the source only, so that the model learns to correct them; the others change both
+    sides. A side stays as it is if its change would leave nothing, and so does the target of a
+    source that does not change.
+
+    Args:
+        languages: Source and target; their rules for capitals apply.
+        tags: The tags that may precede the text of a source; a tag never changes.
+    """
+    pattern = re.compile("|".join(f"{re.escape(tag)} " for tag in tags))
+
+    def on_pair(
+        change: Change, source: str, target: str, random: np.random.Generator
+    ) -> tuple[str, str]:
+        match = pattern.match(source)
+        tag = match[0] if match else ""
+        text = source.removeprefix(tag)
+        changed = change(text, languages[0], random)
+        if changed.strip() in ("", text.strip()):
+            return source, target
+        if change is not _with_typos:
+            language = target_language(languages[1], tag.strip() or None)
+            changed_target = change(target, language, random)
+            target = changed_target if changed_target.strip() else target
+        return tag + changed, target
+
+    return [partial(on_pair, change) for change in CHANGES.values()]
 
 
 def _upper(text: str, language: str, _: np.random.Generator) -> str:
@@ -77,9 +111,10 @@ def _typo(word: Sequence[str], random: np.random.Generator) -> str:
     return "".join((*word[:index], letters, *word[index + 2 :]))
 
 
+# In the order in which they apply to the same pair.
 CHANGES: Mapping[str, Change] = {
-    "upper": _upper,
-    "title": _title,
     "unpunctuated": _unpunctuated,
     "typo": _with_typos,
+    "title": _title,
+    "upper": _upper,
 }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tfm.config import (
+    AugmentationConfig,
     DeviceName,
     Precision,
     RunConfig,
@@ -15,6 +16,7 @@ from tfm.config import (
     suitable_arch,
 )
 from tfm.config.schema import check_facts
+from tfm.dataset.augmentation import Augmentation, configs_of
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
 from tfm.dataset.plan import WINDOW_PAIRS
@@ -50,6 +52,7 @@ class TrainingData:
     also_valid: dict[str, ValidationSplit]  # further sets by name
     info: ModelInfo  # of a model trained on this dataset, at step 0
     checksum: str  # depends on the training pairs and their order
+    augmentation: Augmentation | None = None  # of the training pairs, if there is any
 
 
 def arch_for_data(data_dir: Path, device: DeviceName, precision: Precision) -> tuple[str, str]:
@@ -68,6 +71,7 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
     index = DatasetIndex.load(data_dir / "bin")
     _check_binarized(manifest, index, vocabulary)
+    augmentation = _augmentation(manifest, index, vocabulary, run)
     facts = {
         "--from": run.from_model,
         "several processes": num_processes > 1,
@@ -120,6 +124,34 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
             seen=manifest.result(SEEN).get("sha256"),
         ),
         checksum=index.checksum("train"),
+        augmentation=augmentation,
+    )
+
+
+def _augmentation(
+    manifest: Manifest, index: DatasetIndex, vocabulary: Vocabulary, run: RunConfig
+) -> Augmentation | None:
+    """Return how a run augments the training pairs, or None; refuse what does not fit them."""
+    configs = configs_of(run.augmentation, index.texts)
+    for config in configs:
+        check_facts([config], {"task": manifest.task})
+        if config.bpe_dropout and not (vocabulary.source.is_bpe and vocabulary.target.is_bpe):
+            raise UsageError(
+                f"bpe_dropout needs subword models that merge pieces, but {manifest.data_dir} has "
+                "others: learn them with --model-type bpe, without --target-words, or leave it out"
+            )
+    if all(config == AugmentationConfig() for config in configs):
+        return None
+    max_length = (manifest.inputs(BINARIZE) or {})["max_length"]
+    if isinstance(run.model, TransformerConfig) and run.model.learned_positions is not None:
+        max_length = min(max_length, run.model.learned_positions - 1)  # with EOS
+    return Augmentation(
+        data_dir=str(manifest.data_dir.absolute()),
+        checksum=index.checksum("train"),
+        vocab_sizes=(len(vocabulary.source), len(vocabulary.target)),
+        max_length=max_length,
+        config=run.augmentation,
+        seed=run.training.seed,
     )
 
 

@@ -94,7 +94,7 @@ def estimate_run(
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
     sample = batcher.sample()
     flops = cost.training_flops(*batcher.lengths(sample)) * len(data.train) / len(sample)
-    flops /= steps_per_epoch
+    flops *= batcher.growth / steps_per_epoch
     width, rate = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH), math.nan
     if _is_here(compute.device):
         rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
@@ -166,7 +166,8 @@ class Forecast(Result):
             "global batch": f"{self.tokens_per_step:,.0f} target tokens per step, in "
             f"{self.microbatches_per_step:.1f} microbatches on "
             f"{'one device' if self.num_processes == 1 else several}",
-            "steps": f"{estimate.num_steps:,}; {self.steps_per_epoch:,} per epoch, "
+            "steps": f"{estimate.num_steps:,}; "
+            f"{'about ' * (self.data.augmentation is not None)}{self.steps_per_epoch:,} per epoch, "
             f"{estimate.epochs:.1f} epochs",
             "training FLOPs": f"{estimate.flops_per_step:.3g} per step, "
             f"{estimate.flops_per_step * estimate.num_steps:.3g} in total",
@@ -198,12 +199,13 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         compiles=compute.device.type == "cuda" and training.kernels == "auto" and training.compile,
         memory_bytes=device_memory_bytes(compute.device) if _is_here(compute.device) else math.inf,
     )
-    batcher = Batcher(data.train, run.batching, seed=training.seed)
+    stored = Batcher(data.train, run.batching, seed=training.seed)
+    batcher = Batcher(data.train, run.batching, seed=training.seed, augmentation=data.augmentation)
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
-    num_planned = min(batcher.num_batches(), _MAX_PLANNED)
+    num_planned = min(stored.num_batches(), _MAX_PLANNED)
     num_microbatches = sum(
-        len(batcher.split(indices, max_tokens=max_tokens, multiple_of=num_shards))
-        for _, indices in islice(batcher.batches(), num_planned)
+        len(stored.split(indices, max_tokens=max_tokens, multiple_of=num_shards))
+        for _, indices in islice(stored.batches(), num_planned)
     )
     estimate = estimate_run(
         data, batcher, cost, compute, num_processes=num_processes, num_local=num_processes

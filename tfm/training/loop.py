@@ -79,6 +79,7 @@ class TrainingRun:
             cost=self.cost,
             group=self.group,
             threads=threads if device.type == "cpu" else None,
+            augmentation=self.data.augmentation,
         )
         self.group.heartbeat("measuring the speed of the device")
         self._capacity = world.size * measure_fp32_flops(device)

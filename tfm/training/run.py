@@ -34,7 +34,7 @@ from tfm.training.loop import TrainingRun
 from tfm.translation.steps import Step
 
 # These settings may not change when a run is resumed, except max_tokens, which suits the devices.
-_FIXED_SECTIONS = ("model", "optimizer", "batching")
+_FIXED_SECTIONS = ("model", "optimizer", "batching", "augmentation")
 # Collectives time out after the watchdog, which can say which rank stalled.
 _COLLECTIVE_TIMEOUT_FACTOR = 2
 
@@ -148,6 +148,9 @@ def _announce(training: TrainingRun, *, is_new: bool) -> None:
         )
         if estimate.warning is not None:
             say(estimate.warning)
+        if data.augmentation is not None:
+            num_steps = batcher.num_batches()
+            say(f"train: pairs are augmented anew in each epoch of about {num_steps:,} steps")
 
 
 def _finish(training: TrainingRun) -> TrainResult:

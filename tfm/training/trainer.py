@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tfm.backends.selection import training_backend
 from tfm.config import RunConfig
+from tfm.dataset.augmentation import Augmentation
 from tfm.dataset.batching import Batcher
 from tfm.dataset.parallel import Integers, ParallelDataset
 from tfm.disk.tensor_file import count, record_from
@@ -59,6 +60,7 @@ class Trainer:
         cost: Cost,
         group: Group | None = None,
         threads: ComputeThreads | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.model = model
         self.position = Position()
@@ -76,6 +78,7 @@ class Trainer:
             seed=run.training.seed,
             coarse_rows=backend.compiles,
             group=self._group,
+            augmentation=augmentation,
         )
         loss = BatchLoss(
             model,
@@ -175,7 +178,7 @@ class Trainer:
             epoch=batch.epoch, num_pairs=len(batch.indices), num_tokens=num_tokens, flops=flops
         )
         pending = PendingStep(
-            pairs=batch.indices,
+            pairs=self.batcher.pairs(batch.indices),
             position=self.position,
             clock=clock,
             results=[loss, nll, norm, skipped, scale],

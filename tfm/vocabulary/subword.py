@@ -124,27 +124,27 @@ class SubwordModel:
         """Whether text is encoded by merges: only their scores are ranks, whole numbers."""
         return all(self._processor.GetScore(i).is_integer() for i in range(len(self)))
 
-    def encode_block(self, lines: list[bytes]) -> TokenIds:
+    def encode_block(
+        self, lines: list[bytes], dropout: float = 0.0, random: np.random.Generator | None = None
+    ) -> TokenIds:
         """Encode lines of UTF-8 to arrays in one thread, without holding Python's GIL.
 
         Args:
             lines: Lines without their ends.
+            dropout: The probability of leaving out a merge of BPE, for which Python holds the GIL.
+            random: Draws the merges to leave out.
 
         Returns:
             [number of tokens] the concatenated token ids, and [number of lines] their counts.
         """
         texts = self._escaped(lines)
+        if dropout and random is not None:
+            ids, lengths = self._bpe_dropout.encode(texts, dropout, random)
+            return np.where(ids < self._size, ids, UNK), lengths
         token_ids = self._known(texts, self._encoder.EncodeAsIds(texts, num_threads=1))
         lengths = np.fromiter(map(len, token_ids), dtype=np.int64, count=len(token_ids))
-        ids = chain.from_iterable(token_ids)
-        return np.fromiter(ids, dtype=np.int32, count=int(lengths.sum())), lengths
-
-    def encode_block_with_dropout(
-        self, lines: list[bytes], dropout: float, random: np.random.Generator
-    ) -> TokenIds:
-        """Encode lines as `encode_block` does, but leave out merges with some probability."""
-        ids, lengths = self._bpe_dropout.encode(self._escaped(lines), dropout, random)
-        return np.where(ids < self._size, ids, UNK), lengths
+        flat = chain.from_iterable(token_ids)
+        return np.fromiter(flat, dtype=np.int32, count=int(lengths.sum())), lengths
 
     def _escaped(self, lines: list[bytes]) -> list[bytes]:
         text = b"\n".join(lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tfm.config import (
+    AugmentationConfig,
     BinarizeConfig,
     CleaningConfig,
     SearchConfig,
@@ -102,6 +103,8 @@ def _parse(table: TomlTable, folder: Path) -> Recipe:
                 keys = (name, str(number), "cleaning")
                 cleaning = {**_valid_cleaning(table), **text.cleaning}
                 problems += _settings_problems(CleaningConfig, cleaning, table, keys)
+                keys = (name, str(number), "augmentation")
+                problems += _settings_problems(AugmentationConfig, text.augmentation, table, keys)
         opus_archives |= {each.archive: None for each in built if isinstance(each, OpusText)}
         texts = (each.files if isinstance(each, OpusText) else each for each in built)
         values[name] = tuple(_locate(each, folder) for each in texts if each is not None)

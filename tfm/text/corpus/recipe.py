@@ -125,8 +125,9 @@ class Recipe:
             for number, text in enumerate(self.texts(split), 1):
                 if text.task != self.task:
                     yield f'[[{split}]] {number} needs task = "{text.task}", not "{self.task}"'
-                if split != "train" and (text.weight is not None or text.cleaning):
-                    yield f"[[{split}]] {number} has a weight or cleaning: only [[train]] texts can"
+                for option in () if split == "train" else ("weight", "cleaning", "augmentation"):
+                    if getattr(text, option):
+                        yield f"[[{split}]] {number} has {option}: only [[train]] texts can"
         yield from self._mono_problems()
         yield from self._mixture_problems()
         yield from self._file_problems()

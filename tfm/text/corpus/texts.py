@@ -92,6 +92,8 @@ class TextOptions:
         weight: Only in [[train]]: the share of the pairs of an epoch, relative to the weights of
             the other texts. All of them have one, or none: then each pair comes once an epoch.
         cleaning: Only in [[train]]: settings that differ from [cleaning] for this text.
+        augmentation: Only in [[train]]: settings that differ from [augmentation] of a run for this
+            text, such as { typo_share = 0.1 }.
     """
 
     tag: str | None = None
@@ -99,6 +101,7 @@ class TextOptions:
     except_every: int | None = None
     weight: float | None = None
     cleaning: Values = field(default_factory=dict)
+    augmentation: Values = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """Return these options by name."""
