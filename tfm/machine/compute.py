@@ -229,7 +229,7 @@ def measure_product_flops(
     rows, weight = rows.to(compute.dtype), weight.to(compute.dtype)
     float((rows @ weight)[0, 0])  # the first product of a shape is slower
     started, num_products = time.perf_counter(), 0
-    while time.perf_counter() - started < _MEASURING_SECONDS:
+    while not num_products or time.perf_counter() - started < _MEASURING_SECONDS:
         float((rows @ weight)[0, 0])  # synchronizes
         num_products += 1
     seconds = time.perf_counter() - started
