@@ -131,7 +131,7 @@ class ModelSteps:
         folder: The folder of the model, or of the first of an ensemble; parsers get the steps of a
             parser.
         device: Where steps compute.
-        aligner: Aligns words, and sentences with markup or protected text; a new one if None.
+        aligner: Aligns words, and sentences with markup or protected text; None makes one.
         glossary: The terms of the glossary's file, if they are in memory.
         notify: Receives warnings that quote terms.
     """

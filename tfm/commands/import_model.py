@@ -127,11 +127,11 @@ def _import(
     from tfm.folders.saving import save_checkpoint
 
     if model.is_dir() and is_marian(model):
-        read, takes_tokens = read_marian(model, languages), False
+        read = read_marian(model, languages)
     elif (weights_path := find_weights(model)) is not None:
-        read, takes_tokens = read_native(weights_path, languages)
+        read = read_native(weights_path, languages)
     else:
-        read, takes_tokens = read_fairseq(find_checkpoint(model), languages)
+        read = read_fairseq(find_checkpoint(model), languages)
     run, weights = convert(read)
     vocabulary = read.vocabulary
     tags = language_tags(vocabulary.source.tags())
@@ -162,7 +162,7 @@ def _import(
         languages=read.languages,
         num_parameters=sum(each.numel() for each in weights.values()),
         max_positions=getattr(run.model, "learned_positions", None),
-        takes_tokens=takes_tokens,
+        takes_tokens=read.takes_tokens,
         license=card.license,
     )
 

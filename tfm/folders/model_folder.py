@@ -49,7 +49,7 @@ _INVALID = (LookupError, TypeError, RecursionError)
 
 
 class NoSplitError(DataError):
-    """The dataset of a model is gone, is another one now, or has no such split."""
+    """The dataset of a model is gone, is another dataset now, or has no such split."""
 
 
 class ModelFolder:

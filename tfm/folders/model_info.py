@@ -75,7 +75,7 @@ def ranking_metric(metric: str, best: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestor:
-    """A model that the training of another one started from.
+    """A model from which the training of another model started.
 
     Attributes:
         path: Its folder, as the user gave it.

@@ -215,7 +215,7 @@ def newest_intact_checkpoint(run_dir: Path) -> Path | None:
     present = checkpoints(run_dir)
     while present:
         path = present.pop()
-        # Pruning removes the state of the oldest first: if an older one has it, this one lost it.
+        # Pruning removes the oldest states first: if an older checkpoint has one, this was lost.
         needs_state = (path / STATE).exists() or any((each / STATE).exists() for each in present)
         if _open_intact(path, WEIGHTS, *([STATE] if needs_state else [])) is None:
             continue

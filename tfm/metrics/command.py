@@ -106,7 +106,7 @@ class MetricCommand:
         self._program = None
 
     def _next_score(self, program: "_Program", number: int, total: int) -> float:
-        """Return the next number; `number` of `total` texts have one."""
+        """Return the next number, after `number` numbers for `total` texts."""
         answered = f"{number:,} of {total:,} lines"
         for _ in range(math.ceil(_MAX_SILENCE / _TICK)):
             self._waiting(number)

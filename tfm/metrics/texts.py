@@ -119,7 +119,7 @@ def read_references(references: Sequence[Text], label: str) -> Texts:
 def language_of(reference: Text) -> str:
     """Return the last suffix of a file that is a language: zh_Hans in test.zh_Hans.txt.
 
-    Without one, it is the last suffix, and "" of a list.
+    Without such a suffix, it is the last suffix, and "" of a list.
     """
     if not isinstance(reference, Path):
         return ""
@@ -165,7 +165,7 @@ def warn_of_empty_lines(
     references: Texts,
     metrics: Sequence[MetricName],
 ) -> None:
-    """Warn of lines without a reference: metrics take an empty line as one without words."""
+    """Warn of lines without a reference: metrics take them as references without words."""
     has_text = {name: [bool(line.strip()) for line in references[name]] for name in references}
     numbers = [sum(flags) for flags in zip(*has_text.values(), strict=True)]
     num_missing = sum(0 < number < len(references) for number in numbers)

@@ -108,7 +108,7 @@ class GradientAccumulation:
         """Make microbatches as small as the memory of all GPUs requires, before the first step.
 
         Several processes on GPUs try the largest microbatches, unless their size is set. A single
-        one starts with what an estimate allows. All processes must call it together.
+        process starts with the size that an estimate allows. All processes must call it together.
 
         Args:
             batch: The first batch.
@@ -219,7 +219,7 @@ class GradientAccumulation:
         peak, sums = PeakMemory(self._device), torch.zeros(2, device=self._device)
         for indices in largest_microbatches(self._batcher, batch.microbatches):
             trial = replace(batch, microbatches=[indices], own=[(0, self._batch(indices))] * 2)
-            # Only ranks that hold parts of the weights must sum gradients, as in the last one.
+            # Only ranks that hold parts of the weights must sum gradients, as at the end of a step.
             number = int(self._gradients.always_waits)
             if not self._add(sums, trial, number, 0.0, step=1):
                 return False

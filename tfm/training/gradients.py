@@ -23,7 +23,7 @@ class Gradients:
     Attributes:
         loss: Maps a microbatch to its smoothed loss and negative log-likelihood, each summed over
             its target tokens.
-        always_waits: Whether each microbatch waits for the other ranks, not only the last one.
+        always_waits: Whether each microbatch, not only the last, waits for the other ranks.
     """
 
     always_waits = False
@@ -34,7 +34,7 @@ class Gradients:
     def accumulate(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Return a context for `loss` and backward pass of one microbatch.
 
-        In the last one, ranks sum their gradients: it raises LostPeersError if one has left.
+        In the last microbatch, ranks sum their gradients: LostPeersError if a rank has left.
         """
         return nullcontext()
 

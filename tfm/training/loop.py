@@ -263,7 +263,7 @@ class TrainingRun:
             window.clear()
 
     def _write_window(self, position: Position) -> None:
-        """Write a line of metrics.jsonl about the steps since the last one, if there are any."""
+        """Write a line of metrics.jsonl about the steps since the last line, if there are any."""
         self._record.write_window(
             {
                 "tokens": position.tokens,

@@ -40,7 +40,7 @@ class ClassWeights(NamedTuple):
 
     @classmethod
     def of(cls, label_smoothing: float, num_classes: int) -> "ClassWeights":
-        """Return 1 - ε for the right class, and an equal share of ε for each other one (§5.4)."""
+        """Return 1 - ε for the right class, and an equal share of ε for each other class (§5.4)."""
         other = label_smoothing / (num_classes - 1)
         return cls(gold=1.0 - label_smoothing - other, other=other)
 
@@ -121,7 +121,7 @@ def label_smoothed_cross_entropy(
         weight: [V, d_model] output projection.
         targets: [N] token ids, then `PADDING` in spare rows.
         label_smoothing: ε.
-        num_tokens: The number of rows before the spare ones.
+        num_tokens: The number of rows before the spare rows.
         compiled: `_chunk_loss`, compiled; None to compute without.
 
     Returns:

@@ -82,7 +82,7 @@ class MetricsLog:
             self._unwritten.clear()
 
     def _write(self, lines: bytes) -> None:
-        """Append all lines; leave none of them if there is no room for all."""
+        """Append all lines, or none if there is no room for all."""
         with self._path.open("ab", buffering=0) as file:
             size = min(file.seek(0, os.SEEK_END), self._size)
             file.truncate(size)  # removes the remains of a failed attempt

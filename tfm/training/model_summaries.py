@@ -82,7 +82,7 @@ def find_models(folders: Iterable[Path]) -> list[Path]:
 
 
 def summarize_model(folder: Path) -> ModelSummary:
-    """Return the description of a model of tfm, or of one exported to another program."""
+    """Return the description of a model of tfm, or of a model exported to another program."""
     summary = ModelSummary(model=str(folder), kind=_UNKNOWN, num_bytes=folder_size(folder))
     try:
         if (folder / EXPORTED).is_file():

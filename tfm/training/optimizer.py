@@ -79,7 +79,7 @@ class Adam:
         return sum(2 * each.element_size() * local_part(each).numel() for each in missing)
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients, of any shape, of all parameters that have one."""
+        """Return the gradients, of any shape, of all parameters that have a gradient."""
         return {p: p.grad for p in self._parameters if p.grad is not None}
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ class StepReport:
 class Position:
     """The position of a run; the counts are totals since its start."""
 
-    step: int = 0  # including skipped ones
+    step: int = 0  # including skipped steps
     epoch: int = 1
     examples: int = 0  # sentence pairs done in this epoch
     pairs: int = 0  # sentence pairs seen
@@ -137,8 +137,8 @@ class PendingStep:
     Args:
         pairs: [B] numbers of its sentence pairs.
         position: The run's position after the step.
-        clock: With a mark at the beginning of the step, and before it one where the wait for its
-            batch began, if available; the end of the step is marked here.
+        clock: Has a mark where the step begins, and if available, a mark before where the wait for
+            the batch began; the end of the step is marked here.
         results: Loss, negative log-likelihood, norm of the gradient, whether the update was
             skipped, and loss scale: scalars on the device.
         other_fields: The other fields of its report.

@@ -29,7 +29,7 @@ class Checkpoints(Saver):
         self._data, self._trainer, self._group = data, trainer, group
 
     def save_run(self, metrics: dict[str, float], state: Mapping[str, Any]) -> None:
-        """Save the weights, the metrics, and the state of the trainer beside that of the run."""
+        """Save the weights, the metrics, and the states of the trainer and of the run."""
         self._group.heartbeat("saving", waits=True)
         is_first = self._group.world.is_first
         weights = self._trainer.weights(keep=is_first)
@@ -109,7 +109,7 @@ class RunRecord:
         self._write({"kind": "texts", "step": 0, "texts": [asdict(text) for text in texts]})
 
     def write_window(self, totals: Mapping[str, Any]) -> None:
-        """Write a line about the steps since the last one, if any, beside totals of the run."""
+        """Write a line about the steps since the last line, if any, beside totals of the run."""
         if self.window:
             self._write({**metrics_record(self.window), **totals})
 
@@ -145,7 +145,7 @@ class RunRecord:
         samples = {"samples": [asdict(each) for each in main.samples]} if main.samples else {}
         self._write(record | signature | all_metrics(validations) | text_losses | samples)
         if main.score and not self._has_printed_signature:
-            # On a line of its own: terminals break longer ones within words.
+            # On a line of its own: terminals break longer lines within words.
             say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
             self._has_printed_signature = True
         if ranked_by != metric and not self._has_explained_ranking:

@@ -40,7 +40,7 @@ class RunSummary:
             "stopped" if it was killed.
         step: The newest step that is logged or saved.
         max_steps: The step at which it ends at the latest; None if unknown.
-        metric: "bleu", "f1" or "loss", of validation; None without one.
+        metric: "bleu", "f1" or "loss", of validation; None without validation.
         best: The best value of the metric.
         best_step: The step of the best value.
         tokens_per_second: Target tokens per second in the newest line of training.

@@ -47,7 +47,7 @@ def shortage(
 
 
 def verify_data(data: TrainingData, group: Group) -> Future[None]:
-    """Verify parts of the dataset once per machine; later ones in the background.
+    """Verify parts of the dataset once per machine; later parts in the background.
 
     Processes wait for each other at each part: verifying all parts on a slow disk could take
     longer than a collective may.

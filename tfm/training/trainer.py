@@ -223,7 +223,7 @@ class Trainer:
         """Return the fp32 weights for validation and translation by name, each once.
 
         They are the moving average, if the run has one, or else the trained weights. All processes
-        must call it together. Without `keep`, sharded ones have shape [0].
+        must call it together. Without `keep`, sharded weights have shape [0].
         """
         averages = self._averages
         return {

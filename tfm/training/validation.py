@@ -37,7 +37,7 @@ class ValidationStoppedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A sentence of a validation set with its translation; long ones are cut off."""
+    """A sentence of a validation set with its translation; long texts are cut off."""
 
     line: int  # from 1
     source: str

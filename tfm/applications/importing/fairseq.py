@@ -3,7 +3,7 @@
 import pickle
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ from tfm.applications.importing.foreign import (
     checked_settings,
     checked_weights,
     chosen_languages,
-    joint_or_separate,
     renumber,
     sinusoids,
+    subword_models,
     unscaled,
 )
 from tfm.config.values import shown
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.text.lines import read_lines
-from tfm.vocabulary.foreign import with_vocabulary, word_model
 
 
 class Record:
@@ -120,13 +119,10 @@ def find_checkpoint(path: Path) -> Path:
     return found[0]
 
 
-def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
+def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
     """Read a checkpoint, and the dictionaries beside it.
 
     Languages that are None are read from the checkpoint.
-
-    Returns:
-        The model, and whether its text is tokens separated by spaces.
     """
     state = load_pickle(path)
     arguments = _arguments(state, path)
@@ -144,8 +140,8 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
     }
     source, target = chosen_languages(languages, arguments, path)
     segmenters = _segmenters(path.parent, (source, target))
-    tokens, models = _read_vocabulary(path.parent, (source, target), segmenters, embeddings)
-    model = ForeignModel(
+    tokens = _read_tokens(path.parent, (source, target), embeddings)
+    return ForeignModel(
         path=path,
         languages=(source, target),
         settings=settings,
@@ -153,9 +149,9 @@ def read_fairseq(path: Path, languages: tuple[str | None, str | None]) -> tuple[
         embeddings=embeddings,
         positions=positions,
         tokens=tokens,
-        vocabulary=joint_or_separate(models, path.parent),
+        vocabulary=subword_models(tokens, segmenters, path.parent),
+        takes_tokens=not segmenters,
     )
-    return model, not segmenters
 
 
 def _arguments(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -237,7 +233,7 @@ def _is_copy(name: str, weights: Mapping[str, Tensor]) -> bool:
 
 
 def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Remove and return the source, target and output embeddings; tied ones may have one name."""
+    """Remove and return the source, target and output embeddings; tied ones may share a name."""
     names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
     source, target, output = (weights.pop(f"{name}.weight", None) for name in names)
     output = weights.pop("decoder.embed_out", output)  # the name of older versions
@@ -274,13 +270,10 @@ def _segmenters(folder: Path, languages: tuple[str, str]) -> list[Path]:
     return [path for [path] in chosen]
 
 
-def _read_vocabulary(
-    folder: Path,
-    languages: tuple[str, str],
-    segmenters: Sequence[Path],
-    embeddings: tuple[Tensor, Tensor, Tensor],
-) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
-    """Return the tokens and the subword model of source and target."""
+def _read_tokens(
+    folder: Path, languages: tuple[str, str], embeddings: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tokens, Tokens]:
+    """Return the tokens of source and target."""
     dictionaries = [_dictionary(folder / f"dict.{language}.txt") for language in languages]
     for pieces, embedding, language in zip(dictionaries, embeddings[:2], languages, strict=True):
         if len(pieces) != len(embedding):
@@ -291,13 +284,7 @@ def _read_vocabulary(
     source, target = (
         renumber(pieces, pad=_PAD, start=_EOS, eos=_EOS, unk=_UNK) for pieces in dictionaries
     )
-    if not segmenters:
-        return (source, target), (word_model(source.pieces), word_model(target.pieces))
-    contents = [path.read_bytes() for path in segmenters]
-    return (source, target), (
-        with_vocabulary(contents[0], source.pieces, origin=segmenters[0]),
-        with_vocabulary(contents[1], target.pieces, origin=segmenters[1]),
-    )
+    return source, target
 
 
 def _dictionary(path: Path) -> list[str]:

@@ -18,6 +18,7 @@ from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
 from tfm.text.corpus.texts import LANGUAGE
 from tfm.text.tags import tagged_language
+from tfm.vocabulary.foreign import with_vocabulary, word_model
 from tfm.vocabulary.subword import BOS, SubwordModel, Vocabulary
 
 # Added to the logit of a start that is a copy of another token. Beside a probability of 1, e^-100
@@ -66,12 +67,13 @@ class ForeignModel:
         languages: Source and target.
         settings: Values of TransformerConfig.
         weights: The layers, by the names of fairseq.
-        embeddings: [V, d_model] source, target and output; tied ones are equal.
+        embeddings: [V, d_model] source, target and output; tied embeddings are equal.
         output_bias: [V] of the logits, if there is one.
         positions: {"source_embedding" and "target_embedding": [N, d_model]}; empty for the paper's
             sinusoids with all sines before all cosines.
         tokens: The tokens of source and target.
         vocabulary: The subword models with these ids.
+        takes_tokens: Whether its text is tokens separated by spaces.
     """
 
     path: Path
@@ -83,6 +85,7 @@ class ForeignModel:
     positions: Mapping[str, Tensor] = field(default_factory=dict)
     tokens: tuple[Tokens, Tokens]
     vocabulary: Vocabulary
+    takes_tokens: bool = False
 
 
 def renumber(
@@ -213,11 +216,30 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def joint_or_separate(models: Sequence[bytes], origin: Path) -> Vocabulary:
-    """Return the vocabulary of two subword models, which is joint if they are equal."""
-    source = SubwordModel(models[0], origin=origin)
-    is_joint = models[0] == models[1]
-    return Vocabulary(source, source if is_joint else SubwordModel(models[1], origin=origin))
+def subword_models(
+    tokens: tuple[Tokens, Tokens],
+    segmenters: Sequence[Path],
+    folder: Path,
+    tags: Sequence[str] = (),
+) -> Vocabulary:
+    """Return the subword models of source and target, joint if they are equal.
+
+    Args:
+        tokens: Their pieces.
+        segmenters: The SentencePiece models that segment text; empty if its tokens are separated by
+            spaces.
+        folder: Where they are from, for messages.
+        tags: The tags of sources.
+    """
+    if segmenters:
+        contents = [
+            with_vocabulary(path.read_bytes(), side.pieces, tags=own, origin=path)
+            for path, side, own in zip(segmenters, tokens, (tags, ()), strict=True)
+        ]
+    else:
+        contents = [word_model(side.pieces) for side in tokens]
+    source, target = (SubwordModel(content, origin=folder) for content in contents)
+    return Vocabulary(source, source if contents[0] == contents[1] else target)
 
 
 def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
@@ -273,7 +295,7 @@ def _order(d_model: int, *, has_sinusoids: bool) -> Tensor:
 
 
 def _embeddings(model: ForeignModel, order: Tensor, tied: str) -> dict[str, Tensor]:
-    """Return the embeddings by the names of tfm; tied ones have the last of their names."""
+    """Return the embeddings by the names of tfm; tied embeddings have the last of their names."""
     names = ("source_embedding.weight", "target_embedding.weight", "output_weight")
     kept = {"none": names, "two-way": names[::2], "three-way": names[2:]}[tied]
     ids = [torch.tensor(side.original_ids) for side in (*model.tokens, model.tokens[1])]

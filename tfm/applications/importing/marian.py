@@ -19,16 +19,15 @@ from tfm.applications.importing.foreign import (
     checked_settings,
     checked_weights,
     chosen_languages,
-    joint_or_separate,
     language_tags,
     renumber,
+    subword_models,
     unscaled,
 )
 from tfm.config.values import shown
 from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.model.attention import sinusoidal_encoding
-from tfm.vocabulary.foreign import with_vocabulary
 
 CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -52,18 +51,19 @@ def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> Forei
         embeddings = unscaled(embeddings, settings["d_model"])
     _check_positions(weights, settings["d_model"], path)
     output_bias = weights.pop("final_logits_bias", None)
-    tokens, models = _read_vocabulary(folder, config, embeddings)
+    tokens, segmenters = _read_vocabulary(folder, config, embeddings)
+    tags = language_tags(tokens[0].pieces)
     tokenizer = folder / "tokenizer_config.json"
     named = read_json(tokenizer) if tokenizer.is_file() else {}
     return ForeignModel(
         path=path,
-        languages=chosen_languages(languages, named, folder, language_tags(tokens[0].pieces)),
+        languages=chosen_languages(languages, named, folder, tags),
         settings=settings,
         weights={name.removeprefix("model."): each for name, each in weights.items()},
         embeddings=embeddings,
         output_bias=None if output_bias is None else output_bias.flatten(),
         tokens=tokens,
-        vocabulary=joint_or_separate(models, folder),
+        vocabulary=subword_models(tokens, segmenters, folder, tags),
     )
 
 
@@ -126,7 +126,7 @@ def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def _take_embeddings(weights: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Remove and return the source, target and output embeddings; tied ones may have one name."""
+    """Remove and return the source, target and output embeddings; tied ones may share a name."""
     names = ("encoder.embed_tokens", "decoder.embed_tokens", "shared")
     found = [weights.pop(f"model.{name}.weight", None) for name in names]
     source, target, shared, output = (*found, weights.pop("lm_head.weight", None))
@@ -153,26 +153,20 @@ def _check_positions(weights: dict[str, Tensor], d_model: int, path: Path) -> No
 
 def _read_vocabulary(
     folder: Path, config: Mapping[str, Any], embeddings: tuple[Tensor, Tensor, Tensor]
-) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes]]:
-    """Return the tokens and the subword model of source and target."""
-    paths = (folder / "source.spm", folder / "target.spm")
-    try:
-        contents = [path.read_bytes() for path in paths]
-        names = ["vocab.json", "target_vocab.json"]
-        if not (folder / names[1]).is_file():
-            names[1] = names[0]
-        ids = [read_json(folder / name) for name in names]
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing: download the whole model") from error
+) -> tuple[tuple[Tokens, Tokens], list[Path]]:
+    """Return the tokens of source and target, and their SentencePiece models."""
+    segmenters = [folder / "source.spm", folder / "target.spm"]
+    vocabularies = [folder / "vocab.json", folder / "target_vocab.json"]
+    if not vocabularies[1].is_file():
+        vocabularies[1] = vocabularies[0]
+    for path in (*segmenters, *vocabularies):
+        if not path.is_file():
+            raise DataError(f"{path} is missing: download the whole model")
     source, target = (
-        _tokens(each, len(embedding), config, folder=folder)
-        for each, embedding in zip(ids, embeddings[::2], strict=True)
+        _tokens(read_json(path), len(embedding), config, folder=folder)
+        for path, embedding in zip(vocabularies, embeddings[::2], strict=True)
     )
-    tags = set(language_tags(source.pieces))
-    return (source, target), (
-        with_vocabulary(contents[0], source.pieces, tags=tags, origin=paths[0]),
-        with_vocabulary(contents[1], target.pieces, origin=paths[1]),
-    )
+    return (source, target), segmenters
 
 
 def _tokens(

@@ -23,17 +23,17 @@ from tfm.applications.importing.foreign import (
     checked_settings,
     checked_weights,
     chosen_languages,
-    joint_or_separate,
     language_tags,
     renumber,
     sinusoids,
+    subword_models,
 )
 from tfm.applications.importing.yaml_mapping import read_mapping
 from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors
 from tfm.text.lines import read_lines
-from tfm.vocabulary.foreign import pieces_by_id, with_vocabulary, word_model
+from tfm.vocabulary.foreign import pieces_by_id
 
 _SETTINGS = "special:model.yml"  # an array of bytes beside the weights
 _STATES = (".optimizer.npz", ".orig.npz")  # of training
@@ -93,22 +93,19 @@ def find_weights(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[ForeignModel, bool]:
+def read_native(path: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
     """Read a file of weights, and the vocabularies beside it.
 
     Languages that are None are read from the README.md beside it.
-
-    Returns:
-        The model, and whether its text is tokens separated by spaces.
     """
     arrays = _read_arrays(path)
     settings = _settings(arrays, path)
     tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
     weights = _renamed(checked_weights(tensors, path), path)
     embeddings, output_bias = _take_embeddings(weights, path)
-    tokens, models, takes_tokens = _read_vocabulary(path, embeddings)
-    tags = [] if takes_tokens else language_tags(tokens[0].pieces)
-    model = ForeignModel(
+    tokens, segmenters = _read_vocabulary(path, embeddings)
+    tags = language_tags(tokens[0].pieces) if segmenters else []
+    return ForeignModel(
         path=path,
         languages=chosen_languages(languages, _named_languages(path.parent), path.parent, tags),
         settings=settings,
@@ -120,9 +117,9 @@ def read_native(path: Path, languages: tuple[str | None, str | None]) -> tuple[F
             for side in ("source", "target")
         },
         tokens=tokens,
-        vocabulary=joint_or_separate(models, path.parent),
+        vocabulary=subword_models(tokens, segmenters, path.parent, tags),
+        takes_tokens=not segmenters,
     )
-    return model, takes_tokens
 
 
 def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -225,7 +222,7 @@ def _beside(path: Path, name: str) -> Mapping[str, Any] | None:
 
 
 def _renamed(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the weights, of any shape, by the names of fairseq, if they have one there.
+    """Return the weights, of any shape, by the names of fairseq, where it has such a weight.
 
     Marian's map from rows to columns, and its vectors have one row.
     """
@@ -277,8 +274,8 @@ def _take_embeddings(
 
 def _read_vocabulary(
     path: Path, embeddings: tuple[Tensor, Tensor, Tensor]
-) -> tuple[tuple[Tokens, Tokens], tuple[bytes, bytes], bool]:
-    """Return the tokens and the subword model of source and target, and whether both are words."""
+) -> tuple[tuple[Tokens, Tokens], list[Path]]:
+    """Return the tokens of source and target, and their SentencePiece models, if there are any."""
     paths = _find_vocabularies(path)
     segmenters = [
         each if each.suffix == ".spm" else path.with_name(f"{side}.spm")
@@ -291,15 +288,7 @@ def _read_vocabulary(
         _tokens(vocabulary, len(embedding) - 1)
         for vocabulary, embedding in zip(paths, embeddings[::2], strict=True)
     )
-    if missing:
-        return (source, target), (word_model(source.pieces), word_model(target.pieces)), True
-    contents = [each.read_bytes() for each in segmenters]
-    tags = language_tags(source.pieces)
-    models = (
-        with_vocabulary(contents[0], source.pieces, tags=tags, origin=segmenters[0]),
-        with_vocabulary(contents[1], target.pieces, origin=segmenters[1]),
-    )
-    return (source, target), models, False
+    return (source, target), [] if missing else segmenters
 
 
 def _tokens(path: Path, size: int) -> Tokens:

@@ -1,8 +1,8 @@
 """Documents: paragraphs are split into sentences, and put together with their white space.
 
 The rules for sentences follow split-sentences.perl of Moses, with its lists of abbreviations. A
-line break always ends a sentence. In doubt, sentences stay together: a model translates two in one
-line better than half of one.
+line break always ends a sentence. In doubt, sentences stay together: a model translates two
+sentences in one line better than half a sentence.
 """
 
 import re

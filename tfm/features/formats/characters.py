@@ -8,7 +8,7 @@ from functools import cached_property
 from html.entities import html5
 from typing import Literal
 
-# Names of elements of HTML within sentences; others, and br, end one.
+# Names of elements of HTML within sentences; other elements, and br, end a sentence.
 INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|img|ins|kbd|map|mark|math|meter|"
     "output|progress|q|rb|rp|rt|ruby|s|samp|script|small|span|strike|strong|style|sub|sup|svg|time|"

@@ -135,7 +135,7 @@ class Formats(Step):
 
 
 def _sentences(block: Block, output: Output) -> Iterator[_Sentence]:
-    """Yield the translated parts of a block; an attribute without quotes is a single one."""
+    """Yield the translated parts of a block; an attribute without quotes is a single part."""
     if block.quote == "unquoted" and output.text.strip():
         yield _Sentence(block, 0, len(block.text), output.text, ())
         return

@@ -58,7 +58,7 @@ _BETWEEN = regex.compile(r"[!-/:-@\[-`{-~]{1,3}|(?<=[A-Za-z}])[x×]")
 def protected_spans(
     text: str, patterns: Sequence[str], *, name: str, programs: frozenset[str] = frozenset()
 ) -> list[Span]:
-    """Return the protected spans of a text, in order; adjacent ones become one.
+    """Return the protected spans of a text, in order; adjacent spans become one.
 
     Args:
         text: The text.

@@ -26,7 +26,7 @@ class SeenReport:
             takes for seen; None if it has no record}.
         seen: {"sources", "targets" or "pairs": {"exactly" or "nearly": number of lines}}. A line is
             counted once. Any reference counts as target, and a pair needs both sides.
-        num_clean: Number of lines of which neither side was seen.
+        num_clean: Number of lines with neither side seen.
         clean_scores: The scores of these lines, unless they are none or all.
     """
 
