@@ -14,6 +14,8 @@ from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoint_path, checkpoints
 from tfm.folders.saving import Saver, newest_intact_checkpoint, save_checkpoint
 
+FILES = {"bpe.model": b"subword"}
+
 
 def info(step):
     return new_info(step, keep_last=2, keep_best=0, average_last=1)
@@ -29,7 +31,7 @@ def state(value):
 
 
 def save(saver, step):
-    saver.save(info(step), model(step), state(step), {"bpe.model": b"subword"})
+    saver.save(info(step), model(step), state(step))
 
 
 def steps(run_dir):
@@ -77,7 +79,7 @@ def disk(monkeypatch):
 
 
 def test_a_checkpoint_is_complete_when_saving_is_finished(tmp_path, background):
-    saver = Saver(tmp_path, background=background)
+    saver = Saver(tmp_path, FILES, background=background)
     save(saver, 7)
     saver.finish()
     assert saver.saved_step == 7
@@ -107,7 +109,7 @@ def slow_disk(monkeypatch):
 
 
 def test_checkpoints_of_this_run_are_pruned_without_reading_them(tmp_path, monkeypatch):
-    saver = Saver(tmp_path)
+    saver = Saver(tmp_path, FILES)
     monkeypatch.setattr(saving, "ModelFolder", None)  # it reads the description
     for step in (1, 2, 3, 4):
         save(saver, step)
@@ -119,9 +121,9 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     tmp_path, slow_disk
 ):
     started, released = slow_disk
-    saver = Saver(tmp_path, background=True)
+    saver = Saver(tmp_path, FILES, background=True)
     weights, training_state = model(1), state(1)
-    saver.save(info(1), weights, training_state, {})
+    saver.save(info(1), weights, training_state)
     assert started.wait(timeout=30)
     with torch.no_grad():
         for tensor in (*weights.values(), *training_state["optimizer"]["state"][0].values()):
@@ -138,7 +140,7 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
 
 def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
     started, released = slow_disk
-    saver = Saver(tmp_path, background=True)
+    saver = Saver(tmp_path, FILES, background=True)
     save(saver, 1)
     assert started.wait(timeout=30)
     second = threading.Thread(target=save, args=(saver, 2))
@@ -156,7 +158,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, slow_disk):
 def test_a_full_disk_is_reported_once_and_saving_is_retried(
     tmp_path, background, disk, clock, capsys
 ):
-    saver = Saver(tmp_path, background=background)
+    saver = Saver(tmp_path, FILES, background=background)
     save(saver, 1_000)
     saver.wait()
     disk.error = errno.ENOSPC
@@ -186,7 +188,7 @@ def test_a_full_disk_is_reported_once_and_saving_is_retried(
 
 
 def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, background, disk):
-    saver = Saver(tmp_path, background=background)
+    saver = Saver(tmp_path, FILES, background=background)
     disk.error = errno.ENOSPC
     save(saver, 3)
     with pytest.raises(CheckpointError, match="is not saved yet: disk full; free space"):
@@ -194,10 +196,10 @@ def test_a_run_whose_last_save_failed_ends_with_an_error(tmp_path, background, d
 
 
 def test_a_bug_while_saving_is_raised(tmp_path, background):
-    saver = Saver(tmp_path, background=background)
+    saver = Saver(tmp_path, FILES, background=background)
 
     def save_invalid_weights():
-        saver.save(info(1), {"a": "not a tensor"}, {}, {})
+        saver.save(info(1), {"a": "not a tensor"}, {})
         saver.wait()
 
     with pytest.raises(AttributeError):
@@ -212,7 +214,7 @@ def test_training_continues_if_old_checkpoints_cannot_be_removed(tmp_path, monke
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(saving, "prune_checkpoints", fail)
-    saver = Saver(tmp_path)
+    saver = Saver(tmp_path, FILES)
     for step in (1, 2, 3):
         save(saver, step)
     saver.finish()
@@ -241,7 +243,7 @@ def watch(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 def train(*steps):
-    saver = Saver(run_dir, background=True)
+    saver = Saver(run_dir, test_saving.FILES, background=True)
     for step in steps:
         test_saving.save(saver, step)
     saver.finish()

@@ -66,12 +66,19 @@ class Saver:
     In the background, `save` copies weights and state into CPU memory that it reuses, and a thread
     writes the copies. A save waits for the end of the save before.
 
+    Args:
+        run_dir: The run folder.
+        subword_files: The subword models of all checkpoints, by file name.
+        background: Whether to write in the background.
+
     Attributes:
         saved_step: Step of the newest checkpoint on disk; None if there is none.
     """
 
-    def __init__(self, run_dir: Path, *, background: bool = False) -> None:
-        self._run_dir = run_dir
+    def __init__(
+        self, run_dir: Path, subword_files: Mapping[str, bytes], *, background: bool = False
+    ) -> None:
+        self._run_dir, self._subword_files = run_dir, subword_files
         self._writer = ThreadPoolExecutor(1, "saving") if background else None
         self._copies = _Copies()
         self._writing: Future[None] | None = None
@@ -97,23 +104,18 @@ class Saver:
         return self._reason is not None and time.monotonic() - self._failed_at >= _RETRY_SECONDS
 
     def save(
-        self,
-        info: ModelInfo,
-        weights: Mapping[str, Tensor],
-        training_state: Mapping[str, Any],
-        subword_files: Mapping[str, bytes],
+        self, info: ModelInfo, weights: Mapping[str, Tensor], state: Mapping[str, Any]
     ) -> None:
         """Write a checkpoint of the info's step, or start to write it in the background.
 
         The weights have any shape. See `save_checkpoint` for the arguments.
         """
         if self._writer is None:
-            self._write(info, weights, training_state, subword_files)
+            self._write(info, weights, state)
         else:
             self.wait()
-            weights, training_state = self._copies.copy((weights, training_state))
             self._writing = self._writer.submit(
-                self._write, info, weights, training_state, subword_files
+                self._write, info, *self._copies.copy((weights, state))
             )
 
     def finish(self) -> None:
@@ -127,20 +129,12 @@ class Saver:
             )
 
     def _write(
-        self,
-        info: ModelInfo,
-        weights: Mapping[str, Tensor],
-        training_state: Mapping[str, Any],
-        subword_files: Mapping[str, bytes],
+        self, info: ModelInfo, weights: Mapping[str, Tensor], state: Mapping[str, Any]
     ) -> None:
         path = checkpoint_path(self._run_dir, info.step)
         try:
             save_checkpoint(
-                path,
-                info,
-                weights,
-                subword_files=subword_files,
-                training_state=training_state,
+                path, info, weights, subword_files=self._subword_files, training_state=state
             )
         except OSError as error:
             self._record_failure(info.step, error)

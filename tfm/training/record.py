@@ -25,7 +25,8 @@ class Checkpoints(Saver):
     """Saves the checkpoints of a run; all processes call these methods together."""
 
     def __init__(self, run_dir: Path, data: TrainingData, trainer: Trainer, group: Group) -> None:
-        super().__init__(run_dir, background=data.info.run.training.background_saving)
+        background = data.info.run.training.background_saving
+        super().__init__(run_dir, data.model_files, background=background)
         self._data, self._trainer, self._group = data, trainer, group
 
     def save_run(self, metrics: dict[str, float], state: Mapping[str, Any]) -> None:
@@ -39,7 +40,7 @@ class Checkpoints(Saver):
         info = replace(self._data.info, step=self._trainer.position.step, metrics=metrics)
         self._group.heartbeat("writing a checkpoint")
         state = {"trainer": trainer, "dataset": self._data.checksum, **state}
-        self.save(info, weights, state, self._data.model_files)
+        self.save(info, weights, state)
 
     def check_ranks(self) -> None:
         """Raise UnequalRanksError if the weights of the ranks differ."""
