@@ -287,7 +287,7 @@ def run_table3(table3, tmp_path, monkeypatch, capsys):
 
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(table3.subprocess, "run", train)
-        options = ["--jobs", str(jobs), "--results", str(tmp_path / "results.json")]
+        options = ["--jobs", str(jobs)]
         monkeypatch.setattr(sys, "argv", ["table3.py", *arguments, *options])
         table3.main()
         header, _, *lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
@@ -311,7 +311,8 @@ def test_the_table_of_scaled_rows_compares_their_differences_with_the_paper(run_
         *("34.50", "+1.00", "-0.40", "no, within noise"),
     ]
     assert rows["base-seed2"][5:7] == ["", ""]
-    assert (tmp_path / "results.svg").read_text(encoding="utf-8").count("c-dff1024") == 1
+    picture = tmp_path / "runs" / "data-table3" / "results.svg"
+    assert picture.read_text(encoding="utf-8").count("c-dff1024") == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -321,7 +322,14 @@ def test_rows_with_results_are_not_trained_again(run_table3, jobs):
     rows, trained = run_table3(figures, "data", "base", "a-h1", jobs=jobs)
     assert trained == ["a-h1"]
     assert list(rows) == ["base", "a-h1"]
-    assert run_table3(figures)[0] == rows  # without a dataset, only the table
+    assert run_table3(figures, "other", "base", jobs=jobs)[1] == ["base"]
+    assert run_table3(figures, "data", "base", "--fresh", jobs=jobs)[1] == ["base"]
+
+
+def test_the_table_without_a_dataset_is_that_of_multi30k(run_table3):
+    rows, trained = run_table3({})
+    assert len(rows) == 22
+    assert not trained
 
 
 def test_bleu_over_minutes_is_measured_until_each_training_ends(tmp_path, monkeypatch, capsys):

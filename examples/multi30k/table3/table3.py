@@ -3,8 +3,9 @@
     tfm prepare multi30k-en-de --vocab-size 4000
     python examples/multi30k/table3/table3.py data/multi30k-en-de --jobs 2
 
-Results of rows that have ended are in results.json beside this script; these rows are not trained
-again. Interrupted ones are resumed. Without DATA, only the table is made.
+Rows that have ended are not trained again, interrupted ones are resumed. Runs and results.json are
+in runs/NAME-table3, for the folder NAME of the dataset. Without DATA, the table is that of the
+results.json beside this script.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +28,6 @@ from tfm.plotting import Figure, drawing
 
 HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "wmt14" / "README.md"
-RUNS = Path("runs/multi30k-table3")
 
 # By the name of the row's file for WMT14: the change to base, scaled from 6 layers, d_model 512,
 # d_ff 2048, 8 heads and dropout 0.1 to 4 layers, 128, 256, 4 and 0.2.
@@ -66,31 +68,39 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?", help="dataset folder")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS | SEEDS))
     parser.add_argument("--jobs", type=int, default=1, help="rows to train at the same time")
-    parser.add_argument("--results", type=Path, default=HERE / "results.json")
+    parser.add_argument("--fresh", action="store_true", help="train rows again that have ended")
     arguments = parser.parse_args()
     if unknown := set(arguments.rows) - set(ROWS | SEEDS):
         parser.error(f"unknown rows: {' '.join(sorted(unknown))}")
-    results = read_results(arguments.results)
-    if arguments.data is not None:
-        wanted = arguments.rows or [*SEEDS, *ROWS]
-        missing = [name for name in wanted if name not in results]
-        train(missing, arguments.data, arguments.jobs, arguments.results)
-        results = read_results(arguments.results)
+    data = arguments.data
+    folder = HERE if data is None else Path("runs") / f"{data.resolve().name}-table3"
+    path = folder / "results.json"
+    if data is not None:
+        wanted, ended = arguments.rows or [*SEEDS, *ROWS], read_results(path)
+        missing = [name for name in wanted if arguments.fresh or name not in ended]
+        again = "" if missing else "; --fresh trains them again"
+        print(f"{len(missing)} rows to train, {len(ended)} in {path}{again}", file=sys.stderr)
+        if arguments.fresh:
+            for name in missing:
+                shutil.rmtree(folder / name, ignore_errors=True)
+        train(missing, data, arguments.jobs, folder)
+    results = read_results(path)
     print(HEADER, *table_lines(results), sep="\n")
-    if "base" in results:
-        draw(results, arguments.results.with_suffix(".svg"))
+    if data is not None and "base" in results:
+        draw(results, path.with_suffix(".svg"))
 
 
-def train(names: list[str], data: Path, jobs: int, results: Path) -> None:
+def train(names: list[str], data: Path, jobs: int, folder: Path) -> None:
     """Train rows, some at a time, and add the figures of each to the results when it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = folder / "results.json"
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
 
     def run(name: str) -> int:
-        RUNS.mkdir(parents=True, exist_ok=True)
         flags = ["--config", str(HERE / "base.toml"), "--threads", str(threads)]
         flags += (ROWS | SEEDS)[name].split()
-        command = ["tfm", "train", str(data), "--run", str(RUNS / name), *flags]
-        with (RUNS / f"{name}.log").open("a") as log:
+        command = ["tfm", "train", str(data), "--run", str(folder / name), *flags]
+        with (folder / f"{name}.log").open("a") as log:
             return subprocess.run(command, stderr=log if jobs > 1 else None, check=False).returncode
 
     pool = ThreadPoolExecutor(jobs)
@@ -98,7 +108,7 @@ def train(names: list[str], data: Path, jobs: int, results: Path) -> None:
         for name, code in zip(names, pool.map(run, names), strict=True):
             if code:
                 raise SystemExit(code)
-            known = read_results(results) | {name: figures_of(RUNS / name)}
+            known = read_results(results) | {name: figures_of(folder / name)}
             partial = results.with_suffix(".partial")
             partial.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
             partial.replace(results)
