@@ -112,6 +112,25 @@ def test_pairs_with_a_score_of_at_least_the_minimum_are_kept(scores, minimum):
     assert counts.dropped["low_score"] == len(scores) - counts.kept
 
 
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        ("Tom &amp; Jerry&#39;s &quot;fun&#x22;", 'Tom & Jerry\'s "fun"'),
+        ("R&amp;amp;D, &amp;amp;lt; &amp;#39;", "R&D, < '"),
+        ("caf&eacute;&nbsp;na&iuml;ve&#10;&shy;two &#128; &hellip;", "café naïve two € …"),
+        ("a&copy=1&lt b && c; &;", "a&copy=1&lt b && c; &;"),
+        ("&unknown; &#0; &#xD800; &#x110000; &#1;", "&unknown; &#0; &#xD800; &#x110000; &#1;"),
+    ],
+)
+def test_entities_are_decoded_and_counted_if_asked_for(text, decoded):
+    pairs = [(text.encode(), b"one")]
+    kept, counts = clean(pairs, decode_entities=True, max_length_ratio=0)
+    assert kept == [(decoded.encode(), b"one")]
+    assert counts.entities == (text != decoded)
+    kept, counts = clean(pairs, max_length_ratio=0)
+    assert (kept, counts.entities) == (pairs, 0)
+
+
 def test_examples_are_some_of_the_pairs_that_a_rule_dropped_without_favorites():
     pairs = [(b"copy %d" % number,) * 2 for number in range(1_000)]
     _, counts = clean([*pairs, (b"one", b"eins"), (b"\xff" * 5_000, b"a\tb\r" * 5_000)])

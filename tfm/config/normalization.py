@@ -25,7 +25,7 @@ WINDOWS_1252 = {
     if (char := bytes([byte]).decode("cp1252", errors="ignore"))
 }
 _DECODED = str.maketrans(WINDOWS_1252)
-_BREAKS = re.compile("[\t-\r\x1c-\x1f\x85\u2028\u2029]")  # would end a line or a column
+BREAKS = re.compile("[\t-\r\x1c-\x1f\x85\u2028\u2029]")  # would end a line or a column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ LATEST_NORMALIZATION = Normalization()
 
 
 def _without_controls(text: str) -> str:
-    return text if text.isprintable() else re.sub(f"[{_CONTROLS}]", "", _BREAKS.sub(" ", text))
+    return text if text.isprintable() else re.sub(f"[{_CONTROLS}]", "", BREAKS.sub(" ", text))
 
 
 def is_combining(character: str) -> bool:

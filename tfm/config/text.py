@@ -47,6 +47,10 @@ class CleaningConfig(Settings, section="cleaning"):
     normalize_unicode: bool = setting(
         True, "Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate."
     )
+    decode_entities: bool = setting(
+        False,
+        "Decode HTML entities, such as &amp; to & and &#39; to ', and &amp;quot; to a quote.",
+    )
     drop_empty: bool = setting(True, "Drop pairs with an empty side.")
     max_characters: int = setting(
         1_000,

@@ -272,7 +272,8 @@ def summary(counts: PairCounts, unit: str = "pairs") -> str:
     dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
     num_decoded = counts.windows_1252
     decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}" if num_decoded else ""
-    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}"
+    entities = f"; entities decoded in {counts.entities:,}" if counts.entities else ""
+    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}{entities}"
 
 
 def report_training_text(sources: TextSources, text: Text, name: str, counts: PairCounts) -> None:

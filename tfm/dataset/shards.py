@@ -29,6 +29,7 @@ class TrainingText:
         read: Number of pairs in its files.
         normalized: Number of pairs whose text was changed.
         windows_1252: Number of them in which characters were decoded.
+        entities: Number of them in which HTML entities were decoded.
         dropped: {rule: number of pairs that it dropped}.
         in_held_out: Number of pairs that are also in the validation or test text.
         length_ratio: The usual ratio of the lengths of its sides, if it was measured.
@@ -42,6 +43,7 @@ class TrainingText:
     read: int
     normalized: int = 0
     windows_1252: int = 0
+    entities: int = 0
     dropped: Mapping[str, int]
     in_held_out: int = 0
     length_ratio: float | None = None
@@ -51,7 +53,7 @@ class TrainingText:
 
     def plus(self, other: "TrainingText") -> "TrainingText":
         """Return the text with the counts of other pairs of it."""
-        added = ("kept", "read", "normalized", "windows_1252", "in_held_out")
+        added = ("kept", "read", "normalized", "windows_1252", "entities", "in_held_out")
         sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in added}
         dropped = Counter(self.dropped)
         dropped.update(other.dropped)

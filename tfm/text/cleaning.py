@@ -1,7 +1,9 @@
 """Clean training text by rules, count the pairs that each rule drops, and find swapped sides."""
 
 import hashlib
+import html
 import math
+import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
+from tfm.config.normalization import BREAKS
 from tfm.text.lines import BytesPair, UnusableLine, in_chunks
 from tfm.text.pair_checks import Check, is_mojibake
 from tfm.text.seen import SeenText
@@ -40,6 +43,8 @@ RULES = {
 # Returns a score for each pair, higher for better ones.
 Score = Callable[[Sequence[BytesPair]], Sequence[float]]
 
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+_MAX_ESCAPES = 3
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
 _MAX_HASHES_IN_MEMORY = 1 << 22
@@ -56,15 +61,17 @@ Hashes = npt.NDArray[np.uint64]
 class PairCounts:
     """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
 
-    `normalized` counts the pairs whose text was changed, and `windows_1252` the pairs among them in
-    which characters were decoded. `in_held_out` counts the training pairs that are also in the
-    validation or test text. `examples` are some of the pairs that each rule dropped, cut if they
-    are long. `length_ratio` is that of the text, if it was measured.
+    `normalized` counts the pairs whose text was changed, `windows_1252` the pairs among them in
+    which characters were decoded, and `entities` those in which HTML entities were. `in_held_out`
+    counts the training pairs that are also in the validation or test text. `examples` are some of
+    the pairs that each rule dropped, cut if they are long. `length_ratio` is that of the text, if
+    it was measured.
     """
 
     read: int = 0
     normalized: int = 0
     windows_1252: int = 0
+    entities: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
     kept: int = 0
     in_held_out: int = 0
@@ -85,7 +92,7 @@ class PairCounts:
 
     def record(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
-        names = ("read", "normalized", "windows_1252", "dropped", "kept", "in_held_out")
+        names = ("read", "normalized", "windows_1252", "entities", "dropped", "kept", "in_held_out")
         record = {name: getattr(self, name) for name in names}
         return record if self.length_ratio is None else record | {"length_ratio": self.length_ratio}
 
@@ -94,6 +101,7 @@ class PairCounts:
         self.read += other.read
         self.normalized += other.normalized
         self.windows_1252 += other.windows_1252
+        self.entities += other.entities
         self.kept += other.kept
         self.in_held_out += other.in_held_out
         for rule, count in other.dropped.items():
@@ -115,7 +123,7 @@ class Cleaner:
     0. columns, huge_line: A side is an `UnusableLine`.
     1. mojibake: A side was decoded from the wrong encoding; see `is_mojibake`.
     2. not_utf8: A side is not UTF-8.
-    3. The normalization drops no pair, but changes the text that the next rules see.
+    3. Decoding of entities and the normalization change the text that the next rules see.
     4. empty: A side has no text.
     5. too_long: A side has more than `max_characters`.
     6. copy: Both sides are the same.
@@ -230,12 +238,14 @@ def passing(
             counts.drop("mojibake", pair)
             continue
         try:
-            before = pair[0].decode(), pair[1].decode()
+            before = [pair[0].decode(), pair[1].decode()]
         except UnicodeDecodeError:
             counts.drop("not_utf8", pair)
             continue
-        source, target = map(normalization.normalize, before)
-        if (source, target) != before:
+        texts = [*map(decode_entities, before)] if config.decode_entities else before
+        counts.entities += texts != before
+        source, target = map(normalization.normalize, texts)
+        if [source, target] != before:
             counts.normalized += 1
             counts.windows_1252 += any(map(normalization.finds_windows_1252, before))
             pair = source.encode(), target.encode()
@@ -246,6 +256,22 @@ def passing(
             yield pair
         else:
             counts.drop(rule, pair)
+
+
+def decode_entities(text: str) -> str:
+    """Return a text with HTML entities as characters, also if their & is an entity itself."""
+    for _ in range(_MAX_ESCAPES):
+        decoded = _ENTITY.sub(_decoded, text) if "&" in text else text
+        if decoded == text:
+            break
+        text = decoded
+    return text
+
+
+def _decoded(entity: re.Match[str]) -> str:
+    """Return the character of an entity; entities of no character stay as they are."""
+    decoded = html.unescape(entity[0])
+    return BREAKS.sub(" ", decoded) if decoded.strip("\ufffd") else entity[0]
 
 
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:

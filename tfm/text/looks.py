@@ -98,7 +98,14 @@ SIGNS = (
     ),
     _JSON_SIGN,
     _JSON_SIGN._replace(pattern=_JSON_STRING, share=1, least=10),
-    Sign("have markup", _MARKUP, 0.1, "remove it, or give tfm generate --format html or xml", '="'),
+    Sign(
+        "have markup",
+        _MARKUP,
+        0.1,
+        "remove it (&amp; and the like with tfm prepare --decode-entities), or give tfm generate "
+        "--format html or xml",
+        '="',
+    ),
     Sign(
         "have a tab, as a table has",
         re.compile(r"(\S{1,40}) ?\t"),

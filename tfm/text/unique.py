@@ -1,0 +1,103 @@
+"""Choosing pairs by their sides: one of those that share a side, and pairs to hold out."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.errors import DataError
+from tfm.text.line_hashes import Hashes, hash_lines
+from tfm.text.lines import BytesPair
+
+Sides = Literal["source", "target", "both"]
+Flags = npt.NDArray[np.bool_]
+
+_SIDES: dict[Sides, Sequence[int]] = {"source": (0,), "target": (1,), "both": (0, 1)}
+_SPARE = 4  # times as many candidates as pairs to hold out, because some share a side
+
+
+class UniqueSides:
+    """Chooses one of the pairs that share a side: the best by their scores, else the first.
+
+    A pair that shares its source with a better one, and its target with another, is chosen only if
+    none of these is. All pairs have to be added and chosen before one is looked up. This takes 20
+    bytes of memory a pair, or 28 for both sides.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = _SIDES[sides]
+        self._hashes: list[list[Hashes]] = [[], *([] for _ in self._sides)]  # of pairs and sides
+        self._scores: list[npt.NDArray[np.float32]] = []
+        self._known, self._is_chosen = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # by hash
+        self.is_open = True  # pairs are still added
+
+    def add(self, pairs: Sequence[BytesPair], tag: str | None, scores: Sequence[float]) -> None:
+        """Add different pairs and their scores; sources with other tags are other sources."""
+        sides = ([pair[side : side + 1] for pair in pairs] for side in self._sides)
+        for column, texts in zip(self._hashes, (pairs, *sides), strict=True):
+            column.append(_hashes(texts, tag))
+        self._scores.append(np.array(scores, dtype=np.float32))
+
+    def choose(self) -> None:
+        """Choose among the pairs that were added."""
+        pairs, *sides = map(np.concatenate, self._hashes)
+        is_chosen = np.zeros(len(pairs), dtype=np.bool_)
+        left = np.argsort(-np.concatenate(self._scores), kind="stable")
+        while len(left):
+            is_best = np.ones(len(left), dtype=np.bool_)
+            for hashes in sides:
+                _, firsts = np.unique(hashes[left], return_index=True)
+                is_best &= np.isin(np.arange(len(left)), firsts, assume_unique=True)
+            is_chosen[left[is_best]] = True
+            is_taken = np.any([np.isin(h[left], h[left[is_best]]) for h in sides], axis=0)
+            left = left[~is_taken]
+        order = np.argsort(pairs)
+        self._known = np.append(pairs[order], ~np.uint64(0))  # so that every place exists
+        self._is_chosen = np.append(is_chosen[order], [False])
+        self.is_open, self._hashes, self._scores = False, [], []
+
+    def look_up(self, pairs: Sequence[BytesPair], tag: str | None) -> tuple[Flags, Flags]:
+        """Return [N] which pairs were added, and [N] which of them were chosen."""
+        hashes = _hashes(pairs, tag)
+        places = np.searchsorted(self._known, hashes)
+        return self._known[places] == hashes, self._is_chosen[places]
+
+
+def _hashes(texts: Iterable[Sequence[bytes]], tag: str | None) -> Hashes:
+    start, blake2b = f"{tag}\n".encode(), hashlib.blake2b
+    digests = (blake2b(start + b"\n".join(text), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def choose_held_out(pairs: Iterable[BytesPair], number: int, seed: int) -> list[BytesPair]:
+    """Return a number of random pairs in their order, no two of which share a side.
+
+    Each source is equally probable, however often it occurs. Sides that differ in case, spaces or
+    punctuation only are the same, and sides without words are left out.
+    """
+    salt, most = seed.to_bytes(8, "little"), _SPARE * number
+    found: dict[bytes, tuple[int, BytesPair]] = {}  # by hashes, the least of which count
+    limit = b"\xff" * 8
+    for place, pair in enumerate(pairs):
+        digest = hashlib.blake2b(pair[0], digest_size=8, salt=salt).digest()
+        if digest <= limit and digest not in found:
+            found[digest] = place, pair
+            if len(found) == 2 * most:
+                found = dict(sorted(found.items())[:most])
+                limit = max(found)
+    candidates = [found[digest] for digest in sorted(found)][:most]
+    seen: set[int] = {0}  # the hash of a line without words
+    chosen: list[tuple[int, BytesPair]] = []
+    columns = (hash_lines([pair[side] for _, pair in candidates])[0].tolist() for side in (0, 1))
+    for candidate, *hashes in zip(candidates, *columns, strict=True):
+        if len(chosen) < number and seen.isdisjoint(hashes):
+            seen.update(hashes)
+            chosen.append(candidate)
+    if len(chosen) < number:
+        raise DataError(
+            f"only {len(chosen):,} of {len(candidates):,} random training pairs share no side with "
+            f"another one, but {number:,} are needed: choose fewer with --hold-out"
+        )
+    return [pair for _, pair in sorted(chosen)]
