@@ -50,6 +50,7 @@ def prepare(
     force: bool | None = ...,
     normalize_space: bool | None = ...,
     normalize_unicode: bool | None = ...,
+    decode_entities: bool | None = ...,
     drop_empty: bool | None = ...,
     max_characters: int | None = ...,
     max_length_ratio: float | None = ...,
@@ -65,7 +66,11 @@ def prepare(
     protect: Iterable[StrPath] | None = ...,
     shard_pairs: int | None = ...,
     score_model: StrPath | None = ...,
+    scores: StrPath | None = ...,
     min_score: float | None = ...,
+    unique_sides: Literal['source', 'target', 'both'] | None = ...,
+    hold_out: int | None = ...,
+    hold_out_seed: int | None = ...,
     vocab_size: int | None = ...,
     model_type: Literal['bpe', 'unigram'] | None = ...,
     separate: bool | None = ...,
@@ -119,6 +124,7 @@ def prepare(
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
         normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
+        decode_entities: Decode HTML entities, such as &amp; to & and &#39; to ', and &amp;quot; to a quote.
         drop_empty: Drop pairs with an empty side.
         max_characters: Drop pairs with a side of more than N characters; 0 keeps all.
         max_length_ratio: Drop pairs with a side over X times as long as usual in the text; 0 keeps all.
@@ -133,8 +139,12 @@ def prepare(
         max_punctuation_deviations: Drop pairs whose punctuation ratio is over X deviations from its mean; 0 keeps all.
         protect: Drop pairs with a side that is in this test set or file, exactly or nearly; repeatable.
         shard_pairs: Write the training text in shards, each with what is kept of N consecutive pairs.
-        score_model: Model or run folder that scores pairs for min_score; relative to the current folder.
-        min_score: Drop pairs with a mean log probability per target token below X, such as -5, in nats.
+        score_model: Model or run that scores pairs by the mean log probability of target tokens in nats.
+        scores: File with a number per pair of the training text, in its order, higher for better pairs.
+        min_score: Drop pairs with a score below X, such as -5 by a model, or 0.5 in a file.
+        unique_sides: Of pairs with the same source, target or either, keep the best by scores or the first.
+        hold_out: Hold out N training pairs as validation text, and N as test text, where none is given.
+        hold_out_seed: Choose other pairs to hold out with another number.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
         model_type: Subword algorithm.
         separate: Learn one vocabulary per language instead of a joint one.

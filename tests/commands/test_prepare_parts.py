@@ -23,10 +23,10 @@ from tfm.dataset.shards import Share
 from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DataError, UsageError
-from tfm.text import cleaning
-from tfm.text.cleaning import SeenHashes
+from tfm.text import hashes as text_hashes
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import TextFiles
+from tfm.text.hashes import SeenHashes
 from tfm.vocabulary.subword import Vocabulary
 
 PARTS = {"cleaning": {"shard_pairs": 100}}
@@ -341,8 +341,8 @@ def test_a_share_is_a_number_of_a_number(text):
 
 
 def test_hashes_in_files_are_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(cleaning, "_MAX_HASHES_IN_MEMORY", 50)
-    monkeypatch.setattr(cleaning, "_HASHES_AT_ONCE", 16)
+    monkeypatch.setattr(text_hashes, "_MAX_HASHES_IN_MEMORY", 50)
+    monkeypatch.setattr(text_hashes, "_HASHES_AT_ONCE", 16)
     random = np.random.default_rng(1)
     seen, known = SeenHashes(tmp_path), set()
     for size in random.integers(0, 60, size=80):

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
-from tfm.text import cleaning, lines
-from tfm.text.cleaning import Cleaner, PairCounts, SeenHashes
+from tfm.text import cleaning, hashes, lines
+from tfm.text.cleaning import Cleaner, PairCounts
+from tfm.text.hashes import SeenHashes
 from tfm.text.pair_checks import ratio_checks
 
 KEEP_ALL = {
@@ -104,7 +105,7 @@ def test_pairs_with_a_score_of_at_least_the_minimum_are_kept(scores, minimum):
     counts = PairCounts()
     config = CleaningConfig(score_model="a", min_score=minimum, **KEEP_ALL)
     kept = Cleaner(config).clean(
-        pairs, counts, score=lambda chunk: [float(target) for _, target in chunk]
+        pairs, counts, score=lambda chunk, _: [float(target) for _, target in chunk]
     )
     assert list(kept) == [
         pair for pair, score in zip(pairs, scores, strict=True) if score >= minimum
@@ -163,8 +164,8 @@ def test_counts_add_up_and_kept_pairs_are_ordered_and_distinct(pairs, chunk_byte
 def test_seen_hashes_reports_first_occurrences_as_a_set_would(batches, num_in_memory):
     seen, reference = SeenHashes(), set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaning, "_MAX_HASHES_IN_MEMORY", num_in_memory)
-        patch.setattr(cleaning, "_HASHES_AT_ONCE", 3)
+        patch.setattr(hashes, "_MAX_HASHES_IN_MEMORY", num_in_memory)
+        patch.setattr(hashes, "_HASHES_AT_ONCE", 3)
         for batch in batches:
             expected = [v not in reference and v not in batch[:i] for i, v in enumerate(batch)]
             assert seen.add(np.array(batch, dtype=np.uint64)).tolist() == expected

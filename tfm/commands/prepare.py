@@ -211,8 +211,11 @@ def prepare_recipe(
             is_new = text_writer.update_text(manifest, text)
             if is_new or text_only:
                 manifest.save()
-            if not recipe.valid:
-                say("warning: there is no validation text, so training cannot tell when to stop")
+            if "valid" not in manifest.splits():
+                say(
+                    "warning: there is no validation text, so training cannot tell when to stop: "
+                    "give --valid, or take it from the training text with --hold-out 2000"
+                )
             if not text_only:  # refused before the manifest is saved, if runs need the older ones
                 subword_models.update(manifest, subword, force=force)
                 token_ids.update(manifest, binarization, origins, force=force)
@@ -246,6 +249,8 @@ def append_text(
         manifest = Manifest.load(out_dir)
         rules, kept = manifest.normalization, manifest.settings("binarize")
         before = (manifest.inputs("clean") or {}).get("cleaning", {})
+        if before.get("scores"):  # which are of the text before
+            before = {**before, "scores": None, "min_score": None}
         table = {"normalize_unicode": rules.unicode, **before, **given["cleaning"]}
         cleaning = settings_from(CleaningConfig, table)
         checks.check_appended(recipe, manifest, cleaning, overrides)

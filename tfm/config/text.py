@@ -9,6 +9,7 @@ from tfm.config.normalization import Normalization
 from tfm.config.schema import (
     MAX_COUNT,
     MAX_LENGTH,
+    MAX_SEED,
     MAX_THREADS,
     Problem,
     Settings,
@@ -105,14 +106,37 @@ class CleaningConfig(Settings, section="cleaning"):
     )
     score_model: str | None = setting(
         None,
-        "Model or run folder that scores pairs for min_score; relative to the current folder.",
-        needs=("min_score",),
+        "Model or run that scores pairs by the mean log probability of target tokens in nats.",
+        needs=("min_score", "unique_sides"),
+    )
+    scores: str | None = setting(
+        None,
+        "File with a number per pair of the training text, in its order, higher for better pairs.",
+        metavar="FILE",
+        needs=("min_score", "unique_sides"),
+        excludes=("score_model",),
     )
     min_score: float | None = setting(
         None,
-        "Drop pairs with a mean log probability per target token below X, such as -5, in nats.",
-        limits=(-1000, 0),
-        needs=("score_model",),
+        "Drop pairs with a score below X, such as -5 by a model, or 0.5 in a file.",
+        limits=(-1000, 1000),
+        needs=("score_model", "scores"),
+    )
+    unique_sides: Literal["source", "target", "both"] | None = setting(
+        None,
+        "Of pairs with the same source, target or either, keep the best by scores or the first.",
+    )
+    hold_out: int = setting(
+        0,
+        "Hold out N training pairs as validation text, and N as test text, where none is given.",
+        limits=(0, MAX_COUNT),
+        common=True,
+    )
+    hold_out_seed: int = setting(
+        1,
+        "Choose other pairs to hold out with another number.",
+        limits=(0, MAX_SEED),
+        needs=("hold_out",),
     )
 
     @property

@@ -1,10 +1,9 @@
 """The texts of a recipe as they are read for a dataset: checked, and training text cleaned."""
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -15,11 +14,9 @@ from tfm.dataset.draft import FinishedShard, Piece
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.shards import by_text
 from tfm.dataset.test_sets import read_protected
-from tfm.disk.files import write_text
-from tfm.errors import DataError
-from tfm.reporting import say
+from tfm.errors import DataError, UsageError
+from tfm.reporting import Progress, say
 from tfm.text.cleaning import (
-    RULES,
     Cleaner,
     HeldOutPairs,
     PairCounts,
@@ -30,20 +27,17 @@ from tfm.text.cleaning import (
 )
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Split, Text, TextFiles, TreeFile, text_name
-from tfm.text.lines import BytesPair, in_chunks, read_every_line
+from tfm.text.lines import BytesPair, in_chunks, read_pairs
 from tfm.text.looks import FIRST_LINES, look
 from tfm.text.pair_checks import Check, are_swapped, deviation_checks, pair_checks, ratio_checks
 from tfm.text.sample import check_alignment, length_ratio, sample_windows
+from tfm.text.seen import SeenText
 from tfm.text.sources import Downloads, TextSources
+from tfm.text.unique import FileScores, UniqueSides, choose_held_out
 
-DROPPED = "dropped.txt"  # examples of dropped pairs
+HELD_OUT: tuple[Split, ...] = ("test", "valid")
 
 NumberedPair = tuple[int, BytesPair]  # after the number of its text, from 0 on
-
-# Rules that drop a higher rate of the pairs of a text, and more than some pairs, are warned of.
-_MAX_DROPPED_RATE, _MAX_DROPPED = 0.03, 10
-# A higher rate of lines that are not UTF-8 means another encoding, not damage.
-_MAX_INVALID_RATE = 0.01
 
 
 def cleaning_of(text: Text, cleaning: CleaningConfig) -> CleaningConfig:
@@ -105,7 +99,15 @@ class CleanText:
         self.names = [
             f"{number} {text_name(text)}" for number, text in enumerate(recipe.train, first)
         ]
-        self.protected = read_protected(cleaning.protect, manifest.languages, self.downloads)
+        self._protect = read_protected(cleaning.protect, manifest.languages, self.downloads)
+        self.file_scores = None if cleaning.scores is None else FileScores(Path(cleaning.scores))
+        self._manifest, self._is_added = manifest, first > 1
+        if cleaning.hold_out and (recipe.task == "parsing" or recipe.tags()):
+            raise UsageError("--hold-out is for text without trees and tags: leave it out")
+        if cleaning.hold_out and recipe.valid and recipe.test:
+            raise UsageError(
+                "--hold-out has no effect beside validation and test text: leave it out"
+            )
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -125,16 +127,62 @@ class CleanText:
             inputs["score_models"] = {
                 path: checksum for path, (checksum, _) in self.scorers.items()
             }
-        if self.protected is None:
-            del inputs["cleaning"]["protect"]
+        if self._protect:
+            inputs["protected"] = hashlib.sha256(b"\n".join(self._protect)).hexdigest()
         else:
-            inputs["protected"] = hashlib.sha256(self.protected.bits.tobytes()).hexdigest()
+            del inputs["cleaning"]["protect"]
+        if self.file_scores is not None:
+            inputs["scores"] = self.file_scores.checksum
         return inputs
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether what is kept of the training text depends on all of it."""
+        return bool(self.scorers or self.cleaning.scores or self.cleaning.unique_sides)
+
+    @cached_property
+    def taken(self) -> dict[Split, list[BytesPair]]:
+        """The pairs of the training text that are validation or test text, by their split.
+
+        If text is added to a dataset, these are the pairs that the dataset has.
+        """
+        if not self.cleaning.hold_out:
+            return {}
+        if self._is_added:
+            given = [split for split in HELD_OUT if split in self._manifest.splits()]
+            paths = {split: self._manifest.text_paths(split) for split in given}
+            return {split: [*read_pairs(*paths[split], strict=True)] for split in given}
+        splits: list[Split] = [split for split in HELD_OUT if not self.recipe.texts(split)]
+        pairs = chain.from_iterable(map(self._plain_pairs, self.recipe.train))
+        number = len(splits) * self.cleaning.hold_out
+        chosen = choose_held_out(pairs, number, self.cleaning.hold_out_seed)
+        return {split: chosen[place :: len(splits)] for place, split in enumerate(splits)}
+
+    def _plain_pairs(self, text: Text) -> Iterator[BytesPair]:
+        """Yield the pairs of a training text that break no rule about single pairs."""
+        config = cleaning_of(text, self.cleaning)
+        checks = pair_checks(config, self.recipe.source, self.recipe.target)
+        pairs = self.sources.pairs(text, "train")
+        checks = [*ratio_checks(config, None), *checks]
+        return passing(pairs, PairCounts(), config, self.normalization, checks)
+
+    @cached_property
+    def protected(self) -> SeenText | None:
+        """The record of lines that training text must not have."""
+        taken = chain.from_iterable(chain.from_iterable(self.taken.values()))
+        lines = [*self._protect, *taken]
+        return SeenText.of_lines(lines) if lines else None
 
     def cleaner(self, folder: Path) -> Cleaner:
         """Return a cleaner of the training text that finds duplicates, with files in a folder."""
-        rules = self.cleaning, self.normalization
-        return Cleaner(*rules, scratch_dir=folder, protected=self.protected)
+        sides = self.cleaning.unique_sides
+        return Cleaner(
+            self.cleaning,
+            self.normalization,
+            scratch_dir=folder,
+            protected=self.protected,
+            unique=UniqueSides(sides) if sides else None,
+        )
 
     def held_out(self, split: Split, pairs: HeldOutPairs) -> Iterator[Piece]:
         """Yield the validation or test texts, whose pairs are added to the held-out pairs.
@@ -145,6 +193,10 @@ class CleanText:
             counts, name = PairCounts(), f"{number} {text_name(text)}"
             composed = self._composed(split, text, counts, pairs)
             yield Piece(name=name, text=text, counts=counts, pairs=composed)
+        if taken := self.taken.get(split):
+            pairs.add(split, taken)
+            counts, text = PairCounts(read=len(taken), kept=len(taken)), self.recipe.train[0]
+            yield Piece(name="1 held out", text=text, counts=counts, pairs=iter(taken))
 
     def _composed(
         self, split: Split, text: Text, counts: PairCounts, pairs: HeldOutPairs
@@ -172,20 +224,39 @@ class CleanText:
         for first in numbered:
             yield chain([first], islice(numbered, self.cleaning.shard_pairs - 1))
 
-    def pieces(self, stretch: Iterator[NumberedPair], cleaner: Cleaner) -> Iterator[Piece]:
-        """Yield the texts of a stretch, to be cleaned as they are read."""
+    def pieces(
+        self, place: int, stretch: Iterator[NumberedPair], cleaner: Cleaner
+    ) -> Iterator[Piece]:
+        """Yield the texts of a stretch, by its place from 0 on, to be cleaned as they are read."""
+        start = place * self.cleaning.shard_pairs
         for number, pairs in groupby(stretch, key=itemgetter(0)):
             text, rules = self.recipe.train[number], self._rules(number, cleaner.held_out)
-            counts = PairCounts(length_ratio=rules.length_ratio)
+            counts, file = PairCounts(length_ratio=rules.length_ratio), self.file_scores
             clean = cleaner.clean(
                 map(itemgetter(1), pairs),
                 counts,
                 config=rules.config,
                 tag=text.tag,
                 checks=rules.checks,
-                score=rules.score,
+                score=rules.score if file is None else partial(file.scores, start),
             )
             yield Piece(name=self.names[number], text=text, counts=counts, pairs=clean)
+            start += counts.read
+
+    def choose_by_sides(self, cleaner: Cleaner, folder: Path) -> None:
+        """Choose which of the training pairs that share a side a cleaner keeps, if only one."""
+        if cleaner.unique is None:
+            return
+        for number in range(len(self.recipe.train)):
+            self._rules(number, cleaner.held_out)  # which tell whether sides are swapped
+        first = self.cleaner(folder)
+        first.unique = cleaner.unique
+        with Progress("compare sides", total=None, unit="pairs") as bar:
+            for number, stretch in enumerate(self.stretches()):
+                for piece in self.pieces(number, stretch, first):
+                    for block in in_chunks(piece.pairs):
+                        bar.update(len(block))
+        cleaner.unique.choose()
 
     def pieces_again(
         self, shard: FinishedShard, pairs: Iterator[BytesPair], cleaner: Cleaner
@@ -264,78 +335,3 @@ class CleanText:
             for finding in look(decoded, self.sources.tags.__contains__):
                 advice = finding.sign.advice or "remove it, or make it one piece with --symbols"
                 say(f"warning: {path}: {finding}: {advice}")
-
-
-def summary(counts: PairCounts, unit: str = "pairs") -> str:
-    """Return how many pairs were kept, and why others were dropped."""
-    reasons = [f"{n:,} {rule.replace('_', ' ')}" for rule, n in counts.dropped.items() if n]
-    dropped = f"; dropped {', '.join(reasons)}" if reasons else ""
-    num_decoded = counts.windows_1252
-    decoded = f"; U+0080 to U+009F read as Windows-1252 in {num_decoded:,}" if num_decoded else ""
-    entities = f"; entities decoded in {counts.entities:,}" if counts.entities else ""
-    return f"{counts.kept:,} of {counts.read:,} {unit}{dropped}{decoded}{entities}"
-
-
-def report_training_text(sources: TextSources, text: Text, name: str, counts: PairCounts) -> None:
-    """Report the cleaning of a training text; raise DataError if it cannot be used."""
-    if isinstance(text, TextFiles):
-        check_encoding(sources.locate_sides(text), counts)
-        if 2 * counts.dropped["columns"] > counts.read:
-            deque(sources.all_pairs(text, "valid"), maxlen=0)  # an error names the first
-    for rule, dropped in counts.dropped.items():
-        if dropped > max(_MAX_DROPPED, _MAX_DROPPED_RATE * counts.read):
-            flag = RULES.get(rule)
-            advice = f", or change the rule with {flag}" if flag else ""
-            say(
-                f"warning: the rule {rule} drops {dropped / counts.read:.1%} of {name}, "
-                f"{dropped:,} of {counts.read:,} pairs: look at examples in {DROPPED}{advice}"
-            )
-    if len(sources.recipe.train) > 1:
-        if not counts.kept:
-            raise DataError(
-                f"no pairs are left of [[train]] {name} ({summary(counts)}): remove it "
-                "from the recipe, or correct it"
-            )
-        say(f"clean: train {name}: {summary(counts)}")
-
-
-def check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:
-    """Raise DataError if too many lines of a training text are not UTF-8."""
-    num_invalid = counts.dropped["not_utf8"]
-    if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
-        for path in paths:
-            try:
-                deque(read_every_line(path, strict=True), maxlen=0)
-            except DataError as error:
-                raise DataError(
-                    f"{num_invalid:,} of {counts.read:,} {unit} of {' and '.join(map(str, paths))} "
-                    f"are not UTF-8: {error}"
-                ) from error
-
-
-def count_held_out(held_out: HeldOutPairs) -> dict[str, int]:
-    """Return how many pairs of each other split are in the training text; warn of them."""
-    counts = held_out.counts()
-    for split, (count, size) in counts.items():
-        if count:
-            say(
-                f"warning: {count:,} of the {size:,} pairs of the {split} text are in the "
-                "training text, too: scores on it will be too high"
-            )
-    return {split: count for split, (count, _) in counts.items()}
-
-
-def write_examples(data_dir: Path, counts_by_text: Mapping[str, PairCounts]) -> None:
-    """Write examples of what each rule dropped from each training text, if anything."""
-    path = data_dir / DROPPED
-    text = "\n".join(
-        f"# {name}, {rule}: {counts.dropped[rule]:,} of {counts.read:,} pairs, such as\n"
-        + "".join(f"{source}\t{target}\n" for source, target in examples.values())
-        for name, counts in counts_by_text.items()
-        for rule, examples in counts.examples.items()
-    )
-    if not text:
-        path.unlink(missing_ok=True)
-        return
-    write_text(path, text)
-    say(f"clean: examples of dropped pairs are in {path}")

@@ -28,7 +28,6 @@ from tfm.text.corpus.texts import Archive
 from tfm.text.download import fetch
 from tfm.text.languages import closest
 from tfm.text.lines import read_every_line
-from tfm.text.seen import SeenText
 from tfm.text.sources import Downloads
 
 if TYPE_CHECKING:
@@ -210,8 +209,8 @@ def write_sets(
 
 def read_protected(
     names: Sequence[str], languages: tuple[str, str], downloads: Downloads
-) -> SeenText | None:
-    """Return the record of files and of test sets by name, both sides; None without any."""
+) -> list[bytes]:
+    """Return the lines of files and of test sets by name, of both sides."""
     lines: list[bytes] = []
     for path in map(Path, names):
         if path.exists():
@@ -223,7 +222,7 @@ def read_protected(
             raise UsageError(f"--protect: {path} is no file, and {error}") from error
         named = named if named.pair else named.between(*languages)
         lines += "".join(named.read(named.fetch(downloads))).encode().split(b"\n")
-    return SeenText.of_lines(b"\t".join(lines).split(b"\t")) if names else None
+    return b"\t".join(lines).split(b"\t") if names else []
 
 
 def _datasets() -> "Mapping[str, Dataset]":

@@ -10,18 +10,18 @@ from typing import Any
 from rich.filesize import decimal
 
 from tfm.config import Values
-from tfm.dataset.clean_text import (
-    CleanText,
+from tfm.dataset.clean_text import HELD_OUT, CleanText
+from tfm.dataset.draft import Draft, FinishedShard
+from tfm.dataset.manifest import GOLD, Manifest
+from tfm.dataset.rerun import check_runs, is_due
+from tfm.dataset.shards import Shard, Share, by_text
+from tfm.dataset.text_report import (
     check_encoding,
     count_held_out,
     report_training_text,
     summary,
     write_examples,
 )
-from tfm.dataset.draft import Draft, FinishedShard
-from tfm.dataset.manifest import GOLD, Manifest
-from tfm.dataset.rerun import check_runs, is_due
-from tfm.dataset.shards import Shard, Share, by_text
 from tfm.disk.files import atomic_write, existing_parent, remove_leftovers
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
@@ -32,7 +32,6 @@ from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
 STEP = "clean"
-_HELD_OUT: tuple[Split, ...] = ("test", "valid")
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
@@ -101,6 +100,8 @@ def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
 def _num_texts(inputs: Values) -> Counter[str]:
     """Return how many texts each split, and the monolingual text of each language, consists of."""
     splits = {split: len(texts) for split, texts in inputs.get("texts", {}).items()}
+    if inputs.get("cleaning", {}).get("hold_out"):
+        splits |= {split: splits[split] or 1 for split in HELD_OUT}
     return Counter(splits) + Counter(f"mono.{text['language']}" for text in inputs.get("mono", []))
 
 
@@ -146,14 +147,14 @@ def _check_disk(data_dir: Path, recipe: Recipe) -> None:
 
 def _write_text(manifest: Manifest, text: CleanText) -> None:
     """Write the text of all splits, which replaces older text when it is complete."""
-    draft = Draft(manifest, text.inputs, reuse=not (text.force or text.scorers))
+    draft = Draft(manifest, text.inputs, reuse=not (text.force or text.compares_all))
     cleaner = text.cleaner(manifest.data_dir)
     result: dict[str, dict[str, Any]] = {}
     shards: dict[str, list[Shard]] = {}
     outputs: list[Path] = []
     # Training text comes last: a problem with the other splits shows before the long work.
-    for split in _HELD_OUT:
-        if text.recipe.texts(split):
+    for split in HELD_OUT:
+        if text.recipe.texts(split) or text.taken.get(split):
             with Progress(f"clean {split}", total=None, unit="pairs") as bar:
                 done = draft.write(split, text.held_out(split, cleaner.held_out), bar)
             result[split], shards[split] = _summarize(text, split, [done]), [done.shard]
@@ -178,7 +179,7 @@ def _append_text(manifest: Manifest, text: CleanText, step: str) -> None:
     """Write training text to further shards, without pairs that the dataset has."""
     inputs = {**text.inputs, "after": manifest.text_fingerprints(manifest.splits())}
     first = 1 + len(manifest.shards("train"))
-    draft = Draft(manifest, inputs, first=first, reuse=not text.scorers)
+    draft = Draft(manifest, inputs, first=first, reuse=not text.compares_all)
     cleaner = text.cleaner(manifest.data_dir)
     _see_text(manifest, cleaner)
     result, shards = _write_training_text(draft, text, cleaner)
@@ -192,13 +193,15 @@ def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
     is_unpacked = manifest.is_current("extract", text.sources.fingerprint)
     if text.sources.unpacked_paths and not is_unpacked:
         raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
-    if text.scorers:
-        raise UsageError("min_score cannot go with --share: scores depend on the whole text")
+    if text.compares_all:
+        raise UsageError(
+            "--share excludes --min-score and --unique-sides, which need the whole text"
+        )
     if not is_due(manifest, STEP, text.inputs, output=manifest.data_dir):
         return
     draft = Draft(manifest, text.inputs)
     cleaner = text.cleaner(manifest.data_dir)
-    for split in _HELD_OUT:
+    for split in HELD_OUT:
         for piece in text.held_out(split, cleaner.held_out):
             deque(piece.pairs, maxlen=0)
     counts = PairCounts()
@@ -226,6 +229,7 @@ def _write_training_text(
     draft: Draft, text: CleanText, cleaner: Cleaner
 ) -> tuple[dict[str, Any], list[Shard]]:
     """Write the training text; return its counts, and the records of its shards."""
+    text.choose_by_sides(cleaner, draft.folder.parent)
     done = []
     of_texts = {name: PairCounts() for name in text.names}
     waiting = deque(zip(text.names, text.recipe.train, strict=True))  # to be reported at their end
@@ -240,6 +244,8 @@ def _write_training_text(
     for name, part in waiting:
         report_training_text(text.sources, part, name, of_texts[name])
     result = _summarize(text, "train", done)
+    if text.file_scores is not None:
+        text.file_scores.check(result["read"])
     write_examples(draft.folder.parent, of_texts)
     return result, [shard.shard for shard in done]
 
@@ -259,7 +265,7 @@ def _write_shards(
                 if known := draft.find(name):
                     pieces = text.pieces_again(known, draft.pairs(known), cleaner)
                 else:
-                    pieces = text.pieces(stretch, cleaner)
+                    pieces = text.pieces(number, stretch, cleaner)
                 yield draft.write(name, pieces, bar)
             deque(stretch, maxlen=0)
     if share is not None:

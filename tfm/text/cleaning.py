@@ -1,10 +1,7 @@
 """Clean training text by rules, count the pairs that each rule drops, and find swapped sides."""
 
 import hashlib
-import html
 import math
-import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
-from tfm.config.normalization import BREAKS
+from tfm.text.entities import decode_entities
+from tfm.text.hashes import Hashes, SeenHashes, hash_texts
 from tfm.text.lines import BytesPair, UnusableLine, in_chunks
 from tfm.text.pair_checks import Check, is_mojibake
 from tfm.text.seen import SeenText
+from tfm.text.unique import UniqueSides
 
 # The rules, and the flag that changes each.
 RULES = {
@@ -39,22 +38,18 @@ RULES = {
     "odd_punctuation": "--max-punctuation-deviations",
     "duplicate": "--no-drop-duplicates",
     "low_score": "--min-score",
+    "repeated_side": "--unique-sides",
 }
-# Returns a score for each pair, higher for better ones.
-Score = Callable[[Sequence[BytesPair]], Sequence[float]]
+Numbers = npt.NDArray[np.int64]
+# Returns a score for each pair, higher for better ones, by the pairs and their numbers in the text.
+Score = Callable[[Sequence[BytesPair], Numbers], Sequence[float] | npt.NDArray[np.float32]]
 
-_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
-_MAX_ESCAPES = 3
 _NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
 _EXAMPLE_CHARACTERS = 300
-_MAX_HASHES_IN_MEMORY = 1 << 22
-_HASHES_AT_ONCE = 1 << 20  # while runs in files are merged
 _SAMPLE_PAIRS, _MIN_SAMPLE_PAIRS = 1_000, 50  # to compare the sides of two texts
 _SWAP_MARGIN = 1.5  # swapped English and German have 4
 
 _Trigrams = Counter[tuple[int, ...]]
-
-Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(kw_only=True)
@@ -131,7 +126,9 @@ class Cleaner:
     8. protected: A side is a copy, or nearly, of a line of `protected`.
     9. duplicate: The pair occurred before, in any text with the same tag that this object has
        cleaned.
-    10. low_score: A model gives the pair less than `min_score`.
+    10. low_score: A model, or a file of scores, gives the pair less than `min_score`.
+    11. repeated_side: `unique` has chosen another pair that shares a side with this one. While it
+        is open, pairs are added to it instead.
 
     The hashes of many pairs are in temporary files in `scratch_dir`, 8 bytes a pair. By default,
     `normalization` is the config's.
@@ -144,9 +141,10 @@ class Cleaner:
         *,
         scratch_dir: Path | None = None,
         protected: SeenText | None = None,
+        unique: UniqueSides | None = None,
     ) -> None:
         self._config = config
-        self._protected = protected
+        self._protected, self.unique = protected, unique
         self._normalization = normalization or config.normalization
         self._seen: defaultdict[str | None, SeenHashes]  # by tag
         self._seen = defaultdict(partial(SeenHashes, scratch_dir))
@@ -170,11 +168,12 @@ class Cleaner:
             config: Settings of this text; by default the settings of all texts.
             tag: The tag that all sources of this text will have.
             checks: Further checks of single pairs.
-            score: Returns the scores of pairs, to compare them with `min_score`.
+            score: Returns the scores of pairs, by their numbers among `pairs` from 0 on.
         """
-        config = config or self._config
-        passed = passing(pairs, counts, config, self._normalization, checks)
-        yield from self.distinct(passed, counts, config=config, tag=tag, score=score)
+        config, numbers = config or self._config, list[int]()
+        passed = passing(pairs, counts, config, self._normalization, checks, numbers)
+        options: dict[str, Any] = {"config": config, "tag": tag, "score": score}
+        yield from self.distinct(passed, counts, numbers=numbers, **options)
 
     def distinct(
         self,
@@ -184,25 +183,43 @@ class Cleaner:
         config: CleaningConfig,
         tag: str | None,
         score: Score | None = None,
+        numbers: list[int] | None = None,
     ) -> Iterator[BytesPair]:
-        """Yield the pairs that are neither protected, nor duplicates, nor below `min_score`."""
+        """Yield the pairs that break none of the rules about other pairs and scores.
+
+        `numbers` grows with the pairs that are read.
+        """
         for chunk in in_chunks(pairs):
+            left = _Left(chunk, np.array(numbers or (), dtype=np.int64), counts)
+            if numbers is not None:
+                numbers.clear()
             if self._protected is not None:
                 seen = [self._protected.look_up(side)[1] for side in zip(*chunk, strict=True)]
-                chunk = _keep(chunk, ~(seen[0] | seen[1]), "protected", counts)
-            hashes = _pair_hashes(chunk)
+                left.keep(~(seen[0] | seen[1]), "protected")
+            hashes = hash_texts(left.pairs)
             counts.in_held_out += self.held_out.find(hashes)
-            if config.drop_duplicates:
-                chunk = _keep(chunk, self._seen[tag].add(hashes), "duplicate", counts)
-            if score is not None and config.min_score is not None:
-                is_likely = np.array(score(chunk)) >= config.min_score
-                chunk = _keep(chunk, is_likely, "low_score", counts)
-            counts.kept += len(chunk)
-            yield from chunk
+            if config.drop_duplicates or self.unique is not None:
+                left.keep(self._seen[tag].add(hashes), "duplicate")
+            if self.unique is None or self.unique.is_open:
+                scores = np.zeros(len(left.pairs), dtype=np.float32)
+                if score is not None:
+                    scores = np.array(score(left.pairs, left.numbers), dtype=np.float32)
+                if score is not None and config.min_score is not None:
+                    scores = scores[left.keep(scores >= config.min_score, "low_score")]
+                if self.unique is not None:
+                    self.unique.add(left.pairs, tag, scores)
+            else:
+                is_known, is_chosen = self.unique.look_up(left.pairs, tag)
+                left.keep(is_known, "low_score")  # which was not added
+                left.keep(is_chosen[is_known], "repeated_side")
+            counts.kept += len(left.pairs)
+            yield from left.pairs
 
     def see(self, pairs: list[BytesPair], *, tag: str | None) -> None:
         """Record the pairs of clean text, with a tag added; later copies count as duplicates."""
-        self._seen[tag].add(_pair_hashes(pairs))
+        self._seen[tag].add(hash_texts(pairs))
+        if self.unique is not None and self.unique.is_open:
+            self.unique.add(pairs, tag, [math.inf] * len(pairs))
 
 
 def clean_lines(
@@ -226,8 +243,12 @@ def passing(
     config: CleaningConfig,
     normalization: Normalization,
     checks: Sequence[Check] = (),
+    numbers: list[int] | None = None,
 ) -> Iterator[BytesPair]:
-    """Yield the pairs that pass the rules that look at a single pair; count the others."""
+    """Yield the pairs that pass the rules that look at a single pair; count the others.
+
+    The number of each yielded pair, among the pairs that `counts` has read, is added to `numbers`.
+    """
     for pair in pairs:
         counts.read += 1
         if unusable := [side for side in pair if isinstance(side, UnusableLine)]:
@@ -252,26 +273,12 @@ def passing(
         rule = _first_broken_rule(source, target, config)
         if rule is None and checks:
             rule = next((rule for rule, is_broken in checks if is_broken(source, target)), None)
-        if rule is None:
-            yield pair
-        else:
+        if rule is not None:
             counts.drop(rule, pair)
-
-
-def decode_entities(text: str) -> str:
-    """Return a text with HTML entities as characters, also if their & is an entity itself."""
-    for _ in range(_MAX_ESCAPES):
-        decoded = _ENTITY.sub(_decoded, text) if "&" in text else text
-        if decoded == text:
-            break
-        text = decoded
-    return text
-
-
-def _decoded(entity: re.Match[str]) -> str:
-    """Return the character of an entity; entities of no character stay as they are."""
-    decoded = html.unescape(entity[0])
-    return BREAKS.sub(" ", decoded) if decoded.strip("\ufffd") else entity[0]
+            continue
+        if numbers is not None:
+            numbers.append(counts.read - 1)
+        yield pair
 
 
 def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str | None:
@@ -284,13 +291,21 @@ def _first_broken_rule(source: str, target: str, config: CleaningConfig) -> str 
     return None
 
 
-def _keep(
-    pairs: list[BytesPair], is_kept: npt.NDArray[np.bool_], rule: str, counts: PairCounts
-) -> list[BytesPair]:
-    """Return the pairs to keep; count the others as dropped by a rule."""
-    for pair in compress(pairs, (~is_kept).tolist()):
-        counts.drop(rule, pair)
-    return list(compress(pairs, is_kept.tolist()))
+@dataclass
+class _Left:
+    """The pairs that are left of a chunk, and their numbers in the text."""
+
+    pairs: list[BytesPair]
+    numbers: Numbers
+    counts: PairCounts
+
+    def keep(self, is_kept: npt.NDArray[np.bool_], rule: str) -> npt.NDArray[np.bool_]:
+        """Keep some of the pairs, and count the others as dropped; return which are kept."""
+        for pair in compress(self.pairs, (~is_kept).tolist()):
+            self.counts.drop(rule, pair)
+        self.pairs = list(compress(self.pairs, is_kept.tolist()))
+        self.numbers = self.numbers[is_kept] if len(self.numbers) else self.numbers
+        return is_kept
 
 
 def _excerpt(side: bytes) -> str:
@@ -321,8 +336,8 @@ class HeldOutPairs:
         normalize = self._normalize
         pairs = [(normalize(s.decode()).encode(), normalize(t.decode()).encode()) for s, t in pairs]
         self.sample += pairs[: _SAMPLE_PAIRS - len(self.sample)]
-        known = self._hashes.get(split, _pair_hashes([]))
-        self._hashes[split] = np.sort(np.concatenate((known, _pair_hashes(pairs))))
+        known = self._hashes.get(split, hash_texts([]))
+        self._hashes[split] = np.sort(np.concatenate((known, hash_texts(pairs))))
         self._found[split] = np.zeros(len(self._hashes[split]), dtype=np.bool_)
 
     def find(self, hashes: Hashes) -> int:
@@ -366,62 +381,3 @@ def _similarity(one: _Trigrams, other: _Trigrams) -> float:
     """Return the cosine of the angle between two counts."""
     norms = (math.hypot(*counts.values()) for counts in (one, other))
     return sum(count * other[each] for each, count in one.items()) / (math.prod(norms) or 1.0)
-
-
-class SeenHashes:
-    """A set of 64-bit hashes in bounded memory.
-
-    Hashes are kept in sorted arrays ("runs"), each more than twice as long as the next: there are
-    few to search, and each hash is merged a logarithmic number of times. Long runs are in unnamed
-    files in a folder, which are mapped into memory: the system keeps as much of them as fits. Among
-    100 million distinct pairs, the probability that any two have equal hashes is about 1 in 3,700.
-    """
-
-    def __init__(self, scratch_dir: Path | None = None) -> None:
-        self._scratch_dir = scratch_dir
-        self._runs: list[Hashes] = []
-
-    def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Add hashes [N] to the set; return [N], True for the first occurrence of new hashes."""
-        values, first_indices = np.unique(hashes, return_index=True)
-        unseen = np.ones(len(values), dtype=np.bool_)
-        for run in self._runs:
-            indices = np.searchsorted(run, values)
-            indices[indices == len(run)] = 0
-            unseen &= run[indices] != values
-        self._insert(values[unseen])
-        is_new = np.zeros(len(hashes), dtype=np.bool_)
-        is_new[first_indices[unseen]] = True
-        return is_new
-
-    def _insert(self, run: Hashes) -> None:
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            longer = self._runs.pop()
-            if len(longer) + len(run) > _MAX_HASHES_IN_MEMORY:
-                run = self._merged_in_file(longer, run)
-            else:
-                run = np.concatenate((longer, run))
-                run.sort(kind="stable")  # merges sorted runs in linear time
-        if len(run):
-            self._runs.append(run)
-
-    def _merged_in_file(self, one: Hashes, other: Hashes) -> Hashes:
-        """Merge two runs in a file that has no name, so that nothing has to remove it."""
-        with tempfile.TemporaryFile(dir=self._scratch_dir) as file:
-            start = 0
-            for index in range(0, len(one), _HASHES_AT_ONCE):
-                chunk = one[index : index + _HASHES_AT_ONCE]
-                is_last = index + len(chunk) == len(one)
-                end = len(other) if is_last else int(np.searchsorted(other, chunk[-1]))
-                merged = np.concatenate((chunk, other[start:end]))
-                merged.sort(kind="stable")
-                file.write(merged.tobytes())
-                start = end
-            file.flush()
-            return np.asarray(np.memmap(file, dtype=np.uint64, mode="r"))
-
-
-def _pair_hashes(pairs: list[BytesPair]) -> Hashes:
-    blake2b = hashlib.blake2b
-    digests = (blake2b(s + b"\n" + t, digest_size=8).digest() for s, t in pairs)
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)

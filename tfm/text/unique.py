@@ -1,15 +1,20 @@
-"""Choosing pairs by their sides: one of those that share a side, and pairs to hold out."""
+"""Choosing pairs: the best of those that share a side, by their scores, and pairs to hold out."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tfm.disk.paths import existing_file
 from tfm.errors import DataError
-from tfm.text.line_hashes import Hashes, hash_lines
-from tfm.text.lines import BytesPair
+from tfm.text.hashes import Hashes, hash_texts
+from tfm.text.line_hashes import hash_lines
+from tfm.text.lines import BytesPair, read_lines
 
 Sides = Literal["source", "target", "both"]
 Flags = npt.NDArray[np.bool_]
@@ -33,11 +38,11 @@ class UniqueSides:
         self._known, self._is_chosen = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # by hash
         self.is_open = True  # pairs are still added
 
-    def add(self, pairs: Sequence[BytesPair], tag: str | None, scores: Sequence[float]) -> None:
+    def add(self, pairs: Sequence[BytesPair], tag: str | None, scores: npt.ArrayLike) -> None:
         """Add different pairs and their scores; sources with other tags are other sources."""
         sides = ([pair[side : side + 1] for pair in pairs] for side in self._sides)
         for column, texts in zip(self._hashes, (pairs, *sides), strict=True):
-            column.append(_hashes(texts, tag))
+            column.append(hash_texts(texts, tag))
         self._scores.append(np.array(scores, dtype=np.float32))
 
     def choose(self) -> None:
@@ -60,15 +65,40 @@ class UniqueSides:
 
     def look_up(self, pairs: Sequence[BytesPair], tag: str | None) -> tuple[Flags, Flags]:
         """Return [N] which pairs were added, and [N] which of them were chosen."""
-        hashes = _hashes(pairs, tag)
+        hashes = hash_texts(pairs, tag)
         places = np.searchsorted(self._known, hashes)
         return self._known[places] == hashes, self._is_chosen[places]
 
 
-def _hashes(texts: Iterable[Sequence[bytes]], tag: str | None) -> Hashes:
-    start, blake2b = f"{tag}\n".encode(), hashlib.blake2b
-    digests = (blake2b(start + b"\n".join(text), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+class FileScores:
+    """The numbers in a file, one per line and pair of the training text."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        numbers = []
+        for number, line in enumerate(read_lines(existing_file(path), strict=True), 1):
+            with suppress(ValueError):
+                numbers.append(float(line))
+            if len(numbers) < number or math.isnan(numbers[-1]):
+                raise DataError(f"{path}, line {number:,} is no number: give one per training pair")
+        self._numbers = np.array(numbers, dtype=np.float32)
+        self.checksum = hashlib.sha256(self._numbers.tobytes()).hexdigest()
+
+    def scores(
+        self, start: int, _: Sequence[BytesPair], places: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Return the scores of pairs, by their places after the first `start` pairs of the text."""
+        self.check(start + int(places.max(initial=-1)) + 1, "at least ")
+        return self._numbers[start + places]
+
+    def check(self, num_pairs: int, about: str = "") -> None:
+        """Raise DataError unless there is a number for each pair of the text."""
+        size = len(self._numbers)
+        if num_pairs > size or (num_pairs < size and not about):
+            raise DataError(
+                f"{self._path} has {size:,} numbers, but the training text has {about}"
+                f"{num_pairs:,} pairs: give a number for each"
+            )
 
 
 def choose_held_out(pairs: Iterable[BytesPair], number: int, seed: int) -> list[BytesPair]:

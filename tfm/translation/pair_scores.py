@@ -63,7 +63,7 @@ class PairScorer:
         scored = self._chain.run(iter(waiting.popleft, None), config, scores_given=True)
         numbers = count(1)
 
-        def score(pairs: Sequence[BytesPair]) -> list[float]:
+        def score(pairs: Sequence[BytesPair], _: object = None) -> list[float]:
             texts = (tuple(side.decode() for side in pair) for pair in pairs)
             waiting.append([Segment(next(numbers), *sides) for sides in texts])
             _, outputs = next(scored)

@@ -23,7 +23,10 @@ _FILE_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]{1,200}")
 _HEX_DIGITS = {"sha256": 64, "md5": 32}
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 # Settings of [cleaning] that hold for all texts.
-_OF_ALL_TEXTS = {"normalize_space", "normalize_unicode", "shard_pairs", "protect"}
+_OF_ALL_TEXTS = {
+    *("normalize_space", "normalize_unicode", "shard_pairs", "protect"),
+    *("scores", "unique_sides", "hold_out", "hold_out_seed"),
+}
 _OPUS_URL = "https://object.pouta.csc.fi"
 _OPUS_CORPUS = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _OPUS_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]+)*")
