@@ -184,7 +184,7 @@ def test_validating_a_moving_average_draws_no_random_weights(
         calls.append(args)
         return new_model(*args, **kwargs)
 
-    monkeypatch.setattr("tfm.training.setup.new_model", counted)
+    monkeypatch.setattr("tfm.training.data.new_model", counted)
     training = {"max_steps": 2, "checkpoint_steps": 1}
     train_model(data_dir, tmp_path / "run", tiny_run(optimizer={"ema": 0.9}, training=training))
     assert len(calls) == 1

@@ -114,7 +114,7 @@ def test_damage_that_is_used_before_it_is_verified_is_named(
     in_parts, tiny_run, tmp_path, monkeypatch, kind, value
 ):
     """As if verifying in the background took forever."""
-    monkeypatch.setattr("tfm.training.setup.run_in_thread", lambda work: Future())
+    monkeypatch.setattr("tfm.training.data.run_in_thread", lambda work: Future())
     monkeypatch.setattr("tfm.dataset.plan.WINDOW_PAIRS", 60)
     monkeypatch.setattr("tfm.dataset.plan.RUN_PAIRS", 10)
     array = np.load(in_parts / "bin" / f"train.4.de.{kind}.npy", mmap_mode="r+")

@@ -17,7 +17,7 @@ from tfm.training.validation import Validation
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     data_dir, tiny_run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tfm.training.setup.new_model", None)
+    monkeypatch.setattr("tfm.training.data.new_model", None)
     run = tiny_run(model={"num_encoder_layers": 50, "d_model": 65_536, "d_ff": 1 << 20})
     with pytest.raises(UsageError, match=r"need .* GB, but this machine has .* GB: set a smaller"):
         train_model(data_dir, tmp_path / "run", run)

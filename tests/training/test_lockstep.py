@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tfm.training.lockstep import bit_sums, find_difference
+from tfm.training.trainer import bit_sums, find_difference
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,7 @@ def attend(
     """
     folder, sentence = _model_and_sentence(model, sentence)
     search = settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
-    from tfm.applications.attend.content import Content, compute_maps, select
-    from tfm.applications.attend.page import write_page
+    from tfm.applications.attend.content import Content, compute_maps, select, write_page
     from tfm.backends.plain import PLAIN_INFERENCE
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run

@@ -26,8 +26,14 @@ from tfm.model.cost import Cost
 from tfm.reporting import Result, format_duration
 from tfm.table import Table
 from tfm.training.accumulation import max_microbatch_tokens
-from tfm.training.data import TrainingData, check_start, num_first_parts, open_data
-from tfm.training.setup import cost_of, shortage
+from tfm.training.data import (
+    TrainingData,
+    check_start,
+    cost_of,
+    num_first_parts,
+    open_data,
+    shortage,
+)
 
 _MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.

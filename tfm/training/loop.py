@@ -19,7 +19,15 @@ from tfm.metrics.command import MetricCommand, MetricCommandError
 from tfm.model.build import Model
 from tfm.reporting import Progress, format_number, say
 from tfm.training.accumulation import StepBatch
-from tfm.training.data import TrainingData, ValidationSplit
+from tfm.training.data import (
+    TrainingData,
+    ValidationSplit,
+    cost_of,
+    first_model,
+    resume,
+    shortage,
+    verify_data,
+)
 from tfm.training.progress import (
     ControlFlags,
     PendingStep,
@@ -30,7 +38,6 @@ from tfm.training.progress import (
     progress_statistics,
 )
 from tfm.training.record import Checkpoints, RunRecord, all_metrics, describe_pairs, describe_skip
-from tfm.training.setup import cost_of, first_model, resume, shortage, verify_data
 from tfm.training.trainer import Trainer
 from tfm.training.validation import Validation, ValidationStoppedError, Validator
 from tfm.translation.steps import Step

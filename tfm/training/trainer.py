@@ -1,7 +1,8 @@
 """The training step: forward, backward and update of one batch."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from tfm.model.build import Model, build_model, freeze
 from tfm.model.cost import Cost
 from tfm.training.accumulation import GradientAccumulation, Poll, StepBatch
 from tfm.training.gradients import full_tensor, gradient_norm, is_sharded, local_part, shard_like
-from tfm.training.lockstep import bit_sums, find_difference
 from tfm.training.loss import BatchLoss
 from tfm.training.optimizer import Adam, LossScale, WeightAverage, learning_rate
 from tfm.training.progress import (
@@ -314,3 +314,26 @@ def _by_parameter(
     if found != {name: (each.shape, torch.float32) for name, each in parameters.items()}:
         raise ValueError("it has tensors of another model")
     return {each: shard_like(tensors[name], each) for name, each in parameters.items()}
+
+
+def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
+    """Return a checksum of each fp32 tensor, of any shape: the sum of its bits as integers.
+
+    The device is waited for once.
+    """
+    sums = [tensor.detach().view(torch.int32).sum() for tensor in tensors]
+    return [int(each) for each in torch.stack(sums).tolist()] if sums else []
+
+
+def find_difference(by_rank: Sequence[Mapping[str, object]]) -> tuple[list[int], str] | None:
+    """Return the ranks that differ from most others, and the name of the first value that differs.
+
+    Without a majority, the ranks that equal rank 0 count as right. None if all are equal.
+    """
+    for name in by_rank[0]:
+        values = [str(found[name]) for found in by_rank]
+        counts = Counter(values)  # in order of the ranks, so that ties are won by rank 0
+        if len(counts) > 1:
+            usual = max(counts, key=counts.__getitem__)
+            return [rank for rank, value in enumerate(values) if value != usual], name
+    return None

@@ -9,8 +9,7 @@ import pytest
 from helpers import data_of
 from html_pages import is_self_contained, parse_page, read_page, text_of
 
-from tfm.applications.attend.content import Content
-from tfm.applications.attend.page import write_page
+from tfm.applications.attend.content import Content, write_page
 from tfm.features.attention.maps import AttentionMaps
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)

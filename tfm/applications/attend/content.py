@@ -1,12 +1,15 @@
-"""The content of attention pictures: weights, their sentences, and the heads to draw."""
+"""The content of attention pictures: weights, sentences and heads; and a page of it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tfm.disk.files import write_text
 from tfm.errors import UsageError
 from tfm.features.attention.maps import AttentionKind, AttentionMaps, attention_maps
 from tfm.model.build import Model
+from tfm.pages import render
 from tfm.search.hypotheses import check_finite
 from tfm.vocabulary.subword import SPACE_MARK, Vocabulary
 
@@ -76,3 +79,29 @@ def select(name: str, number: int | None, count: int, kind: AttentionKind) -> Se
         title = LABELS[kind][0].lower()
         raise UsageError(f"--{name} {number}: {title} has {name}s 1 to {count}")
     return [*range(1, count + 1)] if number is None else [number]
+
+
+def write_page(path: Path, content: Content) -> None:
+    """Write an HTML file on which readers choose the kind of attention, the layer and the heads.
+
+    It opens with the kind, the last of the layers, and the heads of the content.
+    """
+    source_language, target_language = content.languages
+    data = {
+        "source": {"text": content.source, "language": source_language},
+        "target": {"text": content.target, "language": target_language},
+        "note": content.note,
+        "symbols": SYMBOLS,
+        "start": {"kind": content.kind, "layer": content.layers[-1], "heads": content.heads},
+        "maps": [
+            {
+                "kind": each.kind,
+                **dict(zip(("title", "query_name", "key_name"), LABELS[each.kind], strict=True)),
+                "queries": list(each.queries),
+                "keys": list(each.keys),
+                "weights": each.thousandths(),
+            }
+            for each in content.maps.values()
+        ],
+    }
+    write_text(path, render("applications/attend/page.html", title="Attention", data=data))
