@@ -81,7 +81,7 @@ class CpuDecoder(Decoder):
 class RoundedRows(StepRows):
     """The hypotheses that a step computes, and spare rows after them."""
 
-    num_rows: int  # number of rows to compute, including spare ones
+    num_rows: int  # number of rows to compute, including spare rows
     # Indices of the computed rows that return logits; None for all.
     outputs: Tensor | None = None
 

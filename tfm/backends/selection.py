@@ -1,7 +1,7 @@
 """Choose the backend and the arithmetic that suit a device, and are right on it.
 
 Fast linear layers use operations of torch without a public name, which may change or go with a
-version: small ones are compared with float64.
+version: small layers are compared with float64.
 """
 
 from collections.abc import Callable

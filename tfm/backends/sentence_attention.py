@@ -249,7 +249,7 @@ def _split_heads(x: Tensor, packing: Packing, num_heads: int, num_projections: i
 
 
 def _merge_heads(heads: Tensor, packing: Packing, num_heads: int, num_projections: int) -> Tensor:
-    """Return packed rows, zeros in spare ones: [P, B' · h, T', d] → [num_rows, P · h · d]."""
+    """Return packed rows, zeros in spare rows: [P, B' · h, T', d] → [num_rows, P · h · d]."""
     layout = HeadsLayout.of(packing, num_heads, num_projections)
     vectors = heads.view(-1, heads.size(-1))
     x = vectors.index_select(0, layout.merge_indices).view(packing.num_rows, -1)

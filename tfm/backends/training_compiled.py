@@ -323,7 +323,7 @@ def flash_attention(
         key: [M, h, d_k].
         value: [M, h, d_k].
         queries: The segments of the N rows.
-        keys: The segments of the M rows, as many as of `queries`.
+        keys: The segments of the M rows, as many segments as `queries` has.
         dropout: Probability of dropping an attention weight.
         causal: Whether query i sees keys 0 to i only.
         window: Numbers of keys before and after its own that a query sees; None for all.

@@ -58,7 +58,7 @@ def help_row(parameter: Any, context: Any) -> _Row | None:
 
 
 class Command(typer.core.TyperCommand):
-    """A command that lists its arguments and flags by panel, hidden ones with --help-all."""
+    """A command that lists its arguments and flags by panel, hidden flags with --help-all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return typer's rest of the arguments; raise UsageError if there is one."""

@@ -74,7 +74,7 @@ def add_command(
 
 
 def _with(added: Parameter, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return parameters with another one, in the place that it names, or else at the end."""
+    """Return parameters with another parameter in the place that it names, or else at the end."""
     items = [*parameters.items()]
     names = [*parameters, added.flag.before]
     items.insert(names.index(added.flag.before), (added.name, added))

@@ -60,7 +60,7 @@ def main() -> None:
 def _exit_process(code: int) -> NoReturn:
     """End this process with an exit code.
 
-    One of several processes, or an interrupted one, skips Python's shutdown, which would abort and
+    A process of several, or an interrupted process, skips Python's shutdown, which would abort and
     lose the exit code if a thread still waits for another process or runs library code.
     """
     if current_world().size > 1 or code == _INTERRUPTED:

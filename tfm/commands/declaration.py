@@ -43,7 +43,7 @@ _EXAMPLES = re.compile(r"^Examples::\n\n((?:    .*\n?)+)", re.MULTILINE)
 class Flag:
     """How the command line shows a parameter, where that does not follow from the signature.
 
-    Keywords have flags, other parameters are arguments without one.
+    Keywords have flags, other parameters are arguments without a flag.
 
     Attributes:
         metavar: The name of the value in the help; by default after its type.

@@ -105,7 +105,7 @@ def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quick
 
 
 def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
-    """Run a command, or several, each of which reads the output of the one before.
+    """Run a command, or several commands as a pipeline.
 
     Returns:
         The output of each of several commands; a single command writes to the terminal instead.

@@ -176,7 +176,7 @@ class OutputPath:
         return [self.path, *beside]
 
     def collides_with(self, other: "OutputPath") -> bool:
-        """Return whether one would replace the other, or is a file where the other has a folder."""
+        """Return whether a path replaces the other, or is a file where the other has a folder."""
         if any(is_same_file(*pair) for pair in product(self.files, other.files)):
             return True
         one, two = Path(os.path.realpath(self.path)), Path(os.path.realpath(other.path))

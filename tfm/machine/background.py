@@ -25,7 +25,7 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 def read_ahead(items: Iterable[T], *, joins: bool = False) -> Iterator[T]:
-    """Yield items that are not None, each computed in a thread while the one before is in use.
+    """Yield items that are not None, each computed in a thread while the item before is in use.
 
     If `joins`, closing the iterator early waits for the thread: a thread that uses a GPU while the
     interpreter exits aborts the process.

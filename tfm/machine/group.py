@@ -33,7 +33,7 @@ class Group:
     Objects are exchanged as JSON: nothing that comes over the network is unpickled.
 
     Attributes:
-        world: Their number, and this one's rank.
+        world: Their number, and the rank of this process.
         store: Their key-value store; None for a single process.
         folder: A temporary folder that the processes of this machine share; None if there are no
             others.

@@ -1,4 +1,4 @@
-"""A watchdog over the processes of a run: if one makes no progress, it ends all and names that one.
+"""A watchdog over the processes of a run: ends all, and names the one that makes no progress.
 
 The time limit of collectives cannot: they know neither which rank they wait for nor what it does.
 """

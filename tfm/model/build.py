@@ -72,7 +72,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.
 
 
 def parameters_by_part(model: Model) -> dict[str, int]:
-    """Count a model's parameters by part; shared ones count once, with the embeddings."""
+    """Count a model's parameters by part; shared parameters count once, with the embeddings."""
     counts = {"embeddings and output": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
         counts[part_of_model(name)] += parameter.numel()

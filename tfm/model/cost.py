@@ -40,7 +40,7 @@ class Products:
 class Cost:
     """The cost of a model."""
 
-    # Number of parameters by part; shared ones count once, with the embeddings.
+    # Number of parameters by part; shared parameters count once, with the embeddings.
     parameters: Mapping[str, int]
     products: Products  # multiply-adds of a forward pass
     state_bytes: int  # memory of weights, gradients and optimizer state

@@ -74,7 +74,7 @@ def new_embedding_weight(vocab_size: int, d_model: int) -> nn.Parameter:
 def new_embedding_weights(
     config: ModelConfig, vocab_sizes: tuple[int, int]
 ) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
-    """Draw the source, target and output embeddings [V, d_model]; tied ones are one parameter."""
+    """Draw source, target and output embeddings [V, d_model]; tied embeddings are one parameter."""
     source_vocab_size, target_vocab_size = vocab_sizes
     source_weight = new_embedding_weight(source_vocab_size, config.d_model)
     target_weight = output_weight = source_weight

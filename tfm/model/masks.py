@@ -15,7 +15,7 @@ class AttentionMask:
     key_lengths: Tensor | None = None
     causal: bool = False  # whether query i sees keys 0 to i only
     # In self-attention, the number of keys that a query sees, including its own: its
-    # neighbors on both sides, or the preceding ones if causal; None for all.
+    # neighbors on both sides, or the preceding keys if causal; None for all.
     window: int | None = None
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:

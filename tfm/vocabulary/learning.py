@@ -161,7 +161,7 @@ class VocabularySizeError(UsageError):
 
 
 def _learning_error(message: str, vocab_size: int, texts: Sequence[Path]) -> TfmError:
-    """Translate an error of SentencePiece into one that says what to do."""
+    """Translate an error of SentencePiece into an error that says what to do."""
     names = ", ".join(str(path) for path in texts)
     size = f"a vocabulary of {vocab_size:,}"
     if match := re.search(r"set it to a value <= (\d+)", message):

@@ -232,7 +232,7 @@ class SubwordModel:
     def divide(self, line: str) -> list[str]:
         """Return the part of a line that each of its pieces stands for, without spaces.
 
-        A character that is several pieces, its bytes, belongs to the last one.
+        A character that is several pieces, its bytes, belongs to the last piece.
         """
         escaped = escape(line)
         pieces, ids = (self._encoder.Encode(escaped, out_type=kind) for kind in (str, int))
