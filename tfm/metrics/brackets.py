@@ -12,7 +12,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from tfm.errors import DataError, UsageError
 from tfm.metrics.metric import Comparison, MetricScore
@@ -91,27 +91,18 @@ class BracketCounts:
         """Percentage of words with the correct part of speech; None without a tagging parser."""
         return None if self.untagged or not self.words else _percent(self.correct_tags, self.words)
 
+    @property
+    def signature(self) -> str:
+        """The settings and excluded sentences, in sacreBLEU's notation."""
+        return (
+            f"evalb:COLLINS|tags:{'gold' if self.untagged else 'own'}"
+            f"|sentences:{self.sentences}|errors:{self.errors}|skipped:{self.skipped}"
+        )
+
     def add(self, other: "BracketCounts") -> None:
         """Add the counts of other sentences."""
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BracketScore:
-    """Counts of all sentences, and of sentences of at most 40 words, as EVALB prints them."""
-
-    all: BracketCounts = field(default_factory=BracketCounts)
-    short: BracketCounts = field(default_factory=BracketCounts)
-
-    @property
-    def signature(self) -> str:
-        """The settings and excluded sentences, in sacreBLEU's notation."""
-        counts = self.all
-        return (
-            f"evalb:COLLINS|tags:{'gold' if counts.untagged else 'own'}"
-            f"|sentences:{counts.sentences}|errors:{counts.errors}|skipped:{counts.skipped}"
-        )
 
 
 def bracket_f1(
@@ -132,15 +123,14 @@ def bracket_f1(
         )
     [gold] = references
     gold_trees = [_parse_gold(line, number) for number, line in enumerate(gold, start=1)]
-    score, repairs = _score(hypotheses, gold_trees, "hypotheses")
+    counts, short, repairs = _score(hypotheses, gold_trees, "hypotheses")
     others = None if baseline is None else _score(baseline, gold_trees, "baseline")[0]
-    counts = score.all
     details: dict[str, float] = {
         "precision": counts.precision,
         "recall": counts.recall,
         "complete match": counts.complete_match,
         "crossing brackets": counts.average_crossing,
-        f"F1 up to {CUTOFF_LENGTH} words": score.short.f1,
+        f"F1 up to {CUTOFF_LENGTH} words": short.f1,
     }
     if counts.tagging_accuracy is not None:
         details["tagging accuracy"] = counts.tagging_accuracy
@@ -151,16 +141,16 @@ def bracket_f1(
         name="bracket-f1",
         label="bracket F1",
         value=counts.f1,
-        signature=score.signature,
-        comparison=None if others is None else Comparison(baseline=others.all.f1),
+        signature=counts.signature,
+        comparison=None if others is None else Comparison(baseline=others.f1),
         details=details,
     )
 
 
 def _score(
     lines: Sequence[str], gold: Sequence[Tree], name: str
-) -> tuple[BracketScore, int | None]:
-    """Return the score and the number of repairs of symbols; None for trees in brackets."""
+) -> tuple[BracketCounts, BracketCounts, int | None]:
+    """Return the counts of `score_brackets`, and the repairs of symbols; None for brackets."""
     # The output of a hardly trained parser may have no closing bracket: then the opening ones tell.
     symbol = _CLOSING_SYMBOL if any(")" in line for line in lines) else _OPENING_SYMBOL
     if any(map(symbol.search, lines)):
@@ -168,10 +158,10 @@ def _score(
         trees, repairs = zip(
             *(restore(line.split(), _words(tree)) for line, tree in pairs), strict=True
         )
-        return score_brackets(gold, trees), sum(repairs)
+        return *score_brackets(gold, trees), sum(repairs)
     numbered = enumerate(lines, start=1)
     parsed = [parse_tree_line(line, where=f"{name}, line {number:,}") for number, line in numbered]
-    return score_brackets(gold, parsed), None
+    return *score_brackets(gold, parsed), None
 
 
 def _parse_gold(line: str, number: int) -> Tree:
@@ -187,19 +177,22 @@ def _words(tree: Tree) -> list[str]:
     return [leaf.word for leaf in _leaves(tree) if leaf.tag != TRACE]
 
 
-def score_brackets(gold: Sequence[Tree], trees: Sequence[Tree | None]) -> BracketScore:
-    """Score as many trees as there are gold trees; None stands for a sentence without a parse.
+def score_brackets(
+    gold: Sequence[Tree], trees: Sequence[Tree | None]
+) -> tuple[BracketCounts, BracketCounts]:
+    """Return the counts of all sentences, and of sentences of at most 40 words, as EVALB does.
 
+    There are as many trees as gold trees; None stands for a sentence without a parse.
     Words with the tag XX (no part of speech) get the gold tree's tag, so that punctuation is
     deleted in both trees.
     """
-    score = BracketScore()
+    every, short = BracketCounts(), BracketCounts()
     for gold_tree, tree in zip(gold, trees, strict=True):
         counts = _compare(gold_tree, tree)
-        score.all.add(counts)
+        every.add(counts)
         if len(_words(gold_tree)) <= CUTOFF_LENGTH:
-            score.short.add(counts)
-    return score
+            short.add(counts)
+    return every, short
 
 
 class _Sentence:
