@@ -135,7 +135,7 @@ def _import(
     run, weights = convert(read)
     vocabulary = read.vocabulary
     tags = language_tags(vocabulary.source.tags())
-    card = read_card(model if model.is_dir() else model.parent)
+    license_, named_origin = read_card(model if model.is_dir() else model.parent)
     info = ModelInfo(
         run=run,
         source=read.languages[0],
@@ -151,8 +151,8 @@ def _import(
                 data_dir="",
                 step=0,
                 sha256=sha256_of(read.path),
-                license=card.license,
-                origin=card.origin or origin,
+                license=license_,
+                origin=named_origin or origin,
             ),
         ),
     )
@@ -163,7 +163,7 @@ def _import(
         num_parameters=sum(each.numel() for each in weights.values()),
         max_positions=getattr(run.model, "learned_positions", None),
         takes_tokens=read.takes_tokens,
-        license=card.license,
+        license=license_,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 from foreign_models import new_marian
 
-from tfm.applications.importing.card import Card, read_card
+from tfm.applications.importing.card import read_card
 from tfm.commands.export import export
 from tfm.commands.import_model import import_model
 from tfm.folders.model_folder import ModelFolder
@@ -49,7 +49,7 @@ CC_BY = """Attribution 4.0 International
 )
 def test_a_card_names_license_and_origin(tmp_path, readme, license_, origin):
     (tmp_path / "README.md").write_bytes(readme.encode())
-    assert read_card(tmp_path) == Card(license_, origin)
+    assert read_card(tmp_path) == (license_, origin)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_card_names_license_and_origin(tmp_path, readme, license_, origin):
 def test_without_a_license_in_the_card_its_text_counts(tmp_path, text, expected):
     (tmp_path / "README.md").write_text(f"* download: [x]({URL})")
     (tmp_path / "LICENSE").write_text(text, encoding="utf-8")
-    assert read_card(tmp_path) == Card(expected, URL)
+    assert read_card(tmp_path) == (expected, URL)
 
 
 def test_an_imported_model_and_its_export_keep_license_and_origin(tmp_path):

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -29,21 +28,11 @@ _TEXTS = (
 _NUM_FIRST = 1_000  # characters in which a license says its name
 
 
-@dataclass(frozen=True)
-class Card:
-    """The license and origin of a model, as far as its files name them.
+def read_card(folder: Path) -> tuple[str | None, str | None]:
+    """Return the license of a model, and the address or name of its origin; None if unknown.
 
-    Attributes:
-        license: Its license; None if unknown.
-        origin: The address or name of the model that it was made from; None if unknown.
+    They are in README.md and LICENSE. An unknown license text is quoted.
     """
-
-    license: str | None = None
-    origin: str | None = None
-
-
-def read_card(folder: Path) -> Card:
-    """Read README.md and LICENSE in a folder; an unknown license text is quoted."""
     readme = _text(folder / "README.md").replace("\r\n", "\n")
     matter = _FRONT_MATTER.match(readme)
     fields = matter[1] if matter else ""
@@ -51,10 +40,8 @@ def read_card(folder: Path) -> Card:
     if named == "other":
         named = _field(fields, "license_name") or named
     link = _DOWNLOAD.search(readme)
-    return Card(
-        license=_recorded(named) or next(_licenses(folder), None),
-        origin=link[1] if link else _field(fields, "base_model"),
-    )
+    license_ = _recorded(named) or next(_licenses(folder), None)
+    return license_, link[1] if link else _field(fields, "base_model")
 
 
 def _field(front_matter: str, name: str) -> str | None:
