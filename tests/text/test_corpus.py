@@ -284,6 +284,8 @@ ADDED = [  # to a recipe
     ("cleaning = { max_characters = -1 }", "max_characters is -1, but must be at least 0"),
     ("cleaning = { normalize_space = true }", "normalize_space holds for all texts"),
     ("cleaning = { normalize_unicode = true }", "normalize_unicode holds for all texts"),
+    ("augmentation = { upper = 1 }", "'upper' in [augmentation]: did you mean upper_share"),
+    ("augmentation = { typo_share = 2 }", "typo_share is 2.0, but must be at most 1"),
     ("[[train]]\n" + WEIGHTED, "1 has no weight, but"),
     ("[[valid]]\n" + WEIGHTED, "only [[train]] texts"),
     ('[search]\ntag = "<bt>"', "tag is no setting of [search] in a recipe"),

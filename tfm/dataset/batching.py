@@ -116,10 +116,9 @@ class Batcher:
         return int(np.maximum(*self.lengths(indices)).max(initial=0))
 
     def num_batches(self) -> int:
-        """Return the number of batches in the first epoch.
+        """Return the number of batches in the first epoch; an estimate if it has several windows.
 
-        It is an estimate if the epoch has several windows, or pairs are augmented. With weights,
-        other epochs differ slightly.
+        With weights or augmented pairs, other epochs differ slightly.
         """
         num_pairs, num_batches, _ = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_batches)
@@ -129,11 +128,6 @@ class Batcher:
         """The number of target tokens in the first epoch, EOS included, or an estimate of it."""
         num_pairs, _, num_tokens = self._planner.sample_counts
         return round(len(self._dataset) / num_pairs * num_tokens)
-
-    @property
-    def growth(self) -> float:
-        """How many target tokens an augmented pair has for each one that is stored, about."""
-        return self._planner.growth
 
     def sample(self) -> Integers:
         """Return the indices to compute an epoch's means from: all, or about a million."""

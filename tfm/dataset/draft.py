@@ -72,13 +72,8 @@ class Piece:
     def record(self) -> TrainingText:
         """Return the record of the text in the shard."""
         counts, text = self.counts.record(), self.text
-        return TrainingText(
-            name=self.name,
-            weight=text.weight,
-            tag=text.tag,
-            augmentation=text.augmentation,
-            **counts,
-        )
+        options = {name: text.options()[name] for name in ("weight", "tag", "augmentation")}
+        return TrainingText(name=self.name, **options, **counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, pairwise
@@ -34,7 +35,6 @@ from tfm.dataset.augmentation import Augmentation, AugmentedPairs, Augmenter
 from tfm.dataset.augmenting_process import AugmentingProcess
 from tfm.dataset.parallel import Integers, ParallelDataset
 from tfm.dataset.shards import TrainingText
-from tfm.disk.files import atomic_write
 from tfm.errors import DataError
 from tfm.machine.group import Group
 
@@ -45,7 +45,7 @@ RUN_PAIRS = 4_096
 _MAX_PAIRS = 1 << 32
 _BLOCK_PAIRS = 1 << 20  # to read lengths of at once
 _POLL_SECONDS = 0.01
-_PLAN = "plan.npy"  # the file of a window with its batches
+_PAIRS, _STARTS = "pairs.npy", "starts.npy"  # the files of a window
 _DRAWS = 1  # in a seed, to differ from the seeds that shuffle epochs
 
 Pairs = npt.NDArray[np.uint32]
@@ -84,18 +84,16 @@ class Window:
         first = int(np.searchsorted(self.starts[1:], examples, side="right"))
         return replace(self, starts=self.starts[first:])
 
-    def save(self, path: Path) -> None:
-        """Write one array: the number of batches, their starts, and the pairs."""
-        num_batches = np.array([len(self.starts) - 1], dtype=np.uint32)
-        with atomic_write(path) as file:
-            np.save(file, np.concatenate([num_batches, self.starts, self.pairs]))
+    def save(self, folder: Path) -> None:
+        """Write the pairs and the starts to a folder."""
+        np.save(folder / _PAIRS, self.pairs)
+        np.save(folder / _STARTS, self.starts)
 
     @classmethod
-    def load(cls, path: Path) -> "Window":
-        """Map the file of a window into memory."""
-        array = np.load(path, mmap_mode="r")
-        starts, pairs = np.split(array[1:], [int(array[0]) + 1])
-        return cls(pairs, starts)
+    def load(cls, folder: Path, augmentation: Augmentation | None = None) -> "Window":
+        """Map the files of a window, perhaps of augmented pairs, into memory."""
+        pairs, starts = (np.load(folder / name, mmap_mode="r") for name in (_PAIRS, _STARTS))
+        return cls(pairs, starts, AugmentedPairs.open(folder, augmentation))
 
 
 class _Dealt(NamedTuple):
@@ -162,13 +160,6 @@ class Planner:
         for number, runs in enumerate(self._deal(epoch)):
             yield self._plan(epoch, number, runs)
 
-    @cached_property
-    def growth(self) -> float:
-        """How many target tokens augmented pairs have for each one that is stored, about."""
-        if self._augmentation is None:
-            return 1.0
-        return Augmenter(self._augmentation).growth(self.sample())
-
     def sample(self) -> Integers:
         """Return about a million pairs spread over the first window of an epoch, or all."""
         pairs = expand(self._deal(1)[0])
@@ -180,8 +171,10 @@ class Planner:
         _, target_lengths = self._lengths(expand(self._deal(1)[0]), self._dataset)
         num_buckets = len(self._find_bucket_starts(np.sort(target_lengths))) + 1
         num_batches = -(-num_buckets // self._buckets_per_batch)
-        num_tokens = int(target_lengths.sum(dtype=np.int64))
-        return len(target_lengths), num_batches * self.growth, num_tokens * self.growth
+        num_tokens, growth = int(target_lengths.sum(dtype=np.int64)), 1.0
+        if self._augmentation is not None:
+            growth = Augmenter(self._augmentation).growth(self.sample())
+        return len(target_lengths), num_batches * growth, num_tokens * growth
 
     def _remaining(self, epoch: int, examples: int) -> Iterator["_Dealt"]:
         """Yield the windows after N pairs of an epoch, without end."""
@@ -207,14 +200,11 @@ class Planner:
                 yield each, None
             return
         first = next(remaining)
-        process = AugmentingProcess(self._augmentation, self._folder)
-        try:
+        with closing(AugmentingProcess(self._augmentation, self._folder)) as process:
             process.request(first.epoch, first.number, expand(first.runs))
             for each, following in pairwise(chain([first], remaining)):
                 process.request(following.epoch, following.number, expand(following.runs))
                 yield each, process.wait(each.epoch, each.number)
-        finally:
-            process.close()
 
     def _give(self, dealt: "_Dealt", window: Window, folder: Path | None) -> None:
         """Give a window, and the folder of its pairs, to the other processes of this machine.
@@ -226,7 +216,7 @@ class Planner:
             name = f"{dealt.epoch}-{dealt.number}"
             folder = folder or self._folder / name
             folder.mkdir(exist_ok=True)
-            window.save(folder / _PLAN)
+            window.save(folder)
             for rank in range(1, self._world.local_size):
                 links = self._folder / f".{name}.{rank}"
                 shutil.copytree(folder, links, copy_function=os.link)
@@ -239,8 +229,7 @@ class Planner:
         folder = shared / f"{dealt.epoch}-{dealt.number}.{self._world.local_rank}"
         while not folder.exists():
             time.sleep(_POLL_SECONDS)
-        augmented = AugmentedPairs.open(folder, self._augmentation)
-        window = replace(Window.load(folder / _PLAN), augmented=augmented)
+        window = Window.load(folder, self._augmentation)
         shutil.rmtree(folder, ignore_errors=True)
         return window
 

@@ -98,9 +98,9 @@ def estimate_run(
     its cores.
     """
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
-    sample = batcher.sample()
-    flops = cost.training_flops(*batcher.lengths(sample)) * len(data.train) / len(sample)
-    flops *= batcher.growth / steps_per_epoch
+    lengths = batcher.lengths(batcher.sample())
+    flops = cost.training_flops(*lengths) / int(lengths[1].sum())  # of a target token
+    flops *= batcher.num_tokens / steps_per_epoch
     width, rate = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH), math.nan
     if _is_here(compute.device):
         rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
