@@ -193,7 +193,7 @@ def test_a_mistake_gives_the_same_message_as_the_command(run, elsewhere, call, c
         ("train(max_steps='3')", "max_steps in [training] is '3', but must be a whole"),
         (
             "prepare(train=('in.en',) * 3)",
-            "text is source and target, or one .tsv file with both, ",
+            "text is source and target, or one file with both, ",
         ),
         ("prepare(train='in.en', out='x')", "in.en is given as source and target: give two files,"),
         ("prepare(train=b'in.en')", "train is b'in.en', but must be a path"),

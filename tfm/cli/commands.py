@@ -81,15 +81,17 @@ def _prepare(
     /,
     *,
     list_recipes: Annotated[bool, Flag(name="--list", before="text_only")] = False,
+    json: bool = False,
 ) -> None:
     """Prepare a dataset, or list recipes.
 
     Args:
         call: Prepares the dataset.
         list_recipes: Print the built-in recipes and the sizes of their texts, and exit.
+        json: Print the figures of the dataset as one JSON object.
     """
     if not list_recipes:
-        call()
+        print_result(call(), "json" if json else "text")
         return
     from tfm.cli.output import print_recipes
     from tfm.text.corpus.loading import builtin_recipes, load_recipe

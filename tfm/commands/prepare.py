@@ -2,10 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import override
 
 from tfm.commands.binarize import find_origins
 from tfm.commands.declaration import (
@@ -30,11 +32,13 @@ from tfm.config.schema import Rules, merged_table
 from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
 from tfm.errors import UsageError
-from tfm.reporting import say
+from tfm.reporting import Result, say
 
 if TYPE_CHECKING:
     from tfm.dataset import shards
+    from tfm.dataset.figures import Figures
     from tfm.dataset.test_sets import NamedSet
+    from tfm.table import Table
     from tfm.text.cleaning import Score
     from tfm.text.corpus.recipe import Recipe
     from tfm.text.sources import Downloads
@@ -56,11 +60,29 @@ _OF_RECIPE = Rules(excludes=(*_OF_TEXT, "train_trees", "valid_trees", "test_tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareResult:
-    """The dataset folder, and whether its text was written; False if it was up to date."""
+class PrepareResult(Result):
+    """A prepared dataset.
+
+    Attributes:
+        data_dir: The folder.
+        is_new: Whether its text was written; False if it was up to date.
+        figures: Pairs, tokens, lengths and scripts of its text, and how many pairs each rule
+            dropped; None of a share and of downloads.
+    """
 
     data_dir: Path
     is_new: bool
+    figures: "Figures | None" = None
+
+    @override
+    def lines(self, columns: int | None) -> "Iterator[Table]":
+        """Yield the tables of the figures."""
+        return iter(()) if self.figures is None else self.figures.tables()
+
+    @override
+    def record(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return {**asdict(self), "data_dir": str(self.data_dir)}
 
 
 @command(CleaningConfig, SubwordConfig, BinarizeConfig)
@@ -186,6 +208,7 @@ def prepare_recipe(
     from tfm.dataset import checks, subword_models, text_writer, token_ids
     from tfm.dataset.clean_text import CleanText
     from tfm.dataset.draft import lock_dataset, lock_share
+    from tfm.dataset.figures import Figures
     from tfm.dataset.manifest import Manifest
     from tfm.dataset.test_sets import write_sets
 
@@ -195,7 +218,7 @@ def prepare_recipe(
     binarization = settings_from(BinarizeConfig, tables["binarize"])
     checks.check_settings(subword)
     scorers = _scorers(recipe, cleaning)
-    is_new = False
+    is_new, figures = False, None
     with lock_dataset(out_dir) if share is None else lock_share(out_dir, share):
         checks.check_folder(recipe, out_dir, text_only=text_only, force=force)
         manifest = Manifest.draft(out_dir, recipe, tables, keep_steps=not force)
@@ -220,9 +243,10 @@ def prepare_recipe(
                 subword_models.update(manifest, subword, force=force)
                 token_ids.update(manifest, binarization, origins, force=force)
             write_sets(manifest, sets or {}, files, force=force)
+            figures = Figures.of(manifest, is_encoded=not text_only)
     if is_new and text.sources.unpacked_paths:
         say(f"{out_dir / 'raw'} and the downloads are only needed to clean the text again")
-    return PrepareResult(data_dir=out_dir, is_new=is_new)
+    return PrepareResult(data_dir=out_dir, is_new=is_new, figures=figures)
 
 
 def append_text(
@@ -242,6 +266,7 @@ def append_text(
     from tfm.dataset import checks, rerun, text_writer, token_ids
     from tfm.dataset.clean_text import CleanText
     from tfm.dataset.draft import lock_dataset
+    from tfm.dataset.figures import Figures
     from tfm.dataset.manifest import Manifest
 
     given = _tables(recipe, overrides)
@@ -283,7 +308,8 @@ def append_text(
                 f"warning: {runs} cannot be resumed on a dataset that has grown: start another run "
                 "from it with tfm train --from"
             )
-    return PrepareResult(data_dir=out_dir, is_new=is_new)
+        figures = Figures.of(manifest, is_encoded=not text_only)
+    return PrepareResult(data_dir=out_dir, is_new=is_new, figures=figures)
 
 
 def _tables(recipe: "Recipe", overrides: Mapping[str, Values]) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ DROPPED = "dropped.txt"  # examples of dropped pairs
 
 # Rules that drop a higher rate of the pairs of a text, and more than some pairs, are warned of.
 _MAX_DROPPED_RATE, _MAX_DROPPED = 0.03, 10
+_WANTED = "protected"  # what is held out is dropped, too
 # A higher rate of lines that are not UTF-8 means another encoding, not damage.
 _MAX_INVALID_RATE = 0.01
 
@@ -37,7 +38,7 @@ def report_training_text(sources: TextSources, text: Text, name: str, counts: Pa
         if 2 * counts.dropped["columns"] > counts.read:
             deque(sources.all_pairs(text, "valid"), maxlen=0)  # an error names the first
     for rule, dropped in counts.dropped.items():
-        if dropped > max(_MAX_DROPPED, _MAX_DROPPED_RATE * counts.read):
+        if rule != _WANTED and dropped > max(_MAX_DROPPED, _MAX_DROPPED_RATE * counts.read):
             flag = RULES.get(rule)
             advice = f", or change the rule with {flag}" if flag else ""
             say(
