@@ -6,9 +6,10 @@ from itertools import chain
 from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Values
-from tfm.dataset.manifest import GOLD, Manifest
+from tfm.dataset.manifest import BINARIZE, GOLD, Manifest
+from tfm.dataset.rerun import changes
 from tfm.dataset.token_ids import check_tags
-from tfm.dataset.token_parts import encoding_changes
+from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.text.corpus.recipe import Recipe
@@ -106,9 +107,10 @@ def check_encoded(manifest: Manifest, config: BinarizeConfig) -> None:
     """Raise UsageError unless the token ids of a dataset were made with its settings."""
     data_dir = manifest.data_dir
     vocabulary = Vocabulary.load(data_dir, manifest.normalization)
-    if changes := encoding_changes(manifest, vocabulary, config):
+    inputs = {"settings": encoding_settings(vocabulary, config)}
+    if found := changes(manifest, BINARIZE, inputs, ["settings"]):
         summary = (
             f"{data_dir} is not encoded as its settings say: run "
             f"{tfm_command('binarize', data_dir)} with the settings that you want, then append"
         )
-        raise UsageError(DETAIL.join([summary, *changes]))
+        raise UsageError(DETAIL.join([summary, *found]))

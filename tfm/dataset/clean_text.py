@@ -112,15 +112,16 @@ class CleanText:
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """JSON values of all that determines the clean text."""
-        texts = (text.options() for split in SPLITS for text in self.recipe.texts(split))
-        options = [{name: value for name, value in text.items() if value} for text in texts]
         inputs = {
             **self.sources.fingerprint,
             "cleaning": settings_to(self.cleaning) | {"protect": [*self.cleaning.protect]},
             "normalization": asdict(self.normalization),
         }
-        if any(options):
-            inputs["options"] = options
+        for split in SPLITS:
+            options = (text.options() for text in self.recipe.texts(split))
+            inputs[split] = [
+                {**text, **each} for text, each in zip(inputs[split], options, strict=True)
+            ]
         if any(cleaning_of(text, self.cleaning).max_length_ratio for text in self.recipe.train):
             inputs["length_ratio"] = "of the text"  # not a limit for all texts
         if self.scorers:

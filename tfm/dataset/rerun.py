@@ -1,11 +1,13 @@
 """Whether a step of a dataset runs again, and the runs that could not be resumed if it did."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.config import Values
+from tfm.config.values import differences
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.disk.files import is_same_file, read_record, write_record
@@ -14,6 +16,17 @@ from tfm.reporting import say
 from tfm.vocabulary.subword import Vocabulary
 
 RUNS, RUNS_FORMAT = "runs.json", 1
+
+_CHECKSUM = re.compile(r"([0-9a-f]{8})[0-9a-f]{56}")
+_TABLES = ("settings", "cleaning", "normalization")  # inputs that are settings by name
+_WORDS = {
+    "train": "the training text",
+    "text": "the training text",
+    "subwords": "the subword model",
+    "protected": "the protected text",
+    "score_models": "a model that scores pairs",
+    "scores": "the scores of pairs",
+}
 
 
 @dataclass(frozen=True)
@@ -31,22 +44,45 @@ def is_due(
     *,
     output: Path | None = None,
     command: str | None = None,
-    changes: Sequence[str] = (),
+    needed: Sequence[str] = (),
     force: bool = False,
 ) -> bool:
     """Return whether a step has to run: its `inputs`, JSON values, determine what it writes.
 
-    Prints that its `output` is unchanged, or which `changes` of the token ids make the `command`
-    write it again. Refuses such changes if runs need the token ids; with `force`, it only warns.
+    Prints that its `output` is unchanged, or why the `command` writes it again. Refuses to change
+    inputs that are `needed` as they were to resume runs, if there are any; `force` only warns.
     """
-    if not force and manifest.is_current(step, inputs):
+    what, is_current = f"{command or step}: {output}", manifest.is_current(step, inputs)
+    if is_current and not force:
         if output is not None:
-            say(f"{command or step}: {output} unchanged")
+            say(f"{what} unchanged")
         return False
-    if changes:
-        check_runs(manifest.data_dir, changes, force=force)
-        say(f"{command or step}: {output} again: {'; '.join(changes)}")
+    if found := changes(manifest, step, inputs, needed):
+        check_runs(manifest.data_dir, found, force=force)
+    elif manifest.inputs(step) == inputs and not is_current:
+        found = ["its files are gone, or have other sizes"]
+    if found and output is not None:
+        say(f"{what} again: {'; '.join(found)}")
     return True
+
+
+def changes(manifest: Manifest, step: str, inputs: Values, names: Sequence[str]) -> list[str]:
+    """Describe how some inputs of a step differ from those when it was done, if it was."""
+    before, found = manifest.inputs(step), []
+    if before is None or all(before.get(name) == inputs.get(name) for name in names):
+        return []
+    for name in names:
+        one, other = before.get(name), inputs.get(name)
+        if name in _TABLES and one and other:
+            found += differences(*map(_shortened, (one, other)))
+        elif one != other and None not in (one, other):
+            found.append(f"{_WORDS.get(name, name)} has changed")
+    return found or ["it would be made in another way"]
+
+
+def _shortened(table: Values) -> Values:
+    """Return a table with the beginnings of checksums, for messages."""
+    return {name: _CHECKSUM.sub(r"\1", str(value)) for name, value in table.items()}
 
 
 def check_runs(data_dir: Path, changes: Sequence[str], *, force: bool) -> None:

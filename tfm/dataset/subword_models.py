@@ -5,7 +5,6 @@ from itertools import chain
 from pathlib import Path
 
 from tfm.config import SubwordConfig, Values
-from tfm.config.values import differences
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.rerun import is_due
 from tfm.disk.files import atomic_write, write_text
@@ -37,8 +36,8 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
         sides = chain.from_iterable(files)
         fingerprints = {path.name: manifest.text_fingerprint(path) for path in sides}
         inputs = {"text": fingerprints, "settings": settings}
-    changes = _changes(manifest.inputs(STEP) or inputs, inputs)
-    if not is_due(manifest, STEP, inputs, output=data_dir, changes=changes, force=force):
+    needed = ("settings", "subwords", "text")
+    if not is_due(manifest, STEP, inputs, output=data_dir, needed=needed, force=force):
         return False
     models = models or learn_subword_models(source, target, config)
     paths = model_paths(data_dir, separate=len(models) > 1)
@@ -61,12 +60,3 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
     for path, size in zip(paths, sizes, strict=True):
         say(f"learn-bpe: {path} with {size:,} pieces{origin}")
     return True
-
-
-def _changes(before: Values, after: Values) -> list[str]:
-    """Describe how inputs of this step differ from those before."""
-    changes = differences(before.get("settings", {}), after.get("settings", {}))
-    if before.get("subwords") != after.get("subwords"):
-        changes = ["another subword model is used"]
-    is_other_text = "text" in before and "text" in after and before["text"] != after["text"]
-    return [*changes, "the training text has changed"] if is_other_text else changes

@@ -27,11 +27,12 @@ from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.text.cleaning import Cleaner, PairCounts
 from tfm.text.corpus.recipe import Recipe
-from tfm.text.corpus.texts import Split, TreeFile
+from tfm.text.corpus.texts import SPLITS, Split, TreeFile
 from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
 STEP = "clean"
+_NEEDED = ("train", "cleaning", "normalization", "protected", "score_models", "scores")  # by runs
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
@@ -70,23 +71,8 @@ def _check_replaced(manifest: Manifest, text: CleanText) -> None:
                 "name it again, choose another folder with --out, or remove it with --force"
             )
         say(f"warning: {folder} loses {lost} text that this call does not name")
-    is_other = before is not None and _of_training_text(before) != _of_training_text(text.inputs)
-    if text.force or is_other:
-        check_runs(folder, ["its training text would be other text"], force=text.force)
-
-
-def _of_training_text(inputs: Values) -> list[Any]:
-    """Return the inputs of this step that determine the training text."""
-    texts = inputs.get("texts", {}).get("train", [])
-    sides = [str(value) for text in texts for value in text.values()]
-    no_options: list[Values] = [{}] * len(texts)
-    return [
-        texts,
-        {side: inputs.get("contents", {}).get(side) for side in sides},
-        [file for file in inputs.get("downloads", []) if file["url"].endswith(tuple(sides))],
-        (inputs.get("options") or no_options)[: len(texts)],
-        *map(inputs.get, ("cleaning", "normalization", "score_models", "protected")),
-    ]
+    if text.force:
+        check_runs(folder, [], force=True)
 
 
 def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
@@ -99,10 +85,11 @@ def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
 
 def _num_texts(inputs: Values) -> Counter[str]:
     """Return how many texts each split, and the monolingual text of each language, consists of."""
-    splits = {split: len(texts) for split, texts in inputs.get("texts", {}).items()}
+    mono = Counter(f"mono.{text['language']}" for text in inputs.get("mono", []))
+    splits = {split: len(inputs.get(split, [])) for split in SPLITS}
     if inputs.get("cleaning", {}).get("hold_out"):
         splits |= {split: splits[split] or 1 for split in HELD_OUT}
-    return Counter(splits) + Counter(f"mono.{text['language']}" for text in inputs.get("mono", []))
+    return mono + Counter(splits)
 
 
 def fetch_text(manifest: Manifest, text: CleanText, *, step: str = STEP, prefix: str = "") -> bool:
@@ -113,8 +100,8 @@ def fetch_text(manifest: Manifest, text: CleanText, *, step: str = STEP, prefix:
     data_dir, sources = manifest.data_dir, text.sources
     for folder in (data_dir, data_dir / "raw", data_dir / "bin", sources.downloads_dir):
         remove_leftovers(folder)
-    command = "append" if prefix else STEP
-    if not is_due(manifest, step, text.inputs, output=data_dir, command=command):
+    command, needed = ("append", ()) if prefix else (STEP, _NEEDED)
+    if not is_due(manifest, step, text.inputs, output=data_dir, command=command, needed=needed):
         return False
     _check_disk(data_dir, sources.recipe)
     paths = sources.unpacked_paths
@@ -197,7 +184,7 @@ def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
         raise UsageError(
             "--share excludes --min-score and --unique-sides, which need the whole text"
         )
-    if not is_due(manifest, STEP, text.inputs, output=manifest.data_dir):
+    if not is_due(manifest, STEP, text.inputs, output=manifest.data_dir, needed=_NEEDED):
         return
     draft = Draft(manifest, text.inputs)
     cleaner = text.cleaner(manifest.data_dir)

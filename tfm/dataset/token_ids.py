@@ -17,7 +17,6 @@ from tfm.dataset.token_parts import (
     NUM_SPELLED,
     EncodedShard,
     encode_shards,
-    encoding_changes,
     encoding_settings,
 )
 from tfm.disk.files import sha256_of
@@ -87,10 +86,10 @@ def _update_splits(
     inputs = {
         "text": manifest.text_fingerprints(splits),
         "texts": [asdict(text) for text in texts],
-        **encoding_settings(vocabulary, config),
+        "settings": encoding_settings(vocabulary, config),
     }
-    changes = encoding_changes(manifest, vocabulary, config)
-    if not is_due(manifest, BINARIZE, inputs, output=bin_dir, changes=changes, force=force):
+    needed = ["settings"]
+    if not is_due(manifest, BINARIZE, inputs, output=bin_dir, needed=needed, force=force):
         return False
     _check(manifest, vocabulary, config)
     parts, result = {}, {}

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfm.config import BinarizeConfig, Values
-from tfm.config.values import differences
-from tfm.dataset.manifest import BINARIZE, Manifest
+from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
 from tfm.dataset.shards import Shard, ShardRecord, TrainingText
 from tfm.disk.files import atomic_write
@@ -60,22 +59,6 @@ def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[st
     }
 
 
-def encoding_changes(
-    manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig
-) -> list[str]:
-    """Describe how an encoding differs from the encoding of a dataset's token ids, if any."""
-    before = dict(manifest.inputs(BINARIZE) or {})
-    after = encoding_settings(vocabulary, config)
-    for name in ("text", "texts"):
-        before.pop(name, None)
-    return differences(*map(_in_words, (before, after))) if before else []
-
-
-def _in_words(encoding: Values) -> Values:
-    """Return the result of `encoding_settings` for messages."""
-    return {**encoding, "subword": str(encoding.get("subword"))[:8]}
-
-
 def encode_shards(
     manifest: Manifest,
     split: str,
@@ -100,7 +83,7 @@ def encode_shards(
                 inputs = {
                     "text": {path.name: manifest.text_fingerprint(path) for path in paths},
                     "texts": [asdict(text) for text in shard.texts],
-                    **encoding_settings(vocabulary, config),
+                    "settings": encoding_settings(vocabulary, config),
                 }
                 advice = f"run {tfm_command('binarize', manifest.data_dir, '--force')}"
                 known = EncodedShard.find(bin_dir, shard.name, inputs, advice=advice)

@@ -95,21 +95,32 @@ class TextSources:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change whenever the text may change."""
+        """JSON values that change whenever the text may change, for each split and `mono`."""
         contents = {str(path): sha256_of(path) for path in self.recipe.local_paths()}
+        downloads = self.recipe.downloads()
         if self._mirror is not None and not is_url(self._mirror):
-            for file in self.recipe.downloads():
+            for file in downloads:
                 path = located(file, self.downloads_dir, self._mirror)
                 # A verified file is the same in every mirror.
                 if not (self._verify and file.has_checksum) and path.is_file():
                     contents[file.name] = sha256_of(path)
-        mono = {"mono": [asdict(text) for text in self.recipe.mono]} if self.recipe.mono else {}
-        return mono | {
-            "downloads": [asdict(file) for file in self.recipe.downloads()],
-            "texts": {s: [_location(text) for text in self.recipe.texts(s)] for s in SPLITS},
-            "contents": contents,
-            "verify": self._verify,
+
+        def origin(location: dict[str, Any]) -> dict[str, Any]:
+            names = [str(value) for value in location.values()]
+            files = [file for file in downloads if file.name in names or file.url in names]
+            names += [file.name for file in files]
+            return {
+                **location,
+                "contents": {name: contents[name] for name in names if name in contents},
+                "downloads": [asdict(file) for file in files],
+            }
+
+        origins: dict[str, Any] = {
+            split: [origin(_location(text)) for text in self.recipe.texts(split)]
+            for split in SPLITS
         }
+        mono = [origin(asdict(text)) for text in self.recipe.mono]
+        return {**origins, "mono": mono, "verify": self._verify}
 
     def fetch(self) -> dict[str, FetchedFile]:
         """Download all files that are missing; return {file name: file}."""
