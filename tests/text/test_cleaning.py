@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.config import CleaningConfig
-from tfm.text import cleaning, hashes, lines
-from tfm.text.cleaning import Cleaner, PairCounts
+from tfm.text import hashes, lines
+from tfm.text.cleaning import Cleaner
+from tfm.text.counts import RULES, PairCounts
 from tfm.text.hashes import SeenHashes
 from tfm.text.pair_checks import ratio_checks
 
@@ -40,7 +41,7 @@ def test_each_rule_drops_and_counts_its_pair():
     kept, counts = clean(pairs, max_characters=100)
     assert kept == [(b"a dog", b"ein Hund")]
     by_default = ("not_utf8", "empty", "too_long", "length_ratio", "copy", "duplicate")
-    assert counts.dropped == {rule: int(rule in by_default) for rule in cleaning.RULES}
+    assert counts.dropped == {rule: int(rule in by_default) for rule in RULES}
     assert (counts.read, counts.normalized, counts.kept) == (7, 3, 1)
 
 

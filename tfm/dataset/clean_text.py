@@ -10,23 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import CleaningConfig, Normalization, settings_from, settings_to
-from tfm.dataset.draft import FinishedShard, Piece
+from tfm.dataset.draft import Piece
 from tfm.dataset.manifest import Manifest
-from tfm.dataset.shards import by_text
+from tfm.dataset.shards import Shard, TrainingText, by_text
 from tfm.dataset.test_sets import read_protected
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.text.cleaning import (
-    Cleaner,
-    HeldOutPairs,
-    PairCounts,
-    Score,
-    clean_lines,
-    look_swapped,
-    passing,
-)
+from tfm.text.cleaning import Cleaner, HeldOutPairs, Score, clean_lines, look_swapped, passing
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Split, Text, TextFiles, TreeFile, text_name
+from tfm.text.counts import PairCounts
 from tfm.text.lines import BytesPair, in_chunks, read_pairs
 from tfm.text.looks import FIRST_LINES, look
 from tfm.text.pair_checks import Check, are_swapped, deviation_checks, pair_checks, ratio_checks
@@ -191,13 +184,12 @@ class CleanText:
         Unicode is composed as in training.
         """
         for number, text in enumerate(self.recipe.texts(split), 1):
-            counts, name = PairCounts(), f"{number} {text_name(text)}"
-            composed = self._composed(split, text, counts, pairs)
-            yield Piece(name=name, text=text, counts=counts, pairs=composed)
+            counted = TrainingText.of(text, f"{number} {text_name(text)}")
+            yield Piece(text=counted, pairs=self._composed(split, text, counted, pairs))
         if taken := self.taken.get(split):
             pairs.add(split, taken)
-            counts, text = PairCounts(read=len(taken), kept=len(taken)), self.recipe.train[0]
-            yield Piece(name="1 held out", text=text, counts=counts, pairs=iter(taken))
+            counted = TrainingText(name="1 held out", read=len(taken), kept=len(taken))
+            yield Piece(text=counted, pairs=iter(taken))
 
     def _composed(
         self, split: Split, text: Text, counts: PairCounts, pairs: HeldOutPairs
@@ -232,17 +224,18 @@ class CleanText:
         start = place * self.cleaning.shard_pairs
         for number, pairs in groupby(stretch, key=itemgetter(0)):
             text, rules = self.recipe.train[number], self._rules(number, cleaner.held_out)
-            counts, file = PairCounts(length_ratio=rules.length_ratio), self.file_scores
+            counted = TrainingText.of(text, self.names[number], rules.length_ratio)
+            file = self.file_scores
             clean = cleaner.clean(
                 map(itemgetter(1), pairs),
-                counts,
+                counted,
                 config=rules.config,
                 tag=text.tag,
                 checks=rules.checks,
                 score=rules.score if file is None else partial(file.scores, start),
             )
-            yield Piece(name=self.names[number], text=text, counts=counts, pairs=clean)
-            start += counts.read
+            yield Piece(text=counted, pairs=clean)
+            start += counted.read
 
     def choose_by_sides(self, cleaner: Cleaner, folder: Path) -> None:
         """Choose which of the training pairs that share a side a cleaner keeps, if only one."""
@@ -260,22 +253,12 @@ class CleanText:
         cleaner.unique.choose()
 
     def pieces_again(
-        self, shard: FinishedShard, pairs: Iterator[BytesPair], cleaner: Cleaner
+        self, shard: Shard, pairs: Iterator[BytesPair], cleaner: Cleaner
     ) -> Iterator[Piece]:
         """Yield the texts of a finished shard, without pairs that occurred before it."""
-        of_texts = by_text(pairs, shard.shard.texts)
-        for (known, of_text), counts in zip(of_texts, shard.counts(), strict=True):
-            text = self.recipe.train[self.names.index(known.name)]
-            distinct = self._distinct(text, of_text, counts, cleaner)
-            yield Piece(name=known.name, text=text, counts=counts, pairs=distinct)
-
-    def _distinct(
-        self, text: Text, pairs: Iterator[BytesPair], counts: PairCounts, cleaner: Cleaner
-    ) -> Iterator[BytesPair]:
-        counts.kept, in_held_out = 0, counts.in_held_out
-        config = cleaning_of(text, self.cleaning)
-        yield from cleaner.distinct(pairs, counts, config=config, tag=text.tag)
-        counts.in_held_out = in_held_out  # which were counted with the duplicates
+        for text, of_text in by_text(pairs, shard.texts):
+            config = cleaning_of(self.recipe.train[self.names.index(text.name)], self.cleaning)
+            yield Piece(text=text, pairs=_distinct(text, of_text, config, cleaner))
 
     def _rules(self, number: int, held_out: HeldOutPairs) -> "_Rules":
         """Return the rules of a training text, some of which are measured in all of it."""
@@ -336,3 +319,12 @@ class CleanText:
             for finding in look(decoded, self.sources.tags.__contains__):
                 advice = finding.sign.advice or "remove it, or make it one piece with --symbols"
                 say(f"warning: {path}: {finding}: {advice}")
+
+
+def _distinct(
+    text: TrainingText, pairs: Iterator[BytesPair], config: CleaningConfig, cleaner: Cleaner
+) -> Iterator[BytesPair]:
+    """Yield the pairs of a text that did not occur before; count them again."""
+    text.kept, in_held_out = 0, text.in_held_out
+    yield from cleaner.distinct(pairs, text, config=config, tag=text.tag)
+    text.in_held_out = in_held_out  # which were counted with the duplicates

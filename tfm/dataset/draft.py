@@ -9,10 +9,9 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from tfm.config import Values
 from tfm.dataset.manifest import GOLD, Manifest
@@ -24,8 +23,6 @@ from tfm.disk.files import (
 )
 from tfm.disk.lock import lock_folder
 from tfm.reporting import Progress
-from tfm.text.cleaning import PairCounts
-from tfm.text.corpus.texts import Text
 from tfm.text.lines import BytesPair, in_chunks
 
 _DRAFT, _READY = "draft", "ready"
@@ -58,9 +55,7 @@ def lock_share(data_dir: Path, share: Share) -> Iterator[None]:
 class Piece:
     """The pairs of a text in a shard; its counts are complete when the pairs have been read."""
 
-    name: str
-    text: Text
-    counts: PairCounts
+    text: TrainingText
     pairs: Iterator[BytesPair]
 
     def blocks(self) -> Iterator[list[BytesPair]]:
@@ -68,33 +63,6 @@ class Piece:
         tag = f"{self.text.tag} ".encode() if self.text.tag else b""
         for block in in_chunks(self.pairs):
             yield [(tag + source if source.strip() else source, t) for source, t in block]
-
-    def record(self) -> TrainingText:
-        """Return the record of the text in the shard."""
-        counts, text = self.counts.record(), self.text
-        options = {name: text.options()[name] for name in ("weight", "tag", "augmentation")}
-        return TrainingText(name=self.name, **options, **counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedShard(ShardRecord):
-    """The record of the text of a shard of the draft.
-
-    Its inputs are without the text before it.
-
-    Attributes:
-        examples: For each text, {rule: examples of the pairs that it dropped}, by their hashes.
-    """
-
-    examples: tuple[Mapping[str, Mapping[str, tuple[str, str]]], ...]
-
-    def counts(self) -> Iterator[PairCounts]:
-        """Yield the counts of each text."""
-        for text, examples in zip(self.shard.texts, self.examples, strict=True):
-            of_text: dict[str, Any] = {name: getattr(text, name) for name in PairCounts().record()}
-            of_text["dropped"] = dict(text.dropped)
-            of_text["examples"] = {rule: dict(pairs) for rule, pairs in examples.items()}
-            yield PairCounts(**of_text, length_ratio=text.length_ratio)
 
 
 class Draft:
@@ -118,9 +86,9 @@ class Draft:
         """Return the name of a training shard of the draft, by its number from 0 on."""
         return shard_name("train", self._first + number)
 
-    def write(self, name: str, pieces: Iterable[Piece], bar: Progress) -> FinishedShard:
+    def write(self, name: str, pieces: Iterable[Piece], bar: Progress) -> Shard:
         """Write the text of a shard, and its record."""
-        names, written = [path.name for path in self._manifest.text_paths(name)], []
+        names, texts = [path.name for path in self._manifest.text_paths(name)], []
         with ExitStack() as stack:
             for path in self._manifest.text_paths(name):
                 output_target(path)  # shows, before the long work, whether it can be replaced
@@ -130,29 +98,26 @@ class Draft:
                     for side, file in enumerate(files):
                         file.writelines(pair[side] + b"\n" for pair in block)
                     bar.update(len(block))
-                written.append(piece)
-        texts = tuple(piece.record() for piece in written)
-        finished = FinishedShard(
-            inputs=self._inputs,
-            sizes={each: (self.folder / each).stat().st_size for each in names},
-            shard=Shard(name=name, appended=self._first > 1, texts=texts),
-            examples=tuple(piece.counts.examples for piece in written),
-        )
-        finished.save(self.folder)
-        return finished
+                texts.append(piece.text)
+        shard = Shard(name=name, appended=self._first > 1, texts=tuple(texts))
+        sizes = {each: (self.folder / each).stat().st_size for each in names}
+        ShardRecord(inputs=self._inputs, sizes=sizes, shard=shard).save(self.folder)
+        return shard
 
-    def find(self, name: str) -> FinishedShard | None:
+    def find(self, name: str) -> Shard | None:
         """Return a shard that an earlier call has finished; None if its text has to be cleaned."""
         if not self._reuse:
             return None
         advice = f"remove {self.folder}"
-        return FinishedShard.find(self.folder, name, self._inputs, advice=advice)
+        record = ShardRecord.find(self.folder, name, self._inputs, advice=advice)
+        return record.shard if record else None
 
-    def pairs(self, shard: FinishedShard) -> Iterator[BytesPair]:
+    def pairs(self, shard: Shard) -> Iterator[BytesPair]:
         """Read the pairs of a finished shard, exactly as they were written."""
-        source_path, target_path = (self.folder / name for name in shard.sizes)
-        with source_path.open("rb") as sources, target_path.open("rb") as targets:
-            for source, target in zip(sources, targets, strict=True):
+        paths = (self.folder / f"{shard.name}.{lang}" for lang in self._manifest.languages)
+        with ExitStack() as stack:
+            sides = [stack.enter_context(path.open("rb")) for path in paths]
+            for source, target in zip(*sides, strict=True):
                 yield source[:-1], target[:-1]
 
     def publish(
@@ -169,7 +134,8 @@ class Draft:
             for shard in chain.from_iterable(shards.values())
             for language in self._manifest.languages
         ]
-        self._manifest.record_shards(shards, append=self._first > 1)
+        plain = {split: [*map(_without_examples, found)] for split, found in shards.items()}
+        self._manifest.record_shards(plain, append=self._first > 1)
         outputs += others
         self._manifest.record(
             step, inputs=inputs, outputs=outputs, result=result, folder=self.folder
@@ -179,6 +145,10 @@ class Draft:
         os.replace(self.folder, data_dir / _READY)
         sync_directory(data_dir)
         _put_in_place(data_dir)
+
+
+def _without_examples(shard: Shard) -> Shard:
+    return replace(shard, texts=tuple(replace(text, examples={}) for text in shard.texts))
 
 
 def _put_in_place(data_dir: Path) -> None:

@@ -28,7 +28,7 @@ from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language
 from tfm.vocabulary.subword import EOS
 
-FORMAT = 5
+FORMAT = 6
 MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")

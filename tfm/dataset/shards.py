@@ -1,63 +1,55 @@
 """A dataset is a list of shards: consecutive pairs of a split, which are written once."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from tfm.config import Values
 from tfm.config.values import shown
 from tfm.disk.files import have_sizes, read_record, write_record
 from tfm.errors import UsageError
+from tfm.text.corpus.texts import Text
+from tfm.text.counts import PairCounts
 from tfm.text.lines import BytesPair
 
-_FORMAT = 1  # of the records of shards
+_FORMAT = 2  # of the records of shards
 
 ShardName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingText:
-    """One of the texts that pairs come from, as in a shard, or in all shards of a split.
+@dataclass(kw_only=True)
+class TrainingText(PairCounts):
+    """One of the texts that pairs come from, with its counts in a shard or in all shards.
 
     Attributes:
         name: Its number in the recipe, and the name of its source file.
-        kept: Number of its pairs; the pairs of the first text come first.
-        read: Number of pairs in its files.
-        normalized: Number of pairs whose text was changed.
-        windows_1252: Number of them in which characters were decoded.
-        entities: Number of them in which HTML entities were decoded.
-        dropped: {rule: number of pairs that it dropped}.
-        in_held_out: Number of pairs that are also in the validation or test text.
-        length_ratio: The usual ratio of the lengths of its sides, if it was measured.
         weight: Its share of an epoch, relative to the other texts; None: each pair comes once.
         tag: The tag before each of its source sentences.
         augmentation: Settings that differ from [augmentation] of a run for its pairs.
     """
 
     name: str
-    kept: int
-    read: int
-    normalized: int = 0
-    windows_1252: int = 0
-    entities: int = 0
-    dropped: Mapping[str, int]
-    in_held_out: int = 0
-    length_ratio: float | None = None
     weight: float | None = None
     tag: str | None = None
     augmentation: Values = field(default_factory=dict)
 
-    def plus(self, other: "TrainingText") -> "TrainingText":
-        """Return the text with the counts of other pairs of it."""
-        added = ("kept", "read", "normalized", "windows_1252", "entities", "in_held_out")
-        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in added}
-        dropped = Counter(self.dropped)
-        dropped.update(other.dropped)
-        return replace(self, dropped={**dropped}, **sums)
+    @classmethod
+    def of(cls, text: Text, name: str, length_ratio: float | None = None) -> "TrainingText":
+        """Return a text of a recipe without pairs."""
+        return cls(
+            name=name,
+            length_ratio=length_ratio,
+            weight=text.weight,
+            tag=text.tag,
+            augmentation=text.augmentation,
+        )
+
+    def without_counts(self) -> "TrainingText":
+        """Return the text without pairs."""
+        return replace(self, **vars(PairCounts(length_ratio=self.length_ratio)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +106,7 @@ def sum_of_texts(shards: Iterable[Shard]) -> list[TrainingText]:
     """Return the texts of shards in order, each once, with the sums of their counts."""
     texts: dict[str, TrainingText] = {}
     for text in chain.from_iterable(shard.texts for shard in shards):
-        texts[text.name] = texts[text.name].plus(text) if text.name in texts else text
+        texts.setdefault(text.name, text.without_counts()).add(text)
     return list(texts.values())
 
 

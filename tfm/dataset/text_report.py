@@ -7,8 +7,9 @@ from pathlib import Path
 from tfm.disk.files import write_text
 from tfm.errors import DataError
 from tfm.reporting import say
-from tfm.text.cleaning import RULES, HeldOutPairs, PairCounts
+from tfm.text.cleaning import HeldOutPairs
 from tfm.text.corpus.texts import Text, TextFiles
+from tfm.text.counts import RULES, PairCounts
 from tfm.text.lines import read_every_line
 from tfm.text.sources import TextSources
 

@@ -11,10 +11,10 @@ from rich.filesize import decimal
 
 from tfm.config import Values
 from tfm.dataset.clean_text import HELD_OUT, CleanText
-from tfm.dataset.draft import Draft, FinishedShard
+from tfm.dataset.draft import Draft
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.rerun import check_runs, is_due
-from tfm.dataset.shards import Shard, Share, by_text
+from tfm.dataset.shards import Shard, Share, by_text, sum_of_texts
 from tfm.dataset.text_report import (
     check_encoding,
     count_held_out,
@@ -25,9 +25,10 @@ from tfm.dataset.text_report import (
 from tfm.disk.files import atomic_write, existing_parent, remove_leftovers
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
-from tfm.text.cleaning import Cleaner, PairCounts
+from tfm.text.cleaning import Cleaner
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Split, TreeFile
+from tfm.text.counts import PairCounts
 from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
@@ -144,7 +145,7 @@ def _write_text(manifest: Manifest, text: CleanText) -> None:
         if text.recipe.texts(split) or text.taken.get(split):
             with Progress(f"clean {split}", total=None, unit="pairs") as bar:
                 done = draft.write(split, text.held_out(split, cleaner.held_out), bar)
-            result[split], shards[split] = _summarize(text, split, [done]), [done.shard]
+            result[split], shards[split] = _summarize(text, split, [done]), [done]
             if text.recipe.task == "parsing":
                 outputs.append(_write_gold_trees(draft.folder / f"{split}.{GOLD}", text, split))
     result["train"], shards["train"] = _write_training_text(draft, text, cleaner)
@@ -193,7 +194,7 @@ def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
             deque(piece.pairs, maxlen=0)
     counts = PairCounts()
     for done in _write_shards(draft, text, cleaner, share):
-        for of_text in done.counts():
+        for of_text in done.texts:
             counts.add(of_text)
     say(f"clean: train {share}: {summary(counts)}")
 
@@ -217,15 +218,13 @@ def _write_training_text(
 ) -> tuple[dict[str, Any], list[Shard]]:
     """Write the training text; return its counts, and the records of its shards."""
     text.choose_by_sides(cleaner, draft.folder.parent)
-    done = []
+    done: list[Shard] = []
     of_texts = {name: PairCounts() for name in text.names}
     waiting = deque(zip(text.names, text.recipe.train, strict=True))  # to be reported at their end
     for shard in _write_shards(draft, text, cleaner):
         done.append(shard)
-        for of_text, counts in zip(shard.shard.texts, shard.counts(), strict=True):
-            of_texts[of_text.name].add(counts)
-            of_texts[of_text.name].length_ratio = counts.length_ratio
-        while waiting[0][0] != shard.shard.texts[-1].name:
+        of_texts |= {of_text.name: of_text for of_text in sum_of_texts(done)}
+        while waiting[0][0] != shard.texts[-1].name:
             name, part = waiting.popleft()
             report_training_text(text.sources, part, name, of_texts[name])
     for name, part in waiting:
@@ -234,12 +233,12 @@ def _write_training_text(
     if text.file_scores is not None:
         text.file_scores.check(result["read"])
     write_examples(draft.folder.parent, of_texts)
-    return result, [shard.shard for shard in done]
+    return result, done
 
 
 def _write_shards(
     draft: Draft, text: CleanText, cleaner: Cleaner, share: Share | None = None
-) -> Iterator[FinishedShard]:
+) -> Iterator[Shard]:
     """Write the shards of the training text that are of a share; yield each when it is finished.
 
     A shard that is finished already only loses the pairs that occurred before it.
@@ -259,10 +258,10 @@ def _write_shards(
         share.check(number + 1)
 
 
-def _summarize(text: CleanText, split: Split, shards: Sequence[FinishedShard]) -> dict[str, Any]:
+def _summarize(text: CleanText, split: Split, shards: Sequence[Shard]) -> dict[str, Any]:
     """Return and print the counts of a split; raise DataError if it has no pairs."""
     total = PairCounts()
-    for counts in chain.from_iterable(shard.counts() for shard in shards):
+    for counts in chain.from_iterable(shard.texts for shard in shards):
         total.add(counts)
     if not total.read:
         sides = chain.from_iterable(part.sides for part in text.recipe.texts(split))

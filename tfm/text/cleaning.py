@@ -1,10 +1,9 @@
 """Clean training text by rules, count the pairs that each rule drops, and find swapped sides."""
 
-import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import CleaningConfig, Normalization
+from tfm.text.counts import PairCounts
 from tfm.text.entities import decode_entities
 from tfm.text.hashes import Hashes, SeenHashes, hash_texts
 from tfm.text.lines import BytesPair, UnusableLine, in_chunks
@@ -21,93 +21,14 @@ from tfm.text.pair_checks import Check, is_mojibake
 from tfm.text.seen import SeenText
 from tfm.text.unique import UniqueSides
 
-# The rules, and the flag that changes each.
-RULES = {
-    "columns": "--columns",
-    "huge_line": None,
-    "not_utf8": None,
-    "mojibake": "--no-drop-mojibake",
-    "empty": "--no-drop-empty",
-    "too_long": "--max-characters",
-    "length_ratio": "--max-length-ratio",
-    "copy": "--no-drop-copies",
-    "other_script": "--no-drop-other-script",
-    "unequal_numbers": "--no-drop-unequal-numbers",
-    "other_language": "--no-drop-other-language",
-    "odd_length": "--max-length-deviations",
-    "odd_punctuation": "--max-punctuation-deviations",
-    "duplicate": "--no-drop-duplicates",
-    "low_score": "--min-score",
-    "repeated_side": "--unique-sides",
-}
 Numbers = npt.NDArray[np.int64]
 # Returns a score for each pair, higher for better ones, by the pairs and their numbers in the text.
 Score = Callable[[Sequence[BytesPair], Numbers], Sequence[float] | npt.NDArray[np.float32]]
 
-_NUM_EXAMPLES = 10  # of the pairs that a rule drops from a text
-_EXAMPLE_CHARACTERS = 300
 _SAMPLE_PAIRS, _MIN_SAMPLE_PAIRS = 1_000, 50  # to compare the sides of two texts
 _SWAP_MARGIN = 1.5  # swapped English and German have 4
 
 _Trigrams = Counter[tuple[int, ...]]
-
-
-@dataclass(kw_only=True)
-class PairCounts:
-    """Counts of the pairs of a text: `read` is the sum of `kept` and `dropped`.
-
-    `normalized` counts the pairs whose text was changed, `windows_1252` the pairs among them in
-    which characters were decoded, and `entities` those in which HTML entities were. `in_held_out`
-    counts the training pairs that are also in the validation or test text. `examples` are some of
-    the pairs that each rule dropped, cut if they are long. `length_ratio` is that of the text, if
-    it was measured.
-    """
-
-    read: int = 0
-    normalized: int = 0
-    windows_1252: int = 0
-    entities: int = 0
-    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
-    kept: int = 0
-    in_held_out: int = 0
-    examples: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
-    length_ratio: float | None = None
-
-    def drop(self, rule: str, pair: BytesPair) -> None:
-        """Count a pair that a rule drops, and keep a sample of such pairs as examples.
-
-        All different pairs are equally probable, however often and in which order they occur.
-        """
-        self.dropped[rule] = 1 + self.dropped.get(rule, 0)
-        examples = self.examples.setdefault(rule, {})
-        digest = hashlib.blake2b(b"\n".join(pair), digest_size=8).hexdigest()
-        if len(examples) < _NUM_EXAMPLES or digest < max(examples):
-            examples[digest] = (_excerpt(pair[0]), _excerpt(pair[1]))
-            self.examples[rule] = _least(examples)
-
-    def record(self) -> dict[str, Any]:
-        """Return the counts as JSON values."""
-        names = ("read", "normalized", "windows_1252", "entities", "dropped", "kept", "in_held_out")
-        record = {name: getattr(self, name) for name in names}
-        return record if self.length_ratio is None else record | {"length_ratio": self.length_ratio}
-
-    def add(self, other: "PairCounts") -> None:
-        """Add the counts of another text, or of other pairs of this one."""
-        self.read += other.read
-        self.normalized += other.normalized
-        self.windows_1252 += other.windows_1252
-        self.entities += other.entities
-        self.kept += other.kept
-        self.in_held_out += other.in_held_out
-        for rule, count in other.dropped.items():
-            self.dropped[rule] = count + self.dropped.get(rule, 0)
-        for rule, examples in other.examples.items():
-            self.examples[rule] = _least({**self.examples.get(rule, {}), **examples})
-
-
-def _least(examples: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return the examples with the least hashes, sorted."""
-    return dict(sorted(examples.items())[:_NUM_EXAMPLES])
 
 
 class Cleaner:
@@ -306,12 +227,6 @@ class _Left:
         self.pairs = list(compress(self.pairs, is_kept.tolist()))
         self.numbers = self.numbers[is_kept] if len(self.numbers) else self.numbers
         return is_kept
-
-
-def _excerpt(side: bytes) -> str:
-    """Return the beginning of a line as text without white space other than spaces."""
-    text = side[: 4 * _EXAMPLE_CHARACTERS].decode(errors="replace")  # up to 4 bytes a character
-    return Normalization(unicode=False).normalize(text)[:_EXAMPLE_CHARACTERS]
 
 
 class HeldOutPairs:
