@@ -299,7 +299,7 @@ def append_text(
             first=1 + len(manifest.texts("train")),
         )
         runs = ", ".join(map(str, rerun.runs_on(out_dir)))
-        is_new = text_writer.append_text(manifest, text)
+        is_new = text_writer.update_text(manifest, text)
         manifest.save()
         if not text_only:
             token_ids.update(manifest, binarization, origins)

@@ -28,6 +28,7 @@ from tfm.text.seen import SeenText
 from tfm.text.sources import Downloads, TextSources
 from tfm.text.unique import FileScores, UniqueSides, choose_held_out
 
+STEP = "clean"  # the step that writes the text of a dataset, apart from what is appended
 HELD_OUT: tuple[Split, ...] = ("test", "valid")
 
 NumberedPair = tuple[int, BytesPair]  # after the number of its text, from 0 on
@@ -58,8 +59,8 @@ class CleanText:
         downloads: Where the texts and test sets come from; by default, the dataset keeps them.
         normalization: How training text is normalized; by default as `cleaning` says.
         scorers: {path of a model: (its checksum, a function from a tag to a scorer)}.
-        step: The folder to unpack texts in, below the folder of the dataset's own text.
-        first: The number of the first training text among those of the dataset.
+        step: The step that writes the text: "clean", or the name of a step that appends.
+        first: The number of the first training text; others follow those of the dataset.
         force: Whether to replace other text, and to take text whose sides are shifted.
     """
 
@@ -72,7 +73,7 @@ class CleanText:
         *,
         normalization: Normalization | None = None,
         scorers: Mapping[str, tuple[str, Callable[[str | None], Score]]] = {},
-        step: str = "",
+        step: str = STEP,
         first: int = 1,
         force: bool = False,
     ) -> None:
@@ -84,7 +85,7 @@ class CleanText:
         self.sources = TextSources(
             recipe,
             data_dir=manifest.data_dir,
-            raw_dir=manifest.data_dir / "raw" / step,
+            raw_dir=manifest.data_dir / "raw" / ("" if step == STEP else step),
             downloads=self.downloads,
             tags=manifest.symbols,
         )
@@ -94,7 +95,7 @@ class CleanText:
         ]
         self._protect = read_protected(cleaning.protect, manifest.languages, self.downloads)
         self.file_scores = None if cleaning.scores is None else FileScores(Path(cleaning.scores))
-        self._manifest, self._is_added = manifest, first > 1
+        self._manifest, self.step, self.is_added = manifest, step, step != STEP
         if cleaning.hold_out and (recipe.task == "parsing" or recipe.tags()):
             raise UsageError("--hold-out is for text without trees and tags: leave it out")
         if cleaning.hold_out and recipe.valid and recipe.test:
@@ -142,7 +143,7 @@ class CleanText:
         """
         if not self.cleaning.hold_out:
             return {}
-        if self._is_added:
+        if self.is_added:
             given = [split for split in HELD_OUT if split in self._manifest.splits()]
             paths = {split: self._manifest.text_paths(split) for split in given}
             return {split: [*read_pairs(*paths[split], strict=True)] for split in given}

@@ -32,7 +32,6 @@ from tfm.text.counts import PairCounts
 from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
-STEP = "clean"
 _NEEDED = ("train", "cleaning", "normalization", "protected", "score_models", "scores")  # by runs
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
@@ -43,28 +42,17 @@ _BYTES_PER_TEXT_BYTE = 2
 
 
 def update_text(manifest: Manifest, text: CleanText) -> bool:
-    """Write the text of all splits; return False if it was up to date."""
-    _check_replaced(manifest, text)
-    is_new = fetch_text(manifest, text)
-    if is_new:
+    """Write the text of all splits, or append to the training text; return False if it was done."""
+    if not text.is_added:
+        _check_replaced(manifest, text)
+    if is_new := fetch_text(manifest, text):
         _write_text(manifest, text)
-    return is_new
-
-
-def append_text(manifest: Manifest, text: CleanText) -> bool:
-    """Append training text to the dataset's; return False if it was appended before."""
-    appended = manifest.appended()
-    same = [name for name in appended if manifest.inputs(name) == text.inputs]
-    step = f"append-{len(appended) + 1}"
-    is_new = fetch_text(manifest, text, step=next(iter(same), step), prefix=f"{step}.")
-    if is_new:
-        _append_text(manifest, text, step)
     return is_new
 
 
 def _check_replaced(manifest: Manifest, text: CleanText) -> None:
     """Raise UsageError rather than remove text, or change what runs need; `force` only warns."""
-    before, folder = manifest.inputs(STEP), manifest.data_dir
+    before, folder = manifest.inputs(text.step), manifest.data_dir
     if lost := " and ".join(_lost_text(manifest, before or {}, text.inputs)):
         if not text.force:
             raise UsageError(
@@ -93,20 +81,20 @@ def _num_texts(inputs: Values) -> Counter[str]:
     return mono + Counter(splits)
 
 
-def fetch_text(manifest: Manifest, text: CleanText, *, step: str = STEP, prefix: str = "") -> bool:
-    """Download and unpack the text for a step; return False if the step is up to date.
-
-    The prefix is for the names of the steps that fetch the text.
-    """
-    data_dir, sources = manifest.data_dir, text.sources
+def fetch_text(manifest: Manifest, text: CleanText) -> bool:
+    """Download and unpack the text; return False if it is up to date."""
+    data_dir, sources, step = manifest.data_dir, text.sources, text.step
     for folder in (data_dir, data_dir / "raw", data_dir / "bin", sources.downloads_dir):
         remove_leftovers(folder)
-    command, needed = ("append", ()) if prefix else (STEP, _NEEDED)
-    if not is_due(manifest, step, text.inputs, output=data_dir, command=command, needed=needed):
+    if text.is_added:
+        same = (name for name in manifest.appended() if manifest.inputs(name) == text.inputs)
+        step = next(same, step)
+    needed = () if text.is_added else _NEEDED
+    if not is_due(manifest, step, text.inputs, output=data_dir, needed=needed):
         return False
     _check_disk(data_dir, sources.recipe)
     paths = sources.unpacked_paths
-    extract, raw_dir, inputs = f"{prefix}extract", data_dir / "raw", sources.fingerprint
+    extract, raw_dir, inputs = f"{text.step}.extract", data_dir / "raw", sources.fingerprint
     if not paths or not is_due(manifest, extract, inputs, output=raw_dir, command="extract"):
         return True
     fetched = sources.fetch()
@@ -134,14 +122,19 @@ def _check_disk(data_dir: Path, recipe: Recipe) -> None:
 
 
 def _write_text(manifest: Manifest, text: CleanText) -> None:
-    """Write the text of all splits, which replaces older text when it is complete."""
-    draft = Draft(manifest, text.inputs, reuse=not (text.force or text.compares_all))
-    cleaner = text.cleaner(manifest.data_dir)
+    """Write the text, which replaces older text, or is appended to it, when it is complete."""
+    cleaner, inputs, first = text.cleaner(manifest.data_dir), text.inputs, 1
+    if text.is_added:
+        inputs = {**inputs, "after": manifest.text_fingerprints(manifest.splits())}
+        first = 1 + len(manifest.shards("train"))
+        _see_text(manifest, cleaner)
+    reuse = not (text.force or text.compares_all)
+    draft = Draft(manifest, inputs, first=first, reuse=reuse)
     result: dict[str, dict[str, Any]] = {}
     shards: dict[str, list[Shard]] = {}
     outputs: list[Path] = []
     # Training text comes last: a problem with the other splits shows before the long work.
-    for split in HELD_OUT:
+    for split in () if text.is_added else HELD_OUT:
         if text.recipe.texts(split) or text.taken.get(split):
             with Progress(f"clean {split}", total=None, unit="pairs") as bar:
                 done = draft.write(split, text.held_out(split, cleaner.held_out), bar)
@@ -150,42 +143,30 @@ def _write_text(manifest: Manifest, text: CleanText) -> None:
                 outputs.append(_write_gold_trees(draft.folder / f"{split}.{GOLD}", text, split))
     result["train"], shards["train"] = _write_training_text(draft, text, cleaner)
     outputs += _write_mono(draft.folder, text)
-    if (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
+    if not text.is_added and (num_pairs := result["train"]["kept"]) < _MIN_TRAIN_PAIRS:
         say(
             f"warning: a model cannot learn from {num_pairs:,} training pairs: it needs "
             "thousands to generalize to other sentences"
         )
     for held_out, count in count_held_out(cleaner.held_out).items():
-        result[held_out]["in_training"] = count
-    if appended := manifest.appended():
+        result.setdefault(held_out, {})["in_training"] = count
+    if not text.is_added and (appended := manifest.appended()):
         say("warning: the text that was appended is gone: append it again")
         manifest.forget(appended)
-    draft.publish(STEP, text.inputs, shards, outputs, result)
-
-
-def _append_text(manifest: Manifest, text: CleanText, step: str) -> None:
-    """Write training text to further shards, without pairs that the dataset has."""
-    inputs = {**text.inputs, "after": manifest.text_fingerprints(manifest.splits())}
-    first = 1 + len(manifest.shards("train"))
-    draft = Draft(manifest, inputs, first=first, reuse=not text.compares_all)
-    cleaner = text.cleaner(manifest.data_dir)
-    _see_text(manifest, cleaner)
-    result, shards = _write_training_text(draft, text, cleaner)
-    count_held_out(cleaner.held_out)
-    draft.publish(step, text.inputs, {"train": shards}, [], {"train": result})
+    draft.publish(text.step, text.inputs, shards, outputs, result)
 
 
 def write_share(manifest: Manifest, text: CleanText, share: Share) -> None:
     """Clean a share of the training text, for a later call of `update_text`."""
     _check_replaced(manifest, text)
-    is_unpacked = manifest.is_current("extract", text.sources.fingerprint)
+    is_unpacked = manifest.is_current(f"{text.step}.extract", text.sources.fingerprint)
     if text.sources.unpacked_paths and not is_unpacked:
         raise UsageError("the downloads are not unpacked: run the same with --fetch-only first")
     if text.compares_all:
         raise UsageError(
             "--share excludes --min-score and --unique-sides, which need the whole text"
         )
-    if not is_due(manifest, STEP, text.inputs, output=manifest.data_dir, needed=_NEEDED):
+    if not is_due(manifest, text.step, text.inputs, output=manifest.data_dir, needed=_NEEDED):
         return
     draft = Draft(manifest, text.inputs)
     cleaner = text.cleaner(manifest.data_dir)
