@@ -68,7 +68,7 @@ TESTED_ELSEWHERE = {
     **{
         f"tfm/dataset/{name}.py": [
             "tests/commands/test_prepare.py",
-            "tests/commands/test_prepare_parts.py",
+            "tests/commands/test_prepare_shards.py",
         ]
         for name in ("checks", "clean_text", "draft", "shards", "text_writer")
     },

@@ -165,7 +165,7 @@ class Manifest:
         return self.data_dir / f"{split}.{language}"
 
     def text_paths(self, name: str) -> list[Path]:
-        """Return the paths of both sides of a split, or of a part of one."""
+        """Return the paths of both sides of a split or a shard."""
         return [self.text_path(name, language) for language in self.languages]
 
     def reference_path(self, split: str) -> Path:

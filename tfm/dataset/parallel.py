@@ -11,18 +11,17 @@ counts, extremes and checksums of each part. Opening a split reads no token ids:
 import hashlib
 import json
 import mmap
-import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from tfm.dataset.shards import TrainingText
+from tfm.dataset.shards import ShardName, TrainingText
 from tfm.disk.files import read_record, write_record
 from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language
@@ -37,7 +36,6 @@ _DAMAGED_HEADER = (OverflowError, SyntaxError, TypeError, ValueError, tokenize.T
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Integers = npt.NDArray[np.int64]
-PartName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Part:
         sha256: {file name: checksum} of its files.
     """
 
-    name: PartName
+    name: ShardName
     pairs: int
     tokens: tuple[int, int]
     longest: tuple[int, int]

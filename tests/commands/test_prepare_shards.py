@@ -1,4 +1,4 @@
-"""Text in parts: written, appended and binarized in parts, it is the same dataset."""
+"""Text in shards: written, appended and binarized by several processes, it is the same dataset."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from helpers import binarize, contents, learn_bpe, number_pairs, opened, write_pairs
+from helpers import binarize, contents, edit_json, learn_bpe, number_pairs, opened, write_pairs
 
 from tfm.commands import binarize as command
 from tfm.commands.prepare import append_text
@@ -183,18 +183,10 @@ def test_appended_text_is_encoded_as_the_dataset_was_last(recipe, encoded):
 
 def test_text_is_not_appended_to_token_ids_of_other_settings(recipe, encoded):
     folder, _ = encoded
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["settings"]["binarize"] = {}  # as an earlier version kept them
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(
-        UsageError, match=r"run tfm binarize .* append\n.*max_length was 90, not 25"
-    ):
+    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"] | {"vocab_size": 350}))
+    with pytest.raises(UsageError, match=r"run tfm binarize .* append\n.*was \w{8}, not \w{8}"):
         append_text(recipe("c", test=()), folder)
     assert names_of(folder) == ["train"]
-    learn_bpe(folder, SubwordConfig(**SETTINGS["subword"] | {"vocab_size": 350}))
-    with pytest.raises(UsageError, match=r"subword was \w{8}, not \w{8}"):
-        append_text(recipe("c", test=()), folder)
 
 
 def test_tags_that_learning_reserves_can_be_appended(recipe, tmp_path):
@@ -322,11 +314,20 @@ def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
         pass
 
 
+def test_an_older_dataset_is_refused_in_one_line_and_replaced_by_force(recipe, tmp_path):
+    folder = prepare(recipe("a"), tmp_path / "x", text_only=True).data_dir
+    edit_json(folder / "manifest.json", format=1)
+    for write in (prepare, append_text):
+        with pytest.raises(DataError, match=r"has format 1, .*: prepare .* again with --force$"):
+            write(recipe("a"), folder, text_only=True)
+    assert prepare(recipe("a"), folder, text_only=True, force=True).is_new
+
+
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     folder = tmp_path / "x"
     prepare(recipe("a"), folder, overrides=PARTS, share=Share(2, 3))
-    for path in (folder / "draft").glob("train.2.*n*"):  # the record would not fit other text
-        path.write_bytes(path.read_bytes().replace(b" ", b"_"))
+    changed = folder / "draft" / "train.2.en"  # to text of the recorded size
+    changed.write_bytes(changed.read_bytes().replace(b" ", b"_"))
     (folder / "draft" / ".train.en.1.partial").touch()
     prepare(recipe("a"), folder, overrides=PARTS, text_only=True, force=True)
     prepare(recipe("a"), tmp_path / "y", overrides=PARTS, text_only=True)
