@@ -19,6 +19,7 @@ from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import draft
 from tfm.dataset.draft import lock_dataset, lock_share
 from tfm.dataset.manifest import Manifest
+from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.shards import Share
 from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.lock import LockedFolderError, lock_folder
@@ -273,6 +274,18 @@ def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_pa
         rows_of(folder)
     binarize(folder, BinarizeConfig())
     assert rows_of(folder) == before
+
+
+def test_other_weights_of_texts_leave_their_token_ids(recipe, tmp_path):
+    made = recipe("a", "b", **SETTINGS)
+
+    def prepared(*weights):
+        train = (replace(each, weight=w) for each, w in zip(made.train, weights, strict=True))
+        folder = prepare(replace(made, train=tuple(train)), tmp_path / "x", PARTS).data_dir
+        assert [text.weight for text in DatasetIndex.load(folder / "bin").texts] == [*weights]
+        return {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
+
+    assert prepared(1, 2) == prepared(3, 1)
 
 
 def test_shares_of_other_text_are_not_joined(recipe, tmp_path):

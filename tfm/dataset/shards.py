@@ -15,7 +15,7 @@ from tfm.text.corpus.texts import Text
 from tfm.text.counts import PairCounts
 from tfm.text.lines import BytesPair
 
-_FORMAT = 2  # of the records of shards
+_FORMAT = 3  # of the records of shards
 
 ShardName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 

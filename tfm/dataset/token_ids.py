@@ -182,14 +182,14 @@ def _encoded_texts(manifest: Manifest, done: Sequence[EncodedShard]) -> list[Tra
     There are none if the text was edited, so that the texts of its pairs are unknown.
     """
     written = manifest.texts("train")
-    if not all(each.shard.texts for each in done):
+    if not all(each.too_long for each in done):
         if any(text.weight for text in written):
             raise DataError(
                 f"the training text in {manifest.data_dir} has other numbers of pairs than tfm "
                 "prepare wrote: prepare it again, so that weights fit the pairs"
             )
         return []
-    texts = sum_of_texts(each.shard for each in done)
+    texts = sum_of_texts(each.encoded() for each in done)
     for text in texts:
         if len(texts) > 1 and not text.kept:
             raise DataError(

@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 from tfm.config import BinarizeConfig, Values
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
-from tfm.dataset.shards import Shard, ShardRecord, TrainingText
+from tfm.dataset.shards import Shard, ShardRecord
 from tfm.disk.files import atomic_write
 from tfm.errors import DataError, tfm_command
 from tfm.machine.cpu import chosen_threads
@@ -32,11 +32,11 @@ Result = TypeVar("Result")
 class EncodedShard(ShardRecord):
     """The record of the token ids of a shard.
 
-    Its texts have the numbers of pairs that are encoded; there are none if the text was edited.
-
     Attributes:
         part: The record of its token ids.
         read: Number of pairs in its text.
+        too_long: For each of its texts, the number of pairs that were dropped; none if the text was
+            edited.
         unknown: Numbers of unknown tokens of source and target.
         byte_pieces: Numbers of tokens of source and target that are bytes.
         spelled: {character: number} of the most frequent characters in bytes, for both sides.
@@ -44,9 +44,19 @@ class EncodedShard(ShardRecord):
 
     part: Part
     read: int
+    too_long: tuple[int, ...]
     unknown: tuple[int, int]
     byte_pieces: tuple[int, int]
     spelled: tuple[Mapping[str, int], Mapping[str, int]]
+
+    def encoded(self) -> Shard:
+        """Return the shard with the pairs that are encoded; it has no texts if it was edited."""
+        counts = zip(self.shard.texts, self.too_long, strict=False)
+        texts = (
+            replace(text, kept=text.kept - num, dropped={**text.dropped, "max_length": num})
+            for text, num in counts
+        )
+        return replace(self.shard, texts=tuple(texts))
 
 
 def encoding_settings(vocabulary: Vocabulary, config: BinarizeConfig) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def encode_shards(
                 paths = manifest.text_paths(shard.name)
                 inputs = {
                     "text": {path.name: manifest.text_fingerprint(path) for path in paths},
-                    "texts": [asdict(text) for text in shard.texts],
+                    "pairs": [text.kept for text in shard.texts],
                     "settings": encoding_settings(vocabulary, config),
                 }
                 advice = f"run {tfm_command('binarize', manifest.data_dir, '--force')}"
@@ -93,6 +103,9 @@ def encode_shards(
                         threads, encoder.encode, blocks, num_ahead=2 * num_threads
                     )
                     known = _write(manifest, shard, inputs, models, encoded, bar)
+                elif known.shard != shard:  # such as in weights
+                    known = replace(known, shard=shard)
+                    known.save(bin_dir)
                 done.append(known)
             return done
     finally:  # on an error or Ctrl-C, wait only for the blocks that are being encoded
@@ -127,26 +140,20 @@ def _write(
         for writer in writers:
             writer.finish()
     is_edited = sum(text.kept for text in shard.texts) != read
-    texts = tuple(map(_without, shard.texts, too_long.tolist()))
     part = Part.of_files(bin_dir, shard.name, languages)
     done = EncodedShard(
         inputs=inputs,
         sizes={file: (bin_dir / file).stat().st_size for file in part.sha256},
         part=part,
         read=read,
-        shard=replace(shard, texts=() if is_edited else texts),
+        shard=shard,
+        too_long=() if is_edited else tuple(too_long[:-1].tolist()),
         unknown=(writers[0].num_unknown, writers[1].num_unknown),
         byte_pieces=(writers[0].num_bytes, writers[1].num_bytes),
         spelled=(writers[0].most_spelled(), writers[1].most_spelled()),
     )
     done.save(bin_dir)
     return done
-
-
-def _without(text: TrainingText, too_long: int) -> TrainingText:
-    """Return a text without the pairs that are too long."""
-    dropped = {**text.dropped, "max_length": too_long}
-    return replace(text, kept=text.kept - too_long, dropped=dropped)
 
 
 @dataclass(frozen=True, kw_only=True)
