@@ -39,13 +39,8 @@ class TrainingText(PairCounts):
     @classmethod
     def of(cls, text: Text, name: str, length_ratio: float | None = None) -> "TrainingText":
         """Return a text of a recipe without pairs."""
-        return cls(
-            name=name,
-            length_ratio=length_ratio,
-            weight=text.weight,
-            tag=text.tag,
-            augmentation=text.augmentation,
-        )
+        options = {key: text.options()[key] for key in ("weight", "tag", "augmentation")}
+        return cls(name=name, length_ratio=length_ratio, **options)
 
     def without_counts(self) -> "TrainingText":
         """Return the text without pairs."""

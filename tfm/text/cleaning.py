@@ -122,9 +122,9 @@ class Cleaner:
             if config.drop_duplicates or self.unique is not None:
                 left.keep(self._seen[tag].add(hashes), "duplicate")
             if self.unique is None or self.unique.is_open:
-                scores = np.zeros(len(left.pairs), dtype=np.float32)
+                scores = np.zeros(len(left.pairs))
                 if score is not None:
-                    scores = np.array(score(left.pairs, left.numbers), dtype=np.float32)
+                    scores = np.array(score(left.pairs, left.numbers))
                 if score is not None and config.min_score is not None:
                     scores = scores[left.keep(scores >= config.min_score, "low_score")]
                 if self.unique is not None:
