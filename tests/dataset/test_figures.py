@@ -44,7 +44,7 @@ def test_prepare_ends_with_the_figures_of_the_dataset(tmp_path, monkeypatch, run
     assert sum(dropped.values()) == found["figures"]["read"] - sides["train.de"]["pairs"]
     assert "duplicate" in text
     without = json.loads(run.ok(*call, "--json", "--text-only")[0])
-    assert [each["tokens"] for each in without["figures"]["sides"]] == [None] * 6
+    assert not any("tokens" in each for each in without["figures"]["sides"])
 
 
 def test_scripts_are_shares_of_letters():

@@ -20,6 +20,8 @@ from tfm.text.cleaning import Cleaner, HeldOutPairs, Score, clean_lines, look_sw
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Split, Text, TextFiles, TreeFile, text_name
 from tfm.text.counts import PairCounts
+from tfm.text.files import suffix_of
+from tfm.text.formats import TABLES
 from tfm.text.lines import BytesPair, in_chunks, read_pairs
 from tfm.text.looks import FIRST_LINES, look
 from tfm.text.pair_checks import Check, are_swapped, deviation_checks, pair_checks, ratio_checks
@@ -307,7 +309,7 @@ class CleanText:
             raise DataError(
                 f"{paths}: are the sides swapped, here or in the validation and test text? "
                 f"Give {source} and {target} in this order everywhere"
-                + (f", as with --columns {other},{one}" if text.source == text.target else "")
+                + (f", as with --columns {other},{one}" if suffix_of(text.source) in TABLES else "")
             )
         return sample
 

@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
+from tfm.config import Values
 from tfm.dataset.manifest import BINARIZE, Manifest
 from tfm.dataset.parallel import DatasetIndex, TokenSequences
 from tfm.table import Table
@@ -20,37 +22,18 @@ _ANY_SIZE = 1 << 32  # of a vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideFigures:
-    """Figures of a side of a split.
-
-    Attributes:
-        name: Its file, such as "train.en".
-        pairs: Number of pairs.
-        tokens: Number of tokens; None of text that is not encoded.
-        mean_length: Mean number of tokens of a sentence.
-        long_length: The 99th percentile of the number of tokens of a sentence.
-        scripts: {script: share of the letters}, of the first lines.
-    """
-
-    name: str
-    pairs: int
-    tokens: int | None = None
-    mean_length: float | None = None
-    long_length: int | None = None
-    scripts: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Figures:
     """Figures of a dataset.
 
     Attributes:
-        sides: Both sides of each split.
+        sides: The `name` of both files of each split, its `pairs`, and `scripts`, the shares of the
+            letters in its first lines; of encoded text also its `tokens`, the `mean_length` of a
+            sentence in tokens, and its 99th percentile, `long_length`.
         dropped: {rule: number of training pairs that it dropped}, without rules that dropped none.
         read: Number of training pairs before.
     """
 
-    sides: Sequence[SideFigures]
+    sides: Sequence[Values]
     dropped: Mapping[str, int]
     read: int
 
@@ -59,54 +42,52 @@ class Figures:
         """Collect the figures of a dataset, those of tokens if its text is encoded."""
         index = DatasetIndex.load(manifest.data_dir / "bin") if is_encoded else None
         texts = manifest.texts("train")
-        dropped = sum((Counter(text.dropped) for text in texts), Counter())
+        dropped = sum((Counter(text.dropped) for text in texts), Counter())  # without zeros
         return cls(
             sides=[each for split in manifest.splits() for each in _sides(manifest, split, index)],
-            dropped={rule: number for rule, number in dropped.items() if number},
+            dropped=dict(dropped.most_common()),
             read=sum(text.read for text in texts),
         )
 
     def tables(self) -> Iterator[Table]:
         """Yield a table of the sides, and one of the rules that dropped pairs."""
+        columns = {
+            "name": ("text", "{}"),
+            "pairs": ("pairs", "{:,}"),
+            "tokens": ("tokens", "{:,}"),
+            "mean_length": ("mean length", "{:.1f}"),
+            "long_length": ("99 % up to", "{:,}"),
+        }
         rows = []
-        for each in self.sides:
-            row = {"text": each.name, "pairs": f"{each.pairs:,}"}
-            if each.tokens is not None:
-                row |= {"tokens": f"{each.tokens:,}", "mean length": f"{each.mean_length:.1f}"}
-                row["99 % up to"] = f"{each.long_length:,}"
-            scripts = (f"{name} {share:.1%}" for name, share in each.scripts.items())
+        for side in self.sides:
+            row = {title: form.format(side[k]) for k, (title, form) in columns.items() if k in side}
+            scripts = (f"{name} {share:.1%}" for name, share in side["scripts"].items())
             rows.append(row | {"scripts": ", ".join(scripts)})
         yield Table.of(rows, is_numeric=True)
         if self.dropped:
             counts = [
                 (rule.replace("_", " "), f"{number:,}", f"{number / self.read:.2%}")
-                for rule, number in sorted(self.dropped.items(), key=lambda item: -item[1])
+                for rule, number in self.dropped.items()
             ]
             yield Table(counts, ("dropped by", "pairs", "of all"), is_numeric=True)
 
 
-def _sides(manifest: Manifest, split: str, index: DatasetIndex | None) -> Iterator[SideFigures]:
-    pairs = sum(text.kept for text in manifest.texts(split))
-    counts = manifest.result(BINARIZE).get(split, {}) if index else {}
+def _sides(manifest: Manifest, split: str, index: DatasetIndex | None) -> Iterator[Values]:
     for side, language in enumerate(manifest.languages):
         path = manifest.text_path(split, language)
-        scripts = scripts_of(islice(read_lines(path, strict=False), _FIRST_LINES))
+        lines = islice(read_lines(path, strict=False), _FIRST_LINES)
+        figures: dict[str, Any] = {"name": path.name, "scripts": scripts_of(lines)}
         if index is None:
-            yield SideFigures(name=path.name, pairs=pairs, scripts=scripts)
+            yield {**figures, "pairs": sum(text.kept for text in manifest.texts(split))}
             continue
         bin_dir, parts = manifest.data_dir / "bin", index.parts[split]
         sentences = TokenSequences(bin_dir, parts, language, side, vocab_size=_ANY_SIZE)
-        size = len(sentences)
+        size, tokens = len(sentences), manifest.result(BINARIZE)[split]["tokens"][side]
         places = np.linspace(0, size - 1, min(size, _MOST_SENTENCES)).astype(np.int64)
-        tokens = counts["tokens"][side]
-        yield SideFigures(
-            name=path.name,
-            pairs=size,
-            tokens=tokens,
-            mean_length=tokens / max(1, size),
-            long_length=int(np.percentile(sentences.lengths(places), 99)) if size else 0,
-            scripts=scripts,
-        )
+        lengths = sentences.lengths(places) if size else np.zeros(1)
+        long_length = int(np.percentile(lengths, 99))
+        figures |= {"tokens": tokens, "mean_length": tokens / max(1, size)}
+        yield figures | {"pairs": size, "long_length": long_length}
 
 
 def scripts_of(lines: Iterable[bytes]) -> dict[str, float]:

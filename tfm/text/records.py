@@ -72,7 +72,8 @@ class Records:
         is_tsv = suffix in TABLES[:1]
         is_quoted = not is_tsv or _are_quoted(lines)
         delimiter = b"\t" if is_tsv else max(_DELIMITERS, key=lambda each: _num_alike(lines, each))
-        _, first = next(_records(lines, delimiter if is_quoted else b""), (1, b""))
+        records = _records(lines, delimiter) if is_quoted else enumerate(lines)
+        _, first = next(records, (0, b""))
         titles = [_text(cell).strip() for cell in _cells(first, delimiter, is_quoted=is_quoted)]
         numbers: list[Any] = [_find(each, titles) for each in columns or languages]
         is_found = None not in numbers and numbers[0] != numbers[1]
@@ -108,7 +109,7 @@ class Records:
         is the expected number of records.
         """
         lines = read_lines(self.path, strict=strict, part=RECORDS)
-        records = _records(lines, self.delimiter if self.is_quoted else b"")
+        records = _records(lines, self.delimiter) if self.is_quoted else enumerate(lines, 1)
         count = 0
         for number, record in islice(records, self.has_titles, None):
             if not record and (self.is_quoted or not self.delimiter):
@@ -151,12 +152,12 @@ class Records:
 def _records(lines: Iterable[bytes], delimiter: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the number of the first line of each record, and the record, with its line breaks.
 
-    Without a delimiter, each line is a record, and so is a line with a quote that does not end.
+    A line with a quote that does not end is a record of its own.
     """
     numbered, ahead = enumerate(lines, 1), deque[tuple[int, bytes]]()
     while item := (ahead.popleft() if ahead else next(numbered, None)):
         number, record = item
-        if delimiter and _is_open(record):
+        if _is_open(record):
             ahead.extend(islice(numbered, _MAX_LINES - len(ahead)))
             size = next((n for n, (_, line) in enumerate(ahead, 1) if _is_open(line)), 0)
             whole = b"\n".join([record, *(line for _, line in islice(ahead, size))])

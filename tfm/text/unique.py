@@ -75,14 +75,15 @@ class FileScores:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        numbers = []
-        for number, line in enumerate(read_lines(existing_file(path), strict=True), 1):
-            with suppress(ValueError):
-                numbers.append(float(line))
-            if len(numbers) < number or math.isnan(numbers[-1]):
-                raise DataError(f"{path}, line {number:,} is no number: give one per training pair")
-        self._numbers = np.array(numbers, dtype=np.float32)
+        lines = enumerate(read_lines(existing_file(path), strict=True), 1)
+        self._numbers = np.fromiter((self._parsed(*line) for line in lines), dtype=np.float32)
         self.checksum = hashlib.sha256(self._numbers.tobytes()).hexdigest()
+
+    def _parsed(self, number: int, line: bytes) -> float:
+        with suppress(ValueError):
+            if not math.isnan(score := float(line)):
+                return score
+        raise DataError(f"{self._path}, line {number:,} is no number: give one per training pair")
 
     def scores(
         self, start: int, _: Sequence[BytesPair], places: npt.NDArray[np.int64]
