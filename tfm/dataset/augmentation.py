@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,10 @@ class Augmentation:
     seed: int
 
 
-def configs_of(
-    config: AugmentationConfig, texts: Sequence[TrainingText]
-) -> list[AugmentationConfig]:
+def configs_of(run: AugmentationConfig, texts: Sequence[TrainingText]) -> list[AugmentationConfig]:
     """Return the changes for the pairs of each text, or the run's if the texts are unknown."""
     tables = [text.augmentation for text in texts] or [{}]
-    return [settings_from(AugmentationConfig, {**settings_to(config), **each}) for each in tables]
+    return [settings_from(AugmentationConfig, {**settings_to(run), **each}) for each in tables]
 
 
 class AugmentedPairs(NamedTuple):
@@ -68,9 +66,7 @@ class AugmentedPairs(NamedTuple):
     numbers: Numbers  # ascending
 
     @classmethod
-    def open(
-        cls, folder: Path | None, augmentation: Augmentation | None
-    ) -> "AugmentedPairs | None":
+    def open(cls, folder: Path | None, augmentation: Augmentation | None) -> Self | None:
         """Map the files of a window into memory; return None if its pairs are as stored."""
         if folder is None or augmentation is None:
             return None
@@ -86,9 +82,8 @@ class Augmenter:
         self._index = index = DatasetIndex.load(data_dir / "bin")
         if index.checksum("train") != augmentation.checksum:
             raise DataError(f"{data_dir} has changed since the run was started: start it again")
-        vocabulary = Vocabulary.load(data_dir)
+        vocabulary, sizes = Vocabulary.load(data_dir), augmentation.vocab_sizes
         self._models = (vocabulary.source, vocabulary.target)
-        sizes = augmentation.vocab_sizes
         dataset = ParallelDataset(data_dir / "bin", "train", vocab_sizes=sizes, index=index)
         self._sides = (dataset.source, dataset.target)
         self._seed, self._max_length = augmentation.seed, augmentation.max_length

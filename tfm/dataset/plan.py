@@ -176,7 +176,7 @@ class Planner:
             growth = Augmenter(self._augmentation).growth(self.sample())
         return len(target_lengths), num_batches * growth, num_tokens * growth
 
-    def _remaining(self, epoch: int, examples: int) -> Iterator["_Dealt"]:
+    def _remaining(self, epoch: int, examples: int) -> Iterator[_Dealt]:
         """Yield the windows after N pairs of an epoch, without end."""
         for each in count(epoch):
             done = examples if each == epoch else 0
@@ -186,9 +186,7 @@ class Planner:
                     yield _Dealt(each, number, runs, done)
                 done = max(0, done - num_pairs)
 
-    def _with_folders(
-        self, remaining: Iterator["_Dealt"]
-    ) -> Iterator[tuple["_Dealt", Path | None]]:
+    def _with_folders(self, remaining: Iterator[_Dealt]) -> Iterator[tuple[_Dealt, Path | None]]:
         """Yield windows with the folders of their augmented pairs, or None if pairs are as stored.
 
         The next window is augmented while this one is in use.
@@ -206,7 +204,7 @@ class Planner:
                 process.request(following.epoch, following.number, expand(following.runs))
                 yield each, process.wait(each.epoch, each.number)
 
-    def _give(self, dealt: "_Dealt", window: Window, folder: Path | None) -> None:
+    def _give(self, dealt: _Dealt, window: Window, folder: Path | None) -> None:
         """Give a window, and the folder of its pairs, to the other processes of this machine.
 
         Each process maps the files through its own hard links and deletes these at once, so that
@@ -224,7 +222,7 @@ class Planner:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _take(self, dealt: "_Dealt", shared: Path) -> Window:
+    def _take(self, dealt: _Dealt, shared: Path) -> Window:
         """Wait for a window that the first process of this machine gives."""
         folder = shared / f"{dealt.epoch}-{dealt.number}.{self._world.local_rank}"
         while not folder.exists():

@@ -12,6 +12,7 @@ import torch
 
 from tfm.config import (
     AugmentationConfig,
+    BinarizeConfig,
     DeviceName,
     Precision,
     RunConfig,
@@ -157,7 +158,7 @@ def _augmentation(
             )
     if all(config == AugmentationConfig() for config in configs):
         return None
-    max_length = (manifest.inputs(BINARIZE) or {})["max_length"]
+    max_length = manifest.settings("binarize").get("max_length", BinarizeConfig.max_length)
     if isinstance(run.model, TransformerConfig) and run.model.learned_positions is not None:
         max_length = min(max_length, run.model.learned_positions - 1)  # with EOS
     return Augmentation(
