@@ -848,8 +848,8 @@ def evaluate(
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or an XML file of WMT;
-            repeatable.
+        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
+            (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         out: Folder that keeps the translations.
         page: HTML page to write.

@@ -1,5 +1,6 @@
 """tfm evaluate: models by test sets."""
 
+import gzip
 import json
 import re
 import shutil
@@ -197,6 +198,26 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
     assert each.num_lines == 2
 
 
+@pytest.mark.parametrize("name", ["x.tsv", "x.csv.gz", "x.jsonl", "x.tmx"])
+def test_a_file_with_both_sides_is_a_test_set(models, name):
+    units = "".join(
+        f"<tu><tuv lang='en'><seg>{s}</seg></tuv><tuv lang='de'><seg>{t}</seg></tuv></tu>"
+        for s, t in (("two", "zwei"), ("three", "drei"))
+    )
+    content = {
+        "x.tsv": "two\tzwei\nthree\tdrei\n",
+        "x.csv.gz": "German,English\nzwei,two\ndrei,three\n",
+        "x.jsonl": '{"en": "two", "de": "zwei"}\n{"en": "three", "de": "drei"}\n',
+        "x.tmx": f"<tmx><body>{units}</body></tmx>",
+    }[name].encode()
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    for side, lines in {"en": "two\nthree\n", "de": "zwei\ndrei\n"}.items():
+        Path(f"plain.{side}").write_text(lines)
+    one, other = tfm.evaluate(models[0], on=[name, "plain.en:plain.de"], **FAST).sets
+    assert one.scores == other.scores
+    assert one.num_lines == 2
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -204,6 +225,7 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
         ({"on": "news.en:gone.de"}, UsageError, r"gone\.de does not exist"),
         ({"on": "src.SGM"}, UsageError, r"src\.SGM has no reference: give SOURCE:REFERENCE"),
         ({"on": "ref.xml"}, UsageError, r"ref\.xml has no source: give SOURCE:REFERENCE"),
+        ({"on": "bad.jsonl"}, DataError, r"bad\.jsonl, line 1 is no JSON"),
         ({"on": "wmt14:en-fr"}, UsageError, "wmt14:en-fr is not from en to de"),
         ({"n_best": 2, "beam": 2}, UsageError, "one translation of each line"),
         ({"metric": "ter", "tokenize": "zh"}, UsageError, "only on bleu"),
@@ -215,6 +237,7 @@ def test_mistakes_are_found_before_anything_is_translated(
 ):
     for kind, name in (("src", "src.SGM"), ("ref", "ref.xml")):
         Path(name).write_text(f"<{kind}set><doc><seg id=1>Two.</seg></doc></{kind}set>\n")
+    Path("bad.jsonl").write_text("{\n")
     with pytest.raises(error, match=message):
         tfm.evaluate(models, **{"on": "test", "device": "cpu", **given})
     assert translated == []

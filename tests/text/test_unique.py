@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfm.errors import DataError
+from tfm.text import unique as unique_module
 from tfm.text.unique import UniqueSides, choose_held_out
 
 SIDES = {"source": (0,), "target": (1,), "both": (0, 1)}
@@ -38,7 +39,7 @@ def test_the_best_of_pairs_that_share_a_side_is_chosen_or_else_the_first(scores,
     assert unique.look_up(others, "<bt>")[0].tolist() == [False] * len(others)
 
 
-def test_held_out_pairs_share_no_side_and_depend_on_seed_and_text_alone():
+def test_held_out_pairs_share_no_side_and_depend_on_seed_and_text_alone(monkeypatch):
     pairs = encoded((f"source {n % 500}", f"Ziel {n % 700}") for n in range(3_000))
     pairs += encoded([("...", "—"), ("yes", "ja"), ("YES!", "Ja.")] * 2_000)
     chosen = choose_held_out(pairs, 100, seed=1)
@@ -54,3 +55,6 @@ def test_held_out_pairs_share_no_side_and_depend_on_seed_and_text_alone():
     assert often <= 4  # of 400, though two thirds of all sources are "yes"
     with pytest.raises(DataError, match=r"only 50. of .* but 600 are needed: .* --hold-out"):
         choose_held_out(pairs, 600, seed=1)
+    few = choose_held_out(pairs, 20, seed=3)
+    monkeypatch.setattr(unique_module, "_SPARE", 1_000)  # without leaving out candidates early
+    assert choose_held_out(pairs, 20, seed=3) == few

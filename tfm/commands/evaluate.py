@@ -23,10 +23,11 @@ from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.metrics.metric import MetricName, MetricScore
 from tfm.metrics.texts import read, read_references
 from tfm.pages import render
-from tfm.reporting import Result
+from tfm.reporting import Result, say
 from tfm.steps import StepsConfig
 from tfm.table import Table
-from tfm.text.formats import columns_in
+from tfm.text.files import suffix_of
+from tfm.text.formats import MEMORIES, RECORD_SUFFIXES, columns_in
 from tfm.text.languages import target_language
 from tfm.text.segments import REFERENCE, SOURCE
 
@@ -138,8 +139,8 @@ def evaluate(
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or an XML file of WMT;
-            repeatable.
+        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
+            (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
         out: Folder that keeps the translations.
         page: HTML page to write.
@@ -234,6 +235,8 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
             if not any(column.partition(":")[0] == kind for column in columns):
                 raise UsageError(f"{name} has no {side}: give SOURCE:REFERENCE")
         paths *= 2
+    if len(paths) == 1 and suffix_of(name) in RECORD_SUFFIXES and paths[0].is_file():
+        return _written_sides(paths[0], model, out)
     if len(paths) > 1 and any(path.exists() for path in paths):
         return existing_file(paths)
     try:
@@ -244,6 +247,25 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     named = NamedSet.parse(name).between(model.info.source, model.info.target)
     texts = named.read(named.fetch(Downloads(mirror=mirror)))
     return write_set(texts, out / f"{set_split(named.name)}.{named.pair}", named.languages)
+
+
+def _written_sides(path: Path, model: "ModelFolder", out: Path) -> Sequence[Path]:
+    """Write source and reference of a table, JSON lines or TMX as plain text; return the files."""
+    from tfm.dataset.test_sets import write_set
+    from tfm.disk.files import sha256_of
+    from tfm.text.records import Records
+    from tfm.text.tmx import read_tmx
+
+    languages = model.info.source, model.info.target
+    if suffix_of(path.name) in MEMORIES:
+        pairs = read_tmx(path, languages)
+    else:
+        records = Records.of(path, None, languages)
+        say(f"{path}: {records.description}")
+        pairs = records.pairs(strict=True)
+    lines = [*pairs]
+    texts = [b"".join(pair[side] + b"\n" for pair in lines).decode() for side in (0, 1)]
+    return write_set(texts, out / f"{path.stem}.{sha256_of(path)[:_DIGITS]}", languages)
 
 
 def _kept_output(

@@ -13,7 +13,8 @@ from tfm.text.segments import columns_of, has_segments, segment_lines, talk_line
 
 TABLES, JSON_LINES, MEMORIES = (".tsv", ".csv"), (".jsonl", ".ndjson"), (".tmx",)
 SEGMENTS = (".sgm", ".sgml", ".xml")
-BOTH_SIDES = (*TABLES, *JSON_LINES, *MEMORIES, *SEGMENTS)  # a file may have source and target
+RECORD_SUFFIXES = (*TABLES, *JSON_LINES, *MEMORIES)  # of files with source and target
+BOTH_SIDES = (*RECORD_SUFFIXES, *SEGMENTS)  # a file may have source and target
 RECORDS = "records"  # the part of a table or JSON lines that is all of it
 _TALKS, TALKS = "train.tags.", ".iwslt"  # the name of IWSLT's training text, and its suffix here
 

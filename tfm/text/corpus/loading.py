@@ -36,7 +36,7 @@ from tfm.text.corpus.texts import (
     is_url,
 )
 from tfm.text.files import suffix_of, unpacked_name
-from tfm.text.formats import BOTH_SIDES, FORMATS, JSON_LINES, MEMORIES, SEGMENTS, TABLES
+from tfm.text.formats import BOTH_SIDES, FORMATS, JSON_LINES, MEMORIES, RECORD_SUFFIXES, TABLES
 from tfm.text.languages import base_language
 
 EntryT = TypeVar("EntryT", bound=Archive | Text | OpusText | MonoText | Recipe)
@@ -266,7 +266,7 @@ def _contradictions(languages: tuple[str, str] | None, pairs: Sequence[PathPair]
                 )
             continue
         for path in pair:
-            if suffix_of(path.name) in BOTH_SIDES and suffix_of(path.name) not in SEGMENTS:
+            if suffix_of(path.name) in RECORD_SUFFIXES:
                 yield f"{path} has source and target in one file: give it alone"
         for path, side in zip(pair, expected, strict=False):
             suffix = _language_of(path)
