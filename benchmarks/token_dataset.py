@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tfm.dataset.manifest import BINARIZE, Manifest
-from tfm.dataset.parallel import DatasetIndex, Ids, Integers, Part, id_dtype
+from tfm.dataset.parallel import DatasetIndex, Ids, Integers, ShardIds, id_dtype
 from tfm.text.corpus.recipe import Recipe
 from tfm.vocabulary.learning import learn_word_model
 from tfm.vocabulary.subword import UNK, Vocabulary, model_paths
@@ -56,7 +56,7 @@ def write_token_dataset(
         source=source,
         target=target,
         fingerprint=vocabulary.fingerprint,
-        parts={"train": (Part.of_files(bin_dir, "train", _LANGUAGES),)},
+        shards={"train": (ShardIds.of_files(bin_dir, "train", _LANGUAGES),)},
     ).save(bin_dir)
     manifest = Manifest.draft(data_dir, Recipe(name="synthetic", source=source, target=target))
     # The ids are drawn at random, not encoded from text.

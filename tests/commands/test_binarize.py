@@ -19,7 +19,7 @@ from helpers import (
 )
 
 from tfm.config import BinarizeConfig, SubwordConfig
-from tfm.dataset import token_parts
+from tfm.dataset import encoded_shards
 from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
 from tfm.vocabulary.subword import SubwordModel, Vocabulary
@@ -135,8 +135,8 @@ def test_text_that_is_spelled_in_bytes_is_warned_of(tmp_path, capsys, test, word
 def test_ids_have_the_smallest_type_that_fits(folder):
     binarize(folder, CONFIG)
     assert np.load(folder / "bin" / "train.en.tokens.npy").dtype == np.uint16
-    assert token_parts.id_dtype(1 << 16) == np.uint16
-    assert token_parts.id_dtype((1 << 16) + 1) == np.uint32
+    assert encoded_shards.id_dtype(1 << 16) == np.uint16
+    assert encoded_shards.id_dtype((1 << 16) + 1) == np.uint32
 
 
 @pytest.mark.parametrize("sizes", [(7, 7, 7), (1, 20), (21, 0)], ids=str)
@@ -148,7 +148,7 @@ def test_text_in_shards_gives_the_same_rows(folder, sizes):
     binarize(folder, config)
     several = opened(folder, "train")
     several.verify()
-    assert len(several.parts) == len(sizes)
+    assert len(several.shards) == len(sizes)
     assert [*several.source] == [*one.source]
     assert [*several.target] == [*one.target]
     for name in ("read", "too_long", "kept", "tokens", "unknown"):
@@ -226,7 +226,7 @@ def test_blocks_are_read_only_as_they_are_needed():
             yield [b"the cat"], [b"die Katze"]
 
     with ThreadPoolExecutor(2) as threads:
-        encoded = token_parts.map_in_order(threads, len, blocks(), num_ahead=4)
+        encoded = encoded_shards.map_in_order(threads, len, blocks(), num_ahead=4)
         for _ in range(10):
             next(encoded)
     assert num_read <= 10 + 2 * 2
@@ -249,7 +249,7 @@ def press_ctrl_c(folder, monkeypatch):
     def update(self, count):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(token_parts.Progress, "update", update)
+    monkeypatch.setattr(encoded_shards.Progress, "update", update)
     return KeyboardInterrupt
 
 

@@ -18,10 +18,10 @@ from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import draft
 from tfm.dataset.draft import lock_dataset, lock_share
+from tfm.dataset.encoded_shards import encoding_settings
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.dataset.shards import Share
-from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DataError, UsageError
 from tfm.text import hashes as text_hashes
@@ -30,7 +30,7 @@ from tfm.text.corpus.texts import TextFiles
 from tfm.text.hashes import SeenHashes
 from tfm.vocabulary.subword import Vocabulary
 
-PARTS = {"cleaning": {"shard_pairs": 100}}
+SMALL_SHARDS = {"cleaning": {"shard_pairs": 100}}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def rows_of(folder):
 
 @pytest.fixture
 def whole(recipe, tmp_path):
-    """A dataset of all texts in one part."""
+    """A dataset of all texts in one shard."""
     return prepare(recipe("a", "b", "c", **SETTINGS), tmp_path / "whole").data_dir
 
 
@@ -100,11 +100,11 @@ def whole(recipe, tmp_path):
 )
 def test_text_in_shards_also_of_shares_is_as_in_one_pass(recipe, whole, tmp_path, capsys, order):
     texts, folder = recipe("a", "b", "c", **SETTINGS), tmp_path / "shards"
-    other = prepare(texts, tmp_path / "one process", overrides=PARTS).data_dir
+    other = prepare(texts, tmp_path / "one process", overrides=SMALL_SHARDS).data_dir
     for number, count in order:
         for _ in range(2):  # the second call has the same result
-            prepare(texts, folder, overrides=PARTS, share=Share(number, count))
-    assert prepare(texts, folder, overrides=PARTS).is_new
+            prepare(texts, folder, overrides=SMALL_SHARDS, share=Share(number, count))
+    assert prepare(texts, folder, overrides=SMALL_SHARDS).is_new
     assert names_of(folder) == ["train", *(f"train.{number}" for number in range(2, 8))]
     files = without_times(folder)
     assert {name: files[name] for name in files if not name.startswith("shares/")} == without_times(
@@ -116,13 +116,13 @@ def test_text_in_shards_also_of_shares_is_as_in_one_pass(recipe, whole, tmp_path
     for read in (Manifest.texts, lambda manifest, split: manifest.result("clean")[split]):
         one, two = (read(Manifest.load(each), "train") for each in (whole, folder))
         assert one == two
-    assert not prepare(texts, folder, overrides=PARTS).is_new
+    assert not prepare(texts, folder, overrides=SMALL_SHARDS).is_new
     capsys.readouterr()
-    prepare(texts, folder, overrides=PARTS, share=Share(2, 3))  # of text that is complete
+    prepare(texts, folder, overrides=SMALL_SHARDS, share=Share(2, 3))  # of text that is complete
     assert "unchanged" in capsys.readouterr().err
     assert {path.name for path in folder.glob("shares/*/*")} <= {".lock"}
     with pytest.raises(UsageError, match="choose fewer shares"):
-        prepare(texts, tmp_path / "other", overrides=PARTS, share=Share(9, 9))
+        prepare(texts, tmp_path / "other", overrides=SMALL_SHARDS, share=Share(9, 9))
 
 
 def without_times(folder):
@@ -137,26 +137,26 @@ def test_appended_text_is_as_in_one_pass_and_leaves_the_rest(recipe, whole, tmp_
     shutil.copy(whole / "bpe.model", tmp_path)
     subword = {"subwords": (str(tmp_path / "bpe.model"),), "symbols": "<x>"}
     first = recipe("a", subword=subword)
-    folder = prepare(first, tmp_path / "a", overrides=PARTS).data_dir
+    folder = prepare(first, tmp_path / "a", overrides=SMALL_SHARDS).data_dir
     before = {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
-    assert append_text(recipe("b", test=()), folder, overrides=PARTS).is_new
-    assert append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
-    assert not append_text(recipe("c", test=()), folder, overrides=PARTS).is_new
+    assert append_text(recipe("b", test=()), folder, overrides=SMALL_SHARDS).is_new
+    assert append_text(recipe("c", test=()), folder, overrides=SMALL_SHARDS).is_new
+    assert not append_text(recipe("c", test=()), folder, overrides=SMALL_SHARDS).is_new
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert text_of(folder) == text_of(whole)
     assert rows_of(folder) == rows_of(whole)
     index, other = (Manifest.load(each).texts("train") for each in (folder, whole))
     assert index == other
-    assert not prepare(first, folder, overrides=PARTS).is_new
+    assert not prepare(first, folder, overrides=SMALL_SHARDS).is_new
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert rows_of(folder) == rows_of(whole)
 
 
-def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_parts(recipe, tmp_path):
-    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=PARTS).data_dir
+def test_appending_keeps_the_vocabulary_and_other_text_replaces_all_shards(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", overrides=SMALL_SHARDS).data_dir
     before = (folder / "bpe.model").stat().st_mtime_ns
-    append_text(recipe("c", test=()), folder, overrides=PARTS)
-    prepare(recipe("a", **SETTINGS), folder, overrides=PARTS)
+    append_text(recipe("c", test=()), folder, overrides=SMALL_SHARDS)
+    prepare(recipe("a", **SETTINGS), folder, overrides=SMALL_SHARDS)
     assert (folder / "bpe.model").stat().st_mtime_ns == before
     prepare(recipe("b", **SETTINGS), folder, force=True)
     assert names_of(folder) == ["train"]
@@ -211,9 +211,9 @@ def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
     folder = tmp_path / "x"
     if way == "shares":
         for number in (1, 2):
-            prepare(with_test("a", "c"), folder, overrides=PARTS, share=Share(number, 2))
+            prepare(with_test("a", "c"), folder, overrides=SMALL_SHARDS, share=Share(number, 2))
     first = with_test("a") if way == "append" else with_test("a", "c")
-    prepare(first, folder, overrides=PARTS, text_only=True)
+    prepare(first, folder, overrides=SMALL_SHARDS, text_only=True)
     if way == "append":
         assert "training text, too" not in capsys.readouterr().err
         append_text(recipe("c", test=()), folder, text_only=True)
@@ -248,9 +248,9 @@ def test_appended_text_may_have_other_codes_of_the_languages(recipe, tmp_path):
     assert [(folder / f"{name}.de").is_file() for name in names_of(folder)] == [True, True]
 
 
-def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
+def test_shares_of_the_shards_make_the_same_dataset(recipe, whole, tmp_path):
     folder = prepare(
-        recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=PARTS, text_only=True
+        recipe("a", "b", "c", **SETTINGS), tmp_path / "s", overrides=SMALL_SHARDS, text_only=True
     ).data_dir
     learn_bpe(folder, SubwordConfig(**SETTINGS["subword"]))
     for number in (2, 1):
@@ -264,8 +264,8 @@ def test_shares_of_the_parts_make_the_same_dataset(recipe, whole, tmp_path):
         command.binarize(folder, share="9/9")
 
 
-def test_a_dataset_with_a_part_of_other_settings_cannot_be_opened(recipe, tmp_path):
-    folder = prepare(recipe("a", **SETTINGS), tmp_path / "s", overrides=PARTS).data_dir
+def test_a_dataset_with_a_shard_of_other_settings_cannot_be_opened(recipe, tmp_path):
+    folder = prepare(recipe("a", **SETTINGS), tmp_path / "s", overrides=SMALL_SHARDS).data_dir
     before = rows_of(folder)
     command.binarize(folder, share="1/2")
     assert rows_of(folder) == before
@@ -281,7 +281,7 @@ def test_other_weights_of_texts_leave_their_token_ids(recipe, tmp_path):
 
     def prepared(*weights):
         train = (replace(each, weight=w) for each, w in zip(made.train, weights, strict=True))
-        folder = prepare(replace(made, train=tuple(train)), tmp_path / "x", PARTS).data_dir
+        folder = prepare(replace(made, train=tuple(train)), tmp_path / "x", SMALL_SHARDS).data_dir
         assert [text.weight for text in DatasetIndex.load(folder / "bin").texts] == [*weights]
         return {path: path.stat().st_mtime_ns for path in folder.glob("bin/train*.npy")}
 
@@ -338,12 +338,12 @@ def test_an_older_dataset_is_refused_in_one_line_and_replaced_by_force(recipe, t
 
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     folder = tmp_path / "x"
-    prepare(recipe("a"), folder, overrides=PARTS, share=Share(2, 3))
+    prepare(recipe("a"), folder, overrides=SMALL_SHARDS, share=Share(2, 3))
     changed = folder / "draft" / "train.2.en"  # to text of the recorded size
     changed.write_bytes(changed.read_bytes().replace(b" ", b"_"))
     (folder / "draft" / ".train.en.1.partial").touch()
-    prepare(recipe("a"), folder, overrides=PARTS, text_only=True, force=True)
-    prepare(recipe("a"), tmp_path / "y", overrides=PARTS, text_only=True)
+    prepare(recipe("a"), folder, overrides=SMALL_SHARDS, text_only=True, force=True)
+    prepare(recipe("a"), tmp_path / "y", overrides=SMALL_SHARDS, text_only=True)
     assert text_of(folder) == text_of(tmp_path / "y")
     assert not (folder / "draft").exists()
 

@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from tfm.dataset.parallel import ArrayWriter, DatasetIndex, ParallelDataset, Part, TokenSequences
+from tfm.dataset.parallel import (
+    ArrayWriter,
+    DatasetIndex,
+    ParallelDataset,
+    ShardIds,
+    TokenSequences,
+)
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError
 from tfm.vocabulary.subword import EOS
@@ -41,34 +47,34 @@ def bin_dir(data_dir, tmp_path):
 
 
 @pytest.fixture
-def write_part(tmp_path):
-    """Write the same sentences on both sides of a part; return their record."""
+def write_shard(tmp_path):
+    """Write the same sentences on both sides of a shard; return their record."""
 
     def write(tokens, offsets, name="train"):
         for language in ("en", "de"):
             np.save(tmp_path / f"{name}.{language}.tokens.npy", np.array(tokens, np.uint16))
             np.save(tmp_path / f"{name}.{language}.offsets.npy", np.array(offsets, np.uint32))
-        return Part.of_files(tmp_path, name, ("en", "de"))
+        return ShardIds.of_files(tmp_path, name, ("en", "de"))
 
     return write
 
 
-def read_sequences(folder, *parts, vocab_size=100):
-    return TokenSequences(folder, parts, "en", 0, vocab_size=vocab_size)
+def read_sequences(folder, *shards, vocab_size=100):
+    return TokenSequences(folder, shards, "en", 0, vocab_size=vocab_size)
 
 
 @given(
     sentences=st.lists(st.lists(st.integers(4, 99), max_size=5), min_size=1, max_size=12),
     data=st.data(),
 )
-def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
+def test_parts_are_read_as_one(write_shard, tmp_path, sentences, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sentences)), max_size=4)))
-    parts = []
+    shards = []
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(sentences)], strict=True)):
-        part = sentences[start:end]
-        offsets = np.cumsum([0, *map(len, part)])
-        parts.append(write_part([*chain(*part)], offsets, f"train.{1 + number}"))
-    sequences = read_sequences(tmp_path, *parts)
+        shard = sentences[start:end]
+        offsets = np.cumsum([0, *map(len, shard)])
+        shards.append(write_shard([*chain(*shard)], offsets, f"train.{1 + number}"))
+    sequences = read_sequences(tmp_path, *shards)
     assert list(sequences) == sentences
     assert len(sequences) == len(sentences)
     assert sequences.longest == max(map(len, sentences))
@@ -81,13 +87,13 @@ def test_parts_are_read_as_one(write_part, tmp_path, sentences, data):
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_WILLNEED"), reason="this system has no such call")
-def test_runs_that_will_be_needed_are_read_ahead(write_part, tmp_path, monkeypatch):
+def test_runs_that_will_be_needed_are_read_ahead(write_shard, tmp_path, monkeypatch):
     class File(bytes):
         def madvise(self, _, *place):
             places.append(place)
 
-    parts = [write_part([5, 6, 7, 8], [0, 1, 3, 4, 4]), write_part([9], [0, 1], "train.2")]
-    sequences, places = read_sequences(tmp_path, *parts), []
+    shards = [write_shard([5, 6, 7, 8], [0, 1, 3, 4, 4]), write_shard([9], [0, 1], "train.2")]
+    sequences, places = read_sequences(tmp_path, *shards), []
     monkeypatch.setattr(mmap, "PAGESIZE", 4)
     for number, size in enumerate((136, 130)):
         monkeypatch.setattr(sequences.side(number), "tokens_file", File(size))
@@ -109,16 +115,16 @@ def test_an_open_dataset_keeps_its_files_when_others_take_their_place(bin_dir, i
 
 
 @pytest.mark.parametrize("offsets", [[], [0, 2, 4], [0, 2, 6], [1, 2, 5], [0, 4, 2, 5]], ids=str)
-def test_offsets_that_do_not_fit_the_tokens_are_damage(write_part, offsets):
+def test_offsets_that_do_not_fit_the_tokens_are_damage(write_shard, offsets):
     with pytest.raises(DataError, match=r"train\.en do not fit its tokens: .*binarize .* --force"):
-        write_part([5, 6, 7, 8, 9], offsets)
+        write_shard([5, 6, 7, 8, 9], offsets)
 
 
-def test_ids_outside_the_vocabulary_are_damage(write_part, tmp_path):
-    part = write_part([5, 6, 7], [0, 3])
-    assert len(read_sequences(tmp_path, part, vocab_size=8)) == 1
+def test_ids_outside_the_vocabulary_are_damage(write_shard, tmp_path):
+    shard = write_shard([5, 6, 7], [0, 3])
+    assert len(read_sequences(tmp_path, shard, vocab_size=8)) == 1
     with pytest.raises(DataError, match=r"en has ids outside the vocabulary of 7 pieces"):
-        read_sequences(tmp_path, part, vocab_size=7)
+        read_sequences(tmp_path, shard, vocab_size=7)
 
 
 def test_opening_reads_no_ids_and_verifying_reads_them(bin_dir):
@@ -134,11 +140,11 @@ def test_opening_reads_no_ids_and_verifying_reads_them(bin_dir):
 def forge_checksums(bin_dir):
     """Write the index for damaged files, as an attacker would."""
     index = DatasetIndex.load(bin_dir)
-    parts = {
-        split: tuple(Part.of_files(bin_dir, part.name, index.languages) for part in parts)
-        for split, parts in index.parts.items()
+    shards = {
+        split: tuple(ShardIds.of_files(bin_dir, shard.name, index.languages) for shard in shards)
+        for split, shards in index.shards.items()
     }
-    replace(index, parts=parts).save(bin_dir)
+    replace(index, shards=shards).save(bin_dir)
 
 
 def test_the_checksum_of_a_split_changes_with_its_data(bin_dir):
@@ -180,8 +186,8 @@ def test_files_of_another_split_are_refused(bin_dir):
 
 
 def changed(key, value):
-    """Return a function that changes a value of the first part of the training split."""
-    return lambda index: index["parts"]["train"][0].__setitem__(key, value)
+    """Return a function that changes a value of the first shard of the training split."""
+    return lambda index: index["shards"]["train"][0].__setitem__(key, value)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +195,9 @@ def changed(key, value):
     [
         lambda index: index.update(format=2),
         lambda index: index.update(target="../../de"),
-        lambda index: index["parts"].update(train=[]),
-        lambda index: index["parts"].update(train=index["parts"]["test"]),
-        lambda index: index["parts"].update(train=2 * index["parts"]["train"]),
+        lambda index: index["shards"].update(train=[]),
+        lambda index: index["shards"].update(train=index["shards"]["test"]),
+        lambda index: index["shards"].update(train=2 * index["shards"]["train"]),
         changed("pairs", "200"),
         changed("pairs", 199),
         changed("tokens", [1, 2]),
@@ -220,23 +226,23 @@ def test_the_index_is_read_as_written(bin_dir):
     index = DatasetIndex.load(bin_dir)
     index.save(bin_dir)
     assert DatasetIndex.load(bin_dir) == index
-    checksums = [part.sha256 for parts in index.parts.values() for part in parts]
+    checksums = [shard.sha256 for shards in index.shards.values() for shard in shards]
     assert reduce(or_, checksums) == {p.name: sha256_of(p) for p in bin_dir.glob("*.npy")}
 
 
 @given(
-    parts=st.lists(numpy_strategies.arrays(np.uint16, st.integers(0, 50)), max_size=5),
+    shards=st.lists(numpy_strategies.arrays(np.uint16, st.integers(0, 50)), max_size=5),
     dtype=st.sampled_from([np.uint16, np.uint32]),
 )
-def test_appended_arrays_are_read_as_one(tmp_path, parts, dtype):
+def test_appended_arrays_are_read_as_one(tmp_path, shards, dtype):
     with (tmp_path / "a.npy").open("wb") as file:
         writer = ArrayWriter(file, dtype)
-        for part in parts:
-            writer.append(part)
+        for shard in shards:
+            writer.append(shard)
         writer.finish()
     array = np.load(tmp_path / "a.npy")
     assert array.dtype == dtype
-    np.testing.assert_array_equal(array, np.concatenate([np.zeros(0, dtype), *parts]))
+    np.testing.assert_array_equal(array, np.concatenate([np.zeros(0, dtype), *shards]))
 
 
 def test_the_command_that_repairs_a_dataset_works_in_a_shell(tmp_path):

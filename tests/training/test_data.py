@@ -74,8 +74,8 @@ def test_token_ids_of_other_languages_are_refused(copy, tiny_run):
 
 
 @pytest.fixture
-def in_parts(copy, monkeypatch):
-    """A dataset in several parts, of which only the first is verified before the first step."""
+def in_shards(copy, monkeypatch):
+    """A dataset in several shards, of which only the first is verified before the first step."""
     monkeypatch.setattr("tfm.training.data.WINDOW_PAIRS", 60)
     sides = (
         (copy / f"train.{lang}").read_text(encoding="utf-8").splitlines() for lang in ("en", "de")
@@ -92,18 +92,18 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_a_damaged_first_part_is_found_before_the_first_step(in_parts, tiny_run, tmp_path):
-    damage(in_parts / "bin" / "train.de.tokens.npy")
-    open_data(in_parts, tiny_run())
+def test_a_damaged_first_part_is_found_before_the_first_step(in_shards, tiny_run, tmp_path):
+    damage(in_shards / "bin" / "train.de.tokens.npy")
+    open_data(in_shards, tiny_run())
     with pytest.raises(DataError, match=r"train\.de\.tokens\.npy is damaged .* --force$"):
-        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 1}))
+        train_model(in_shards, tmp_path / "run", tiny_run(training={"max_steps": 1}))
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-def test_a_damaged_later_part_ends_training(in_parts, tiny_run, tmp_path):
-    damage(in_parts / "bin" / "train.4.de.tokens.npy")
+def test_a_damaged_later_part_ends_training(in_shards, tiny_run, tmp_path):
+    damage(in_shards / "bin" / "train.4.de.tokens.npy")
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
-        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
+        train_model(in_shards, tmp_path / "run", tiny_run(training={"max_steps": 10_000}))
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,21 @@ def test_a_damaged_later_part_ends_training(in_parts, tiny_run, tmp_path):
     [("offsets", 0), ("offsets", 1 << 16), ("offsets", (1 << 32) - 1), ("tokens", 1 << 15)],
 )
 def test_damage_that_is_used_before_it_is_verified_is_named(
-    in_parts, tiny_run, tmp_path, monkeypatch, kind, value
+    in_shards, tiny_run, tmp_path, monkeypatch, kind, value
 ):
     """As if verifying in the background took forever."""
     monkeypatch.setattr("tfm.training.data.run_in_thread", lambda work: Future())
     monkeypatch.setattr("tfm.dataset.plan.WINDOW_PAIRS", 60)
     monkeypatch.setattr("tfm.dataset.plan.RUN_PAIRS", 10)
-    array = np.load(in_parts / "bin" / f"train.4.de.{kind}.npy", mmap_mode="r+")
+    array = np.load(in_shards / "bin" / f"train.4.de.{kind}.npy", mmap_mode="r+")
     array[len(array) // 2] = value
     array.flush()
     with pytest.raises(DataError, match=r"bin/train\.4\.de.* --force$"):
-        train_model(in_parts, tmp_path / "run", tiny_run(training={"max_steps": 20}))
+        train_model(in_shards, tmp_path / "run", tiny_run(training={"max_steps": 20}))
 
 
-def test_all_parts_are_verified_first_on_request(in_parts, tiny_run, tmp_path, monkeypatch):
-    damage(in_parts / "bin" / "train.4.de.tokens.npy")
+def test_all_shards_are_verified_first_on_request(in_shards, tiny_run, tmp_path, monkeypatch):
+    damage(in_shards / "bin" / "train.4.de.tokens.npy")
     monkeypatch.setattr("tfm.training.loop.Trainer", None)
     with pytest.raises(DataError, match=r"train\.4\.de\.tokens\.npy is damaged"):
-        train_model(in_parts, tmp_path / "run", tiny_run(training={"verify_data": True}))
+        train_model(in_shards, tmp_path / "run", tiny_run(training={"verify_data": True}))

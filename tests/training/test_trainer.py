@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers import take, weights_of
 
 from tfm.dataset.batching import PADDING
-from tfm.dataset.parallel import DatasetIndex, ParallelDataset, Part
+from tfm.dataset.parallel import DatasetIndex, ParallelDataset, ShardIds
 from tfm.training.progress import ControlFlags
 
 VOCAB_SIZES = (400, 400)
@@ -31,8 +31,8 @@ def counting_data(tmp_path_factory):
         np.save(folder / f"train.{name}.tokens.npy", np.concatenate(sentences).astype(np.uint16))
         offsets = np.cumsum([0, *map(len, sentences)])
         np.save(folder / f"train.{name}.offsets.npy", offsets.astype(np.uint32))
-    part = Part.of_files(folder, "train", ("en", "de"))
-    index = DatasetIndex(source="en", target="de", fingerprint="", parts={"train": (part,)})
+    ids = ShardIds.of_files(folder, "train", ("en", "de"))
+    index = DatasetIndex(source="en", target="de", fingerprint="", shards={"train": (ids,)})
     index.save(folder)
     return ParallelDataset(folder, "train", vocab_sizes=VOCAB_SIZES)
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.config import AugmentationConfig, settings_from, settings_to
+from tfm.dataset.encoded_shards import TokenWriter
 from tfm.dataset.manifest import Manifest
-from tfm.dataset.parallel import DatasetIndex, Integers, ParallelDataset, Part
+from tfm.dataset.parallel import DatasetIndex, Integers, ParallelDataset, ShardIds
 from tfm.dataset.shards import TrainingText
-from tfm.dataset.token_parts import TokenWriter
 from tfm.errors import DataError
 from tfm.text.changes import CHANGES, pair_changes
 from tfm.vocabulary.bpe_dropout import TokenIds
@@ -108,8 +108,8 @@ class Augmenter:
                     writer.append(side)
             for writer in writers:
                 writer.finish()
-        part = Part.of_files(folder, "train", self._index.languages)
-        replace(self._index, parts={"train": (part,)}, texts=()).save(folder)
+        ids = ShardIds.of_files(folder, "train", self._index.languages)
+        replace(self._index, shards={"train": (ids,)}, texts=()).save(folder)
 
     def growth(self, sample: Integers) -> float:
         """Return how many target tokens there are after the changes for each one that is stored.

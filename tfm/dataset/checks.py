@@ -6,10 +6,10 @@ from itertools import chain
 from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Values
+from tfm.dataset.encoded_shards import encoding_settings
 from tfm.dataset.manifest import BINARIZE, GOLD, Manifest
 from tfm.dataset.rerun import changes
 from tfm.dataset.token_ids import check_tags
-from tfm.dataset.token_parts import encoding_settings
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.text.corpus.recipe import Recipe

@@ -80,8 +80,8 @@ def _sides(manifest: Manifest, split: str, index: DatasetIndex | None) -> Iterat
         if index is None:
             yield {**figures, "pairs": sum(text.kept for text in manifest.texts(split))}
             continue
-        bin_dir, parts = manifest.data_dir / "bin", index.parts[split]
-        sentences = TokenSequences(bin_dir, parts, language, side, vocab_size=_ANY_SIZE)
+        bin_dir, shards = manifest.data_dir / "bin", index.shards[split]
+        sentences = TokenSequences(bin_dir, shards, language, side, vocab_size=_ANY_SIZE)
         size, tokens = len(sentences), manifest.result(BINARIZE)[split]["tokens"][side]
         places = np.linspace(0, size - 1, min(size, _MOST_SENTENCES)).astype(np.int64)
         lengths = sentences.lengths(places) if size else np.zeros(1)

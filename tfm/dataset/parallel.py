@@ -1,11 +1,11 @@
 """Binarized parallel text: token ids in memory-mapped files.
 
-A split is in parts of a bounded number of pairs; most datasets have one. For each part and
-language, a folder holds `PART.LANGUAGE.tokens.npy` (the concatenated ids, of 16 or 32 bits without
-a sign) and `PART.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits).
+A split is in shards of a bounded number of pairs; most datasets have one. For each shard and
+language, a folder holds `SHARD.LANGUAGE.tokens.npy` (the concatenated ids, of 16 or 32 bits without
+a sign) and `SHARD.LANGUAGE.offsets.npy` (the start of each sentence, and the end, of 32 bits).
 `dataset.json` is written last, with the format version, fingerprint of the vocabulary, and the
-counts, extremes and checksums of each part. Opening a split reads no token ids:
-`ParallelDataset.verify` compares a part with its record.
+counts, extremes and checksums of each shard. Opening a split reads no token ids:
+`ParallelDataset.verify` compares a shard with its record.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language
 from tfm.vocabulary.subword import EOS
 
-FORMAT = 6
-MAX_PART_TOKENS = (1 << 32) - 1  # offsets have 32 bits
+FORMAT = 7
+MAX_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")
 # NumPy evaluates the header of a file as a Python literal.
@@ -39,11 +39,11 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """The record of one part of a split; pairs of values are of source and target.
+class ShardIds:
+    """The record of the token ids of a shard; pairs of values are of source and target.
 
     Attributes:
-        name: The first part of a split has its name, and the next ones a number, as in "train.2".
+        name: The first shard of a split has its name, and the next ones a number, as in "train.2".
         pairs: Number of sentence pairs.
         tokens: Numbers of tokens.
         longest: Numbers of tokens of the longest sentences.
@@ -59,14 +59,14 @@ class Part:
     sha256: Mapping[str, str]
 
     @classmethod
-    def of_files(cls, bin_dir: Path, name: str, languages: tuple[str, str]) -> "Part":
-        """Return the record of a part by reading its files."""
+    def of_files(cls, bin_dir: Path, name: str, languages: tuple[str, str]) -> "ShardIds":
+        """Return the record of a shard by reading its files."""
         source, target = (_Side(bin_dir, name, language) for language in languages)
         return cls.of_sides(bin_dir, name, source, target)
 
     @classmethod
-    def of_sides(cls, bin_dir: Path, name: str, source: "_Side", target: "_Side") -> "Part":
-        """Return the record of a part whose files are open, as `of_files` does."""
+    def of_sides(cls, bin_dir: Path, name: str, source: "_Side", target: "_Side") -> "ShardIds":
+        """Return the record of a shard whose files are open, as `of_files` does."""
         sides = (source, target)
         for side in sides:
             side.check()
@@ -87,8 +87,8 @@ class Part:
         )
 
 
-def part_files(name: str, languages: tuple[str, str]) -> list[str]:
-    """Return the names of the .npy files of a part."""
+def id_files(name: str, languages: tuple[str, str]) -> list[str]:
+    """Return the names of the .npy files of a shard."""
     return [f"{name}.{language}.{kind}.npy" for language in languages for kind in _KINDS]
 
 
@@ -100,14 +100,14 @@ class DatasetIndex:
         source: Source language.
         target: Target language.
         fingerprint: Fingerprint of the vocabulary.
-        parts: {split: its parts in order}.
+        shards: {split: its shards in order}.
         texts: The texts that the training pairs come from, in order; empty if unknown.
     """
 
     source: Language
     target: Language
     fingerprint: str
-    parts: Mapping[str, tuple[Part, ...]]
+    shards: Mapping[str, tuple[ShardIds, ...]]
     texts: tuple[TrainingText, ...] = ()
 
     @classmethod
@@ -133,14 +133,16 @@ class DatasetIndex:
     @property
     def num_pairs(self) -> dict[str, int]:
         """{split: number of sentence pairs}."""
-        return {split: sum(part.pairs for part in parts) for split, parts in self.parts.items()}
+        return {
+            split: sum(shard.pairs for shard in shards) for split, shards in self.shards.items()
+        }
 
     def checksum(self, split: str) -> str:
         """Return a hexadecimal digest of the pairs of a split, their order, and their options."""
         digests = "".join(
-            part.sha256[file]
-            for part in self.parts[split]
-            for file in part_files(part.name, self.languages)
+            shard.sha256[file]
+            for shard in self.shards[split]
+            for file in id_files(shard.name, self.languages)
         )
         texts = self.texts if split == "train" else ()
         if any(text.weight or text.augmentation for text in texts):
@@ -149,8 +151,8 @@ class DatasetIndex:
 
     def files(self) -> list[str]:
         """Return the names of all .npy files."""
-        parts = chain.from_iterable(self.parts.values())
-        return [file for part in parts for file in part_files(part.name, self.languages)]
+        shards = chain.from_iterable(self.shards.values())
+        return [file for shard in shards for file in id_files(shard.name, self.languages)]
 
     def save(self, bin_dir: Path) -> None:
         """Write the index."""
@@ -160,22 +162,22 @@ class DatasetIndex:
 def _inconsistency(index: DatasetIndex) -> str | None:
     """Return the first inconsistency of an index; None if it has none."""
     if len(set(index.files())) < len(index.files()):
-        return "two parts have the same name"
-    for split, parts in index.parts.items():
-        if not parts:
-            return f"{split} has no parts"
-        for part in parts:
-            if part.name.partition(".")[0] != split:
-                return f"{part.name} is not a part of {split}"
-            if part.sha256.keys() != set(part_files(part.name, index.languages)):
-                return f"sha256 of {part.name} is of other files"
+        return "two shards have the same name"
+    for split, shards in index.shards.items():
+        if not shards:
+            return f"{split} has no shards"
+        for shard in shards:
+            if shard.name.partition(".")[0] != split:
+                return f"{shard.name} is not a shard of {split}"
+            if shard.sha256.keys() != set(id_files(shard.name, index.languages)):
+                return f"sha256 of {shard.name} is of other files"
     if index.texts and sum(each.kept for each in index.texts) != index.num_pairs.get("train"):
         return "texts are of other pairs"
     return None
 
 
 class _Side:
-    """One language of a part, mapped into memory without reading it.
+    """One language of a shard, mapped into memory without reading it.
 
     Its files are opened only here, so that they stay the same when others take their names.
     """
@@ -237,40 +239,46 @@ class _Side:
 
 
 class TokenSequences:
-    """The sentences of one language of a split, as token ids, part after part.
+    """The sentences of one language of a split, as token ids, shard after shard.
 
     Args:
         bin_dir: Folder of the files.
-        parts: Records of the parts.
+        shards: Records of the shards.
         language: The language.
         side: 0 for the source, 1 for the target.
         vocab_size: Size of its vocabulary.
     """
 
     def __init__(
-        self, bin_dir: Path, parts: Sequence[Part], language: str, side: int, *, vocab_size: int
+        self,
+        bin_dir: Path,
+        shards: Sequence[ShardIds],
+        language: str,
+        side: int,
+        *,
+        vocab_size: int,
     ) -> None:
-        self._sides = [_Side(bin_dir, part.name, language) for part in parts]
-        self._starts = np.cumsum([0, *(part.pairs for part in parts)])
+        self._sides = [_Side(bin_dir, shard.name, language) for shard in shards]
+        self._starts = np.cumsum([0, *(shard.pairs for shard in shards)])
         self._vocab_size = vocab_size
-        self.longest = max((part.longest[side] for part in parts), default=0)
-        for part, files in zip(parts, self._sides, strict=True):
-            if (len(files.tokens), len(files.offsets)) != (part.tokens[side], part.pairs + 1):
+        self.longest = max((shard.longest[side] for shard in shards), default=0)
+        for shard, files in zip(shards, self._sides, strict=True):
+            if (len(files.tokens), len(files.offsets)) != (shard.tokens[side], shard.pairs + 1):
                 raise files.damage()
-            if part.largest_id[side] >= vocab_size:
+            if shard.largest_id[side] >= vocab_size:
                 raise files.foreign_ids(vocab_size)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def side(self, number: int) -> _Side:
-        """Return the files of a part by its number from 0."""
+        """Return the files of a shard by its number from 0."""
         return self._sides[number]
 
     def lengths(self, indices: Integers) -> Integers:
         """Return the numbers of tokens of sentences [B]."""
         lengths = np.empty(len(indices), dtype=np.int64)
-        for side, places, local in self._by_part(indices):
+        for side, places, local in self._by_shard(indices):
             sizes = side.offsets.take(local + 1) - side.offsets.take(local)  # < 0 is a large number
             if sizes.max(initial=0) > self.longest:
                 raise side.damage()
@@ -286,7 +294,7 @@ class TokenSequences:
         lengths = self.lengths(indices) + 1
         ends = lengths.cumsum()
         ids = np.full(lengths.sum(), EOS, dtype=np.int64)
-        for side, places, local in self._by_part(indices):
+        for side, places, local in self._by_shard(indices):
             sizes = lengths[places] - 1
             starts = sizes.cumsum() - sizes
             numbers = np.arange(sizes.sum())
@@ -305,10 +313,10 @@ class TokenSequences:
         """Ask the system to read runs [R] of sentences into its cache, for use soon.
 
         Args:
-            indices: [R] the first index of each; only the part that has it is read.
+            indices: [R] the first index of each; only the shard that has it is read.
             sizes: [R] numbers of sentences.
         """
-        for side, places, local in self._by_part(indices):
+        for side, places, local in self._by_shard(indices):
             side.will_need(local, local + sizes[places])
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -316,8 +324,8 @@ class TokenSequences:
             for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True):
                 yield side.tokens[start:end].tolist()
 
-    def _by_part(self, indices: Integers) -> Iterator[tuple[_Side, Integers | slice, Integers]]:
-        """Yield each part that has some of the indices [B], their places in B, and in the part."""
+    def _by_shard(self, indices: Integers) -> Iterator[tuple[_Side, Integers | slice, Integers]]:
+        """Yield each shard with some of the indices [B], their places in B, and in the shard."""
         if len(self._sides) == 1:
             yield self._sides[0], slice(None), indices
             return
@@ -336,12 +344,12 @@ class ParallelDataset:
 
     Its index is read unless it is given.
 
-    Opening it reads no token ids: call `verify` before the first use of a part.
+    Opening it reads no token ids: call `verify` before the first use of a shard.
 
     Attributes:
         source: The source sentences.
         target: The target sentences.
-        parts: Records of the parts, in the order of their indices.
+        shards: Records of the shards, in the order of their indices.
         texts: The texts that training pairs come from, in order; empty for other splits.
     """
 
@@ -354,13 +362,13 @@ class ParallelDataset:
         index: DatasetIndex | None = None,
     ) -> None:
         index = index or DatasetIndex.load(bin_dir)
-        if split not in index.parts:
-            raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.parts)}")
+        if split not in index.shards:
+            raise DataError(f"{bin_dir} has no {split} split: it has {', '.join(index.shards)}")
         self._bin_dir = bin_dir
-        self.parts = index.parts[split]
+        self.shards = index.shards[split]
         self.texts = index.texts if split == "train" else ()
         self.source, self.target = (
-            TokenSequences(bin_dir, self.parts, language, side, vocab_size=vocab_sizes[side])
+            TokenSequences(bin_dir, self.shards, language, side, vocab_size=vocab_sizes[side])
             for side, language in enumerate(index.languages)
         )
 
@@ -368,20 +376,20 @@ class ParallelDataset:
         return len(self.source)
 
     def verify(self, numbers: Iterable[int] | None = None) -> None:
-        """Compare parts, by their numbers from 0, or all parts with their records.
+        """Compare shards, by their numbers from 0, or all shards with their records.
 
         This reads all of their files.
         """
-        for number in range(len(self.parts)) if numbers is None else numbers:
-            part, sides = self.parts[number], (self.source.side(number), self.target.side(number))
-            found = Part.of_sides(self._bin_dir, part.name, *sides)
-            damaged = [file for file, each in part.sha256.items() if found.sha256[file] != each]
+        for number in range(len(self.shards)) if numbers is None else numbers:
+            shard, sides = self.shards[number], (self.source.side(number), self.target.side(number))
+            found = ShardIds.of_sides(self._bin_dir, shard.name, *sides)
+            damaged = [file for file, each in shard.sha256.items() if found.sha256[file] != each]
             if damaged:
                 reason = "its checksum differs from that in dataset.json"
                 problem = f"{self._bin_dir / damaged[0]} is damaged ({reason})"
                 raise _needs_binarizing(self._bin_dir, problem)
-            if found != part:
-                reason = f"it has other counts of {part.name}"
+            if found != shard:
+                reason = f"it has other counts of {shard.name}"
                 problem = f"{self._bin_dir}/dataset.json is damaged ({reason})"
                 raise _needs_binarizing(self._bin_dir, problem)
 

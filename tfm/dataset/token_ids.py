@@ -8,17 +8,17 @@ from typing import Any
 
 from tfm.config import BinarizeConfig, Values
 from tfm.config.normalization import is_combining
-from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
-from tfm.dataset.parallel import DatasetIndex
-from tfm.dataset.rerun import is_due
-from tfm.dataset.shards import Share, TrainingText, sum_of_texts
-from tfm.dataset.subword_models import STEP as LEARNING
-from tfm.dataset.token_parts import (
+from tfm.dataset.encoded_shards import (
     NUM_SPELLED,
     EncodedShard,
     encode_shards,
     encoding_settings,
 )
+from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
+from tfm.dataset.parallel import DatasetIndex
+from tfm.dataset.rerun import is_due
+from tfm.dataset.shards import Share, TrainingText, sum_of_texts
+from tfm.dataset.subword_models import STEP as LEARNING
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError, tfm_command
 from tfm.reporting import say
@@ -27,7 +27,7 @@ from tfm.text.seen import FORMAT as SEEN_FORMAT
 from tfm.text.seen import SeenText
 from tfm.vocabulary.subword import SubwordModel, Vocabulary, shown_tags
 
-# The names of token ids, and of the records of parts.
+# The names of token ids, and of the records of shards.
 _OWN_NAME = re.compile(r"(train|valid|test)(\.[0-9]+)?(\.json|\.[^.]+\.\w+\.npy)")
 _UNKNOWN_WARNING_RATE = 0.001
 # Warn of single bytes if they are more than this share of the tokens of a side. A share of many
@@ -92,11 +92,11 @@ def _update_splits(
     if not is_due(manifest, BINARIZE, inputs, output=bin_dir, needed=needed, force=force):
         return False
     _check(manifest, vocabulary, config)
-    parts, result = {}, {}
+    shards, result = {}, {}
     for split in splits:
-        shards = manifest.shards(split)
-        done = encode_shards(manifest, split, shards, vocabulary, config, force=force)
-        parts[split] = tuple(each.part for each in done)
+        of_split = manifest.shards(split)
+        done = encode_shards(manifest, split, of_split, vocabulary, config, force=force)
+        shards[split] = tuple(each.ids for each in done)
         result[split] = _counts(done)
         if split == "train":
             texts = _encoded_texts(manifest, done)
@@ -104,14 +104,14 @@ def _update_splits(
         source=manifest.source,
         target=manifest.target,
         fingerprint=vocabulary.fingerprint,
-        parts=parts,
+        shards=shards,
         texts=tuple(texts),
     )
     index.save(bin_dir)
     outputs = [bin_dir / name for name in ("dataset.json", *index.files())]
     manifest.record(BINARIZE, inputs=inputs, outputs=outputs, result=result)
     manifest.save()
-    current = {f"{part.name}.json" for of_split in parts.values() for part in of_split}
+    current = {f"{each.name}.json" for ids in shards.values() for each in ids}
     for path in bin_dir.iterdir():  # files of older data
         if _OWN_NAME.fullmatch(path.name) and path not in outputs and path.name not in current:
             path.unlink()
@@ -207,9 +207,9 @@ def _counts(done: Sequence[EncodedShard]) -> dict[str, Any]:
     spelled = [sum((Counter(each.spelled[side]) for each in done), Counter()) for side in (0, 1)]
     return {
         "read": sum(each.read for each in done),
-        "too_long": sum(each.read - each.part.pairs for each in done),
-        "kept": sum(each.part.pairs for each in done),
-        "tokens": _total(each.part.tokens for each in done),
+        "too_long": sum(each.read - each.ids.pairs for each in done),
+        "kept": sum(each.ids.pairs for each in done),
+        "tokens": _total(each.ids.tokens for each in done),
         "unknown": _total(each.unknown for each in done),
         "byte_pieces": _total(each.byte_pieces for each in done),
         "spelled": ["".join(dict(side.most_common(NUM_SPELLED))) for side in spelled],

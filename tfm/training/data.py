@@ -171,12 +171,12 @@ def _augmentation(
     )
 
 
-def num_first_parts(dataset: ParallelDataset) -> int:
-    """Return the number of parts to verify before training starts: the parts of a window.
+def num_first_shards(dataset: ParallelDataset) -> int:
+    """Return the number of shards to verify before training starts: the shards of a window.
 
-    The first window draws from all parts; the others are verified while it is in use.
+    The first window draws from all shards; the others are verified while it is in use.
     """
-    ends = np.cumsum([part.pairs for part in dataset.parts])
+    ends = np.cumsum([shard.pairs for shard in dataset.shards])
     return max(1, int(np.searchsorted(ends, WINDOW_PAIRS, side="right")))
 
 
@@ -309,21 +309,21 @@ def shortage(
 
 
 def verify_data(data: TrainingData, group: Group) -> Future[None]:
-    """Verify parts of the dataset once per machine; later parts in the background.
+    """Verify shards of the dataset once per machine; later shards in the background.
 
-    Processes wait for each other at each part: verifying all parts on a slow disk could take
+    Processes wait for each other at each shard: verifying all shards on a slow disk could take
     longer than a collective may.
     """
     dataset, is_local_first = data.train, group.world.local_rank == 0
-    num_parts = len(dataset.parts)
-    num_first = num_parts if data.info.run.training.verify_data else num_first_parts(dataset)
+    num_shards = len(dataset.shards)
+    num_first = num_shards if data.info.run.training.verify_data else num_first_shards(dataset)
     for number in range(num_first):
-        group.heartbeat(f"verifying part {number + 1} of {num_parts} of the data")
+        group.heartbeat(f"verifying shard {number + 1} of {num_shards} of the data")
         if is_local_first:
             dataset.verify([number])
-        group.heartbeat(f"waiting for part {number + 1} of {num_parts} of the data", waits=True)
+        group.heartbeat(f"waiting for shard {number + 1} of {num_shards} of the data", waits=True)
         group.largest([0])
-    others = range(num_first, num_parts) if is_local_first else []
+    others = range(num_first, num_shards) if is_local_first else []
     return run_in_thread(partial(dataset.verify, others))
 
 

@@ -30,7 +30,7 @@ from tfm.training.data import (
     TrainingData,
     check_start,
     cost_of,
-    num_first_parts,
+    num_first_shards,
     open_data,
     shortage,
 )
@@ -191,7 +191,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     The GPUs may belong to another machine: then the estimate of time is NaN.
     """
     data, training = open_data(data_dir, run, num_processes=num_processes), run.training
-    data.train.verify(range(num_first_parts(data.train)))
+    data.train.verify(range(num_first_shards(data.train)))
     if run.from_model is not None:
         check_start(ModelFolder(Path(run.from_model)), data)
     compute, device, warnings = _planned_compute(run, num_processes)

@@ -230,7 +230,7 @@ class TrainingRun:
         return self._state.minutes + (time.monotonic() - self._started) / 60
 
     def _batches(self) -> Iterator[StepBatch]:
-        """Yield the batches of steps, without end; raise DataError once a part is damaged.
+        """Yield the batches of steps, without end; raise DataError once a shard is damaged.
 
         The first decides the size of microbatches.
         """

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfm.config import BinarizeConfig, Values
 from tfm.dataset.manifest import Manifest
-from tfm.dataset.parallel import FORMAT, MAX_PART_TOKENS, ArrayWriter, Integers, Part, id_dtype
+from tfm.dataset.parallel import FORMAT, MAX_TOKENS, ArrayWriter, Integers, ShardIds, id_dtype
 from tfm.dataset.shards import Shard, ShardRecord
 from tfm.disk.files import atomic_write
 from tfm.errors import DataError, tfm_command
@@ -33,7 +33,7 @@ class EncodedShard(ShardRecord):
     """The record of the token ids of a shard.
 
     Attributes:
-        part: The record of its token ids.
+        ids: The record of its token ids.
         read: Number of pairs in its text.
         too_long: For each of its texts, the number of pairs that were dropped; none if the text was
             edited.
@@ -42,7 +42,7 @@ class EncodedShard(ShardRecord):
         spelled: {character: number} of the most frequent characters in bytes, for both sides.
     """
 
-    part: Part
+    ids: ShardIds
     read: int
     too_long: tuple[int, ...]
     unknown: tuple[int, int]
@@ -140,11 +140,11 @@ def _write(
         for writer in writers:
             writer.finish()
     is_edited = sum(text.kept for text in shard.texts) != read
-    part = Part.of_files(bin_dir, shard.name, languages)
+    ids = ShardIds.of_files(bin_dir, shard.name, languages)
     done = EncodedShard(
         inputs=inputs,
-        sizes={file: (bin_dir / file).stat().st_size for file in part.sha256},
-        part=part,
+        sizes={file: (bin_dir / file).stat().st_size for file in ids.sha256},
+        ids=ids,
         read=read,
         shard=shard,
         too_long=() if is_edited else tuple(too_long[:-1].tolist()),
@@ -201,7 +201,7 @@ def map_in_order(
 
 
 class TokenWriter:
-    """Writes the tokens and offsets of one side of a part of a split."""
+    """Writes the tokens and offsets of one side of a shard."""
 
     def __init__(self, stack: contextlib.ExitStack, stem: Path, model: SubwordModel) -> None:
         self._stem = stem
@@ -217,9 +217,9 @@ class TokenWriter:
     def append(self, side: TokenIds) -> None:
         """Append the token ids of sentences."""
         ids, lengths = side
-        if self._tokens.length + len(ids) > MAX_PART_TOKENS:
+        if self._tokens.length + len(ids) > MAX_TOKENS:
             raise DataError(
-                f"{self._stem} has more than {MAX_PART_TOKENS:,} tokens: prepare the text in "
+                f"{self._stem} has more than {MAX_TOKENS:,} tokens: prepare the text in "
                 "smaller shards, with --shard-pairs"
             )
         self._offsets.append(self._tokens.length + np.cumsum(lengths))
