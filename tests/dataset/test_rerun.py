@@ -216,6 +216,30 @@ def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monke
     assert not [*FOLDER.glob("test.*"), *FOLDER.glob("mono.*")]
 
 
+def test_a_step_that_runs_again_says_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_numbers()
+    settings = {"subword": {"vocab_size": 330}, "binarize": {"max_length": 90}}
+    recipe = replace(RECIPE, subword={})
+    prepare(recipe, FOLDER, settings)
+    capsys.readouterr()
+    for change, reason in (
+        ({"binarize": {"max_length": 80}}, "binarize: data/x/bin again: max_length was 90, not 80"),
+        ({"cleaning": {"max_characters": 99}}, "clean: data/x again: max_characters was "),
+        ({"subword": {"vocab_size": 340}}, "learn-bpe: data/x again: vocab_size was 330, not 340"),
+    ):
+        settings |= change
+        assert prepare(recipe, FOLDER, settings).data_dir == FOLDER
+        assert reason in capsys.readouterr().err
+    prepare(replace(recipe, train=LARGER.train), FOLDER, settings)
+    printed = capsys.readouterr().err
+    for step in ("clean", "learn-bpe"):
+        assert f"{step}: data/x again: the training text has changed" in printed
+    (FOLDER / "train.en").unlink()
+    prepare(replace(recipe, train=LARGER.train), FOLDER, settings)
+    assert "clean: data/x again: its files are gone" in capsys.readouterr().err
+
+
 def test_appending_says_which_runs_need_the_dataset_as_it_was(files, capsys):
     append_text(replace(LARGER, subword={}), FOLDER)
     assert "warning: runs/tiny cannot be resumed" in capsys.readouterr().err

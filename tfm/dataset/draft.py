@@ -16,11 +16,7 @@ from pathlib import Path
 from tfm.config import Values
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.shards import Shard, ShardRecord, Share, TrainingText, shard_name
-from tfm.disk.files import (
-    atomic_write,
-    output_target,
-    sync_directory,
-)
+from tfm.disk.files import atomic_write, output_target, sync_directory
 from tfm.disk.lock import lock_folder
 from tfm.reporting import Progress
 from tfm.text.lines import BytesPair, in_chunks

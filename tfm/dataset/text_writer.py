@@ -185,9 +185,9 @@ def _see_text(manifest: Manifest, cleaner: Cleaner) -> None:
     for split in manifest.splits():
         for shard in manifest.shards(split):
             pairs = read_pairs(*manifest.text_paths(shard.name), strict=True)
-            texts = by_text(pairs, shard.texts)
-            for tag, of_text in chain(((t.tag, p) for t, p in texts), [(None, pairs)]):
-                for block in in_chunks(of_text):
+            of_texts = ((text.tag, own) for text, own in by_text(pairs, shard.texts))
+            for tag, own in chain(of_texts, [(None, pairs)]):  # what was added by hand comes last
+                for block in in_chunks(own):
                     if split == "train":
                         cleaner.see(block, tag=tag)
                     else:
