@@ -105,6 +105,7 @@ def stand_in(translate, config=DEFAULT):
         raise DataError("a stand-in has no attention")
 
     model = SimpleNamespace(
+        engine="torch",
         pieces=pieces,
         has_glossary=False,
         name="stand-in",

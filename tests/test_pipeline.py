@@ -16,8 +16,8 @@ from tfm.commands.translator import Translator
 from tfm.config import InferenceConfig, SearchConfig, run_config
 from tfm.folders.model_folder import ModelFolder
 from tfm.folders.run_folder import checkpoints
-from tfm.search import search
 from tfm.search.forced import forced_decoding
+from tfm.search.search import search
 from tfm.steps import ModelSteps
 from tfm.text.corpus.loading import recipe_from_trees
 from tfm.text.trees import parse_tree_line, words_of

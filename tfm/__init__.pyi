@@ -483,7 +483,8 @@ def export(
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.
 
-    With --check, unquantized weights must also give the same probabilities.
+    With --check, unquantized weights must also give the same probabilities. A model of an older
+    version gets the record that tfm serve needs to compute with CTranslate2.
 
     Examples::
 
@@ -649,6 +650,7 @@ def generate(
     precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
+    engine: Literal['auto', 'torch', 'ctranslate2'] | None = ...,
 ) -> Iterator[str]:
     """Translate standard input, a file or a test set, line by line.
 
@@ -708,6 +710,7 @@ def generate(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
 
     Returns:
         The lines that the command prints, with their ends, as soon as they are ready. None if they
@@ -838,6 +841,7 @@ def evaluate(
     precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
+    engine: Literal['auto', 'torch', 'ctranslate2'] | None = ...,
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
@@ -893,6 +897,7 @@ def evaluate(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no such test set.
@@ -940,6 +945,7 @@ def check(
     precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
+    engine: Literal['auto', 'torch', 'ctranslate2'] | None = ...,
 ) -> CheckResult:
     """Check how a model translates capitals, typos, numbers, addresses, long lines and the like.
 
@@ -989,6 +995,7 @@ def check(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
 
     Raises:
         UsageError: A setting is wrong, or a model is a parser.
@@ -1069,6 +1076,7 @@ def serve(
     precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
     kernels: Literal['auto', 'plain'] | None = ...,
     threads: int | None = ...,
+    engine: Literal['auto', 'torch', 'ctranslate2'] | None = ...,
 ) -> None:
     """Translate over HTTP (pip install ".[serve]").
 
@@ -1114,6 +1122,7 @@ def serve(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
+        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
             requests decide.
 
     Raises:

@@ -11,7 +11,7 @@ from tfm.config import ScoreConfig, SearchConfig
 from tfm.metrics.scores import corpus_scores
 from tfm.model.attention_weights import cross_attention
 from tfm.model.build import Model
-from tfm.search import search
+from tfm.search.search import search
 
 # No output is longer than the number of cells and one more.
 _SEARCH = SearchConfig(beam_size=4, max_extra_length=1)

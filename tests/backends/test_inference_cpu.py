@@ -15,7 +15,7 @@ from tfm.backends.products_cpu import LARGE_WEIGHT, prepack_bf16, prepack_fp32, 
 from tfm.config import SearchConfig
 from tfm.machine.cpu import this_cpu
 from tfm.model.cache import DecoderCache
-from tfm.search import search
+from tfm.search.search import search
 from tfm.vocabulary.subword import BOS, EOS
 
 V = 70

@@ -238,7 +238,7 @@ def test_the_number_of_processes_does_not_change_the_output(
 def test_a_long_text_is_divided_among_the_threads_of_a_cpu(
     plan, generated, tmp_path, monkeypatch, num_lines, num_processes, num_threads, is_divided
 ):
-    monkeypatch.setattr(generating, "MIN_LINES_TO_FORK", 10)
+    monkeypatch.setattr(generating, "MIN_LINES_TO_DIVIDE", 10)
     started: list[Workers] = []
     monkeypatch.setattr(Workers, "__exit__", lambda self, *_: started.append(self) or self._end())
     inference = InferenceConfig(device="cpu", precision="fp32", threads=num_threads)

@@ -9,10 +9,10 @@ from search.workshop import ALPHAS, SOURCES, Table, settings_of
 from small_models import batch_of
 
 from tfm.config import SearchConfig
-from tfm.search import search
 from tfm.search.active import ActiveHypotheses
 from tfm.search.beam import finish, num_candidates
 from tfm.search.hypotheses import length_penalty
+from tfm.search.search import search
 from tfm.vocabulary.subword import EOS
 
 

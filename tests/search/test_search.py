@@ -28,10 +28,11 @@ from small_models import batch_of
 
 from tfm.config import SearchConfig
 from tfm.errors import CheckpointError
-from tfm.search import active, search
+from tfm.search import active
 from tfm.search.active import ActiveHypotheses
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble
+from tfm.search.search import search
 from tfm.vocabulary.subword import EOS, UNK
 
 

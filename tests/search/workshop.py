@@ -15,10 +15,10 @@ from small_models import batch_of
 from tfm.backends.inference_cpu import CpuInference
 from tfm.backends.products_cpu import prepack_fp32
 from tfm.config import SearchConfig
-from tfm.search import search
 from tfm.search.constraints import Constraints
 from tfm.search.forced import forced_decoding
 from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.search import search
 from tfm.vocabulary.subword import BOS, EOS
 
 WORDS = (4, 5, 6)

@@ -34,6 +34,7 @@ from tfm.text.formats import format_of
 from tfm.text.languages import target_language
 
 if TYPE_CHECKING:
+    from tfm.translation.engines import EngineChoice
     from tfm.translation.generating import Generation
     from tfm.translation.partial_output import PartialOutput
     from tfm.translation.steps import Output
@@ -122,6 +123,7 @@ def generate(
     chosen = settings_from(StepsConfig, settings["steps"])
     inference, num_processes = where_to_compute(gpus, processes, settings["inference"])
     from tfm.search.constraints import ban_file
+    from tfm.translation.engines import choose_engine
     from tfm.translation.generating import generate_lines, hash_of_inputs
 
     plan = plan_generation(
@@ -150,15 +152,19 @@ def generate(
         form = "tokens of target" if per_token else "target"
     model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
     steps = model.around(config, chosen, scores_given=score_target is not None)
+    engine = choose_engine(plan.models, config, inference)
     _say_plan(plan, is_default_text=split is None and plan.split is not None)
+    if engine.engine != "torch":
+        say(f"generate: {engine} computes")
     if score_target is None:
         _record(plan, target_language(plan.info.target, config.tag))
     work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
     if output is None:
-        return _lines(generate_lines(plan, config, **work), form)
-    with _continued(output, hash_of_inputs(plan, config, inference, chosen, form=form)) as partial:
+        return _lines(generate_lines(plan, config, **work), form, engine=engine)
+    inputs = hash_of_inputs(plan, config, inference, chosen, form=form)
+    with _continued(output, inputs, engine=str(engine)) as partial:
         found = generate_lines(plan, config, output=partial, **work)
-        partial.stream.writelines(_lines(found, form, partial.num_lines))
+        partial.stream.writelines(_lines(found, form, partial.num_lines, engine=engine))
     if form == "text" and plan.references:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
     return iter(())
@@ -291,11 +297,11 @@ def _record(plan: "Generation", language: str) -> None:
 
 
 @contextmanager
-def _continued(path: Path, inputs: str) -> "Iterator[PartialOutput]":
+def _continued(path: Path, inputs: str, *, engine: str) -> "Iterator[PartialOutput]":
     """Open an output file, after the lines that an interrupted call has written to it."""
     from tfm.translation.partial_output import PartialOutput
 
-    with PartialOutput(path, inputs) as output:
+    with PartialOutput(path, inputs, engine=engine) as output:
         if num_before := output.num_lines:
             say(f"generate: continuing {output.path} at line {num_before + 1:,}")
         try:
@@ -307,7 +313,11 @@ def _continued(path: Path, inputs: str) -> "Iterator[PartialOutput]":
 
 
 def _lines(
-    results: "Iterator[tuple[str, list[Output]]]", form: str, num_before: int = 0
+    results: "Iterator[tuple[str, list[Output]]]",
+    form: str,
+    num_before: int = 0,
+    *,
+    engine: "EngineChoice",
 ) -> Iterator[str]:
     """Yield the lines of the output in a form, each as soon as it is translated.
 
@@ -326,11 +336,13 @@ def _lines(
                     start = "" if form == "text" else f"{number}\t{each.score:.4f}\t"
                     yield f"{start}{each.text}{_alignment(each)}\n"
             case "json":
-                yield _json(source=line, translations=list(map(_given, found)))
+                translations = list(map(_given, found))
+                yield _json(source=line, translations=translations, engine=engine.engine)
             case "target as json":
                 pieces = [{"piece": piece, "log_prob": value} for piece, value in tokens]
                 numbers = {"score": best.score, "log_prob": best.log_prob, "tokens": pieces}
                 aligned = {} if best.alignment is None else {"alignment": best.alignment}
+                numbers["engine"] = engine.engine
                 yield _json(source=line, target=best.text, **numbers, **aligned)
             case "target":
                 start = f"{best.score:.4f}\t{best.log_prob:.4f}\t{len(tokens)}\t"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
@@ -21,11 +22,10 @@ from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
-from tfm.machine.compute import set_num_threads
 from tfm.search.constraints import ban_file
 from tfm.steps import ModelSteps, StepsConfig, TextFormat
 from tfm.translation.chain import BatchEngine, Chain
-from tfm.translation.engine import Engine
+from tfm.translation.engines import choose_engine, refusal, search_obstacles, start_ctranslate2
 from tfm.translation.steps import Output, Segment, Step
 from tfm.vocabulary.subword import Vocabulary
 
@@ -49,6 +49,7 @@ class Translator:
         info: The description of the models: their languages and the confidence in translations.
         folders: The folders of the models, the first of which aligns words.
         device: Where it does that.
+        is_plain: Whether only searches are allowed that CTranslate2 supports.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class Translator:
         info: ModelInfo | None = None,
         folders: Sequence[ModelFolder] = (),
         device: InferenceDevice = "auto",
+        is_plain: bool = False,
     ) -> None:
         self.engine, self.vocabulary = engine, vocabulary
         self._info, self._folders, self._device = info, folders, device
-        self._default_search = default_search or SearchConfig()
+        self._default_search, self._is_plain = default_search or SearchConfig(), is_plain
         self._chain = Chain(engine=engine, vocabulary=vocabulary)
         # By their models of the reverse direction; the first one is read before it may be gone.
         self._aligners: dict[str | None, Align] = {}
@@ -77,8 +79,9 @@ class Translator:
         Args:
             path: A model or run folder.
             *more_paths: Further members of the ensemble.
-            **settings: Settings of [inference]: device, precision, kernels, threads. The number
-                of threads holds for all of torch in this process; if unset, it is not changed.
+            **settings: Settings of [inference]: device, precision, kernels, threads, engine. The
+                number of threads holds for all of torch in this process; if unset, it is not
+                changed.
 
         Raises:
             CheckpointError: A folder has no valid model, or models differ in task, languages or
@@ -90,16 +93,18 @@ class Translator:
         inference = settings_from(InferenceConfig, given.get("inference", {}))
         paths = [argument("path", each, Path) for each in (path, *more_paths)]
         folders = [ModelFolder.open(each) for each in paths]
-        if inference.threads is not None:
-            set_num_threads(inference.threads)
         info = ensemble_info(folders)
+        search = SearchConfig.for_model(info.search, {})
+        start = partial(_load_torch, folders, inference)
+        is_plain = choose_engine(folders, search, inference).engine == "ctranslate2"
         return cls(
-            Engine.load(folders, inference),
+            start_ctranslate2(folders[0], inference, start) if is_plain else start(),
             folders[0].vocabulary,
-            default_search=SearchConfig.for_model(info.search, {}),
+            default_search=search,
             info=info,
             folders=folders,
             device=inference.device,
+            is_plain=is_plain,
         )
 
     @overload
@@ -278,9 +283,20 @@ class Translator:
             config = merged(settings_to(self._default_search), given)
         else:
             config = settings_from(SearchConfig, settings_to(config))
+        if self._is_plain and (obstacles := search_obstacles(config)):
+            raise refusal(obstacles)
         if config.ban is None:
             return config
         return replace(config, ban=ban_file(str(argument("ban", config.ban, Path))))
+
+
+def _load_torch(folders: Sequence[ModelFolder], inference: InferenceConfig) -> BatchEngine:
+    from tfm.machine.compute import set_num_threads
+    from tfm.translation.engine import Engine
+
+    if inference.threads is not None:
+        set_num_threads(inference.threads)
+    return Engine.load(folders, inference)
 
 
 def _taken_terms(settings: dict[str, Any]) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from tfm.config.inference import (
     AverageConfig,
     InferenceConfig,
     InferenceDevice,
+    InferenceEngine,
     InferencePrecision,
     ScoreConfig,
     SearchConfig,

@@ -21,6 +21,7 @@ from tfm.config.values import Values
 from tfm.errors import UsageError
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
+InferenceEngine = Literal["auto", "torch", "ctranslate2"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 _TRANSLATION = {"task": ("translation",)}  # not of a parser
@@ -212,6 +213,11 @@ class InferenceConfig(Settings, section="inference"):
         "auto", "Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own."
     )
     threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
+    engine: InferenceEngine = setting(
+        "auto",
+        "torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 "
+        "for tfm serve, where it is installed and suitable, otherwise torch.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

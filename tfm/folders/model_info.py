@@ -58,6 +58,21 @@ class Calibration:
             raise ValueError("log_probs must be ascending, and qualities from 0 to 1")
 
 
+@dataclass(frozen=True)
+class KnownPair:
+    """A pair of token ids and its log probability by torch, which verifies other engines.
+
+    Attributes:
+        source: Token ids, without EOS.
+        target: Token ids, without EOS.
+        log_prob: In nats, EOS included.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    log_prob: float
+
+
 # The metric of each task, by its name in validation.
 SCORES: Mapping[Task, str] = {"translation": "bleu", "parsing": "f1"}
 MAX_NOISE = 1.0  # scores up to here depend on chance: the model has hardly learned
@@ -85,6 +100,7 @@ class Ancestor:
         license: The license that its card names, of a model of another program; None if unknown.
         origin: Address or name that the model was made from or fetched by; None if unknown.
         seen: Checksum of the record of its training text; None if there is none.
+        known: A pair that verifies other engines; None if it was not recorded.
     """
 
     path: str
@@ -137,6 +153,7 @@ class ModelInfo:
     ancestors: tuple[Ancestor, ...] = ()
     bleu_tokenizer: BleuTokenizer = "13a"
     seen: str | None = None
+    known: KnownPair | None = None
 
     @property
     def purpose(self) -> str:

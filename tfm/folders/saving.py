@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,15 +24,19 @@ from tfm.folders.model_info import (
     STATE,
     WEIGHTS,
     DamagedCheckpointError,
+    KnownPair,
     ModelInfo,
     own_files,
     write_description,
 )
 from tfm.folders.run_folder import DAMAGED, PREFIX, checkpoint_path, checkpoints, newest_step
+from tfm.model.build import build_model
 from tfm.reporting import say
+from tfm.vocabulary.subword import BOS, EOS, UNK
 
 NUM_STATES_KEPT = 2
 _RETRY_SECONDS = 60.0
+_KNOWN_TOKENS = 8  # of each side of the pair that verifies other engines
 
 
 def save_checkpoint(
@@ -54,7 +59,36 @@ def save_checkpoint(
         for name, content in subword_files.items():
             (folder / name).write_bytes(content)
             digests[name] = hashlib.sha256(content).hexdigest()
-        write_description(folder, info, digests)
+        write_description(folder, replace(info, known=_known_pair(info, weights)), digests)
+
+
+def record_known_pair(folder: ModelFolder) -> None:
+    """Add the pair that verifies other engines to a model of an older version, if it lacks one."""
+    if folder.info.known is None:
+        folder.describe(replace(folder.info, known=_known_pair(folder.info, folder.weights())))
+
+
+def _known_pair(info: ModelInfo, weights: Mapping[str, Tensor]) -> KnownPair | None:
+    """Return a pair of tokens from all parts of the vocabularies, with its log probability.
+
+    None if it is not finite, or the weights are not those of such a model.
+    """
+    source, target = (
+        [*range(UNK + 1, size, -(-size // _KNOWN_TOKENS))] for size in info.vocab_sizes
+    )
+    on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+    try:
+        model = build_model(info.run.model, on_cpu, info.vocab_sizes).eval()
+    except ValueError:  # told when it is read
+        return None
+    with torch.inference_mode():
+        lengths, expected = torch.tensor([len(source) + 1]), torch.tensor([[*target, EOS]])
+        hidden = model(torch.tensor([[*source, EOS]]), lengths, torch.tensor([[BOS, *target]]))
+        log_probs = model.logits(hidden)[0].log_softmax(dim=-1).gather(1, expected.mT)
+        log_prob = float(log_probs.double().sum())
+    if not math.isfinite(log_prob):
+        return None
+    return KnownPair(tuple(source), tuple(target), log_prob)
 
 
 class Saver:

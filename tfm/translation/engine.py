@@ -21,12 +21,12 @@ from tfm.machine.compute import (
 )
 from tfm.model.build import Model
 from tfm.reporting import say
-from tfm.search import search
 from tfm.search.active import Prefixes
 from tfm.search.constraints import constraints_of
 from tfm.search.forced import forced_decoding
 from tfm.search.hypotheses import Hypothesis
 from tfm.search.model import Ensemble, SearchableModel
+from tfm.search.search import search
 from tfm.search.spelling import OpenEnd, Spellings
 from tfm.text.languages import are_same
 from tfm.translation.batches import CHUNK_LINES, BatchLimits, SentenceBatch

@@ -6,15 +6,13 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tfm import __version__
-from tfm.backends.selection import chosen_arithmetic
 from tfm.config import InferenceConfig, SearchConfig, Settings, settings_to
 from tfm.disk.files import sha256_of
 from tfm.disk.paths import existing_file, files_of_command
@@ -25,14 +23,20 @@ from tfm.reporting import Progress, format_number, say
 from tfm.text.lines import STANDARD_INPUT
 from tfm.text.looks import FIRST_LINES, Sign, look
 from tfm.text.segments import REFERENCE, SOURCE
-from tfm.translation.chain import Chain
-from tfm.translation.engine import Engine
+from tfm.translation.chain import BatchEngine, Chain
+from tfm.translation.engines import (
+    arithmetic_of,
+    choose_engine,
+    num_threads,
+    start_ctranslate2,
+    start_torch,
+)
 from tfm.translation.partial_output import PartialOutput
 from tfm.translation.reader import DocumentReader, LineReader, count_lines
 from tfm.translation.steps import Output, Segment, Step
-from tfm.translation.workers import MIN_LINES_TO_FORK, Workers, can_fork
 
 _SENTENCE_BYTES = 100  # of a document, about
+MIN_LINES_TO_DIVIDE = 100  # with fewer lines, starting processes takes longer than they save
 _MAX_LOSS = 100.0  # nats per token, of which the perplexity is shown
 
 
@@ -93,10 +97,10 @@ def hash_of_inputs(
     as a whole are `texts`.
     """
     decisive = {
-        "versions": [__version__, torch.__version__],
+        "version": __version__,
         "models": [model.fingerprint for model in plan.models],
         "settings": [_decisive(config), _decisive(steps)],
-        "arithmetic": chosen_arithmetic(inference),
+        "arithmetic": arithmetic_of(choose_engine(plan.models, config, inference), inference),
         "form": [form, plan.prefixes is not None, plan.targets is not None],
         "texts": [sha256_of(path) for path in texts],
     }
@@ -143,7 +147,7 @@ def generate_lines(
     since = f", from line {num_done + 1:,}" if num_done else ""
     proofs = Counter[bool | None]()
     num_lines, num_pieces, log_prob = 0, 0, 0.0
-    with _open(plan, inference, num_processes, output=output) as (chain, reader, bar):
+    with _open(plan, config, inference, num_processes, output=output) as (chain, reader, bar):
         steps = [step.load() for step in steps]
         lines = reader if output is None else output.verified(reader)
         if plan.parts[0] is not None:
@@ -208,6 +212,7 @@ def _looked_at(plan: Generation, chunks: Iterable[list[Segment]]) -> Iterator[li
 @contextmanager
 def _open(
     plan: Generation,
+    config: SearchConfig,
     inference: InferenceConfig,
     num_processes: int | None,
     *,
@@ -230,8 +235,8 @@ def _open(
         reader = new_reader(path, paired_path, keep_ends=plan.is_document, parts=plan.parts)
         stack.enter_context(reader)
         with Progress("generate", start="loading the model", **counts):
-            engine = _start_engine(plan.models, inference, num_processes, reader, num_sentences)
-        if isinstance(engine, Workers):
+            engine = _start_engine(plan, config, inference, num_processes, reader, num_sentences)
+        if isinstance(engine, AbstractContextManager):  # worker processes
             stack.enter_context(engine)
         reader.chunk_lines = engine.limits.chunk_lines
         is_typed = path is None and sys.stdin.isatty()
@@ -245,24 +250,37 @@ def _open(
 
 
 def _start_engine(
-    models: Sequence[ModelFolder],
+    plan: Generation,
+    config: SearchConfig,
     inference: InferenceConfig,
     num_processes: int | None,
     reader: LineReader,
     num_lines: int | None,
-) -> Engine | Workers:
-    """Load models, and choose between this process and others; the others are started later.
+) -> BatchEngine:
+    """Load models, and divide a long text among the threads of a CPU, unless the user did.
 
-    By default, there is a process for each thread of a CPU if the text is long. For a pipe, only
+    With torch, there is a process for each thread; processes are started later. For a pipe, only
     the lines count that have arrived when the models are loaded.
     """
+    models = plan.models
+    if choose_engine(models, config, inference).engine == "ctranslate2":
+        if num_processes is None:
+            num_lines = reader.num_waiting() if num_lines is None else num_lines
+            num_processes = num_threads(inference) if num_lines >= MIN_LINES_TO_DIVIDE else 1
+        torch_engine = partial(start_torch, models, inference)
+        return start_ctranslate2(models[0], inference, torch_engine, num_workers=num_processes)
+    import torch
+
+    from tfm.translation.engine import Engine
+    from tfm.translation.workers import Workers, can_fork
+
     if num_processes is not None and num_processes > 1:
         return Workers(models, inference=inference, num_workers=num_processes)
     engine = Engine.start(models, inference)
-    num_threads = torch.get_num_threads()
-    if num_processes == 1 or num_threads == 1:
+    num_workers = torch.get_num_threads()
+    if num_processes == 1 or num_workers == 1:
         return engine
     num_lines = reader.num_waiting() if num_lines is None else num_lines
-    if num_lines < MIN_LINES_TO_FORK or not can_fork(engine):
+    if num_lines < MIN_LINES_TO_DIVIDE or not can_fork(engine):
         return engine
-    return Workers(engine, inference=inference, num_workers=num_threads)
+    return Workers(engine, inference=inference, num_workers=num_workers)

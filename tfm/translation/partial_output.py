@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -24,7 +24,7 @@ from tfm.disk.paths import PARTIAL
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.translation.steps import Segment
 
-FORMAT = 3
+FORMAT = 4
 _BLOCK_BYTES = 1 << 20
 _RECORD_SECONDS = 1.0  # between two records
 _ADVICE = "delete it to begin again, or choose another name with --output"
@@ -39,12 +39,14 @@ class _Record:
         num_lines: The number of these lines.
         num_bytes: The size of their output.
         output_sha256: The hash of their output.
+        engine: What computes, and why.
     """
 
     sha256: str
     num_lines: int = 0
     num_bytes: int = 0
     output_sha256: str = ""
+    engine: str = ""
 
 
 class PartialOutput:
@@ -57,6 +59,7 @@ class PartialOutput:
     Args:
         path: FILE.
         inputs: A hash of all that decides the output besides the text.
+        engine: What computes, and why, for the record.
 
     Attributes:
         path: FILE.partial.
@@ -66,11 +69,11 @@ class PartialOutput:
     stream: io.TextIOWrapper
     _file: IO[bytes]
 
-    def __init__(self, path: Path, inputs: str) -> None:
+    def __init__(self, path: Path, inputs: str, *, engine: str = "") -> None:
         self._final_path = target = output_target(path)
         self.path, self._record_path = (target.with_name(target.name + end) for end in PARTIAL)
         self._digest = hashlib.sha256(inputs.encode())
-        self._record = _Record(sha256=self._digest.hexdigest())
+        self._record = _Record(sha256=self._digest.hexdigest(), engine=engine)
         self._output_digest, self._num_hashed = hashlib.sha256(), 0  # bytes of the output
         self._recorded_at = 0.0
 
@@ -126,7 +129,7 @@ class PartialOutput:
                 return
         raise self._refusal(
             f"its {self.num_lines:,} lines are of other text, settings, models or files, or of "
-            "another version"
+            "another version or engine"
         )
 
     def commit(self, lines: Sequence[Segment]) -> None:
@@ -134,7 +137,8 @@ class PartialOutput:
         self.stream.flush()
         self._digest.update(_encoded(lines))
         num_bytes = os.fstat(self.stream.fileno()).st_size
-        self._record = _Record(
+        self._record = replace(
+            self._record,
             sha256=self._digest.hexdigest(),
             num_lines=self.num_lines + len(lines),
             num_bytes=num_bytes,

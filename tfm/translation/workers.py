@@ -28,8 +28,6 @@ from tfm.translation.batches import BatchLimits, SentenceBatch
 from tfm.translation.engine import Engine
 
 _EXIT_SECONDS = 10.0
-# With fewer lines, starting processes takes longer than they save.
-MIN_LINES_TO_FORK = 100
 
 NBestLists = list[list[Hypothesis]]
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -427,7 +428,11 @@ def test_clients_can_ask_what_the_server_offers(address):
     [model] = settings["models"]
     assert model.pop("name")
     assert model == {"source": "en", "target": "de", "license": None}
-    assert address.send("/health") == (200, {"status": "ok"})
+    _, health = address.send("/health")
+    assert health["status"] == "ok"
+    [engine] = health["engines"]
+    assert engine.pop("engine").startswith(("CTranslate2 4.", "torch ("))
+    assert engine == {"source": "en", "target": "de"}
 
 
 def test_metrics_count_requests_and_lines(plain):
@@ -893,9 +898,12 @@ def test_a_server_reads_its_files_once(
     files.mkdir()
     (files / "terms").write_text("seven\tfünf\n", encoding="utf-8")
     (files / "ban").write_text("acht\n", encoding="utf-8")
-    search, steps = {"ban": str(files / "ban")}, StepsConfig(glossary=str(files / "terms"))
-    flags = ["--ban", files / "ban", "--glossary", files / "terms", "--port", "0"]
+    search, steps = {}, StepsConfig(glossary=str(files / "terms"))
+    flags = ["--glossary", files / "terms", "--port", "0"]
     flags += ["--device", "cpu", "--precision", "fp32", "--threads", "1"]
+    if not is_replaced:  # with a ban, torch computes all
+        search["ban"] = str(files / "ban")
+        flags += ["--ban", files / "ban"]
     server = fork_python(_WATCHED + _SERVE, "serve", folder, *flags, WATCHED=str(folder))
     found = wait_until(lambda: re.search(r"serve: (http://\S+)", server.errors), server)
     expected = answers(start(routes_of([served(model, steps, **search)])))
@@ -909,6 +917,22 @@ def test_a_server_reads_its_files_once(
     _, errors = server.communicate(60)
     assert "opened" not in errors
     assert not (folder / ALIGNMENT).exists()
+
+
+def test_a_server_imports_torch_only_for_a_request_that_needs_it(trained_norms, tmp_path):
+    pytest.importorskip("ctranslate2")
+    command = [sys.executable, "-X", "importtime", "-m", "tfm", "serve", trained_norms["pre"]]
+    errors = tmp_path / "errors"
+    with errors.open("w") as file:
+        server = subprocess.Popen([*command, "--port", "0", "--device", "cpu"], stderr=file)
+    server.errors = ""  # read below
+    found = wait_until(lambda: re.search(r"serve: (http://\S+)", errors.read_text()), server)
+    address = Address(found[1])
+    for prefix, needs_torch in (("", False), ("acht", True)):
+        assert address.post("/translate", {"q": "one two", "prefix": prefix, **PAIR})[0] == 200
+        assert bool(re.search(r"\| +torch$", errors.read_text(), re.MULTILINE)) == needs_torch
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
 
 
 def test_sigterm_ends_the_server_without_an_error_of_a_request(fork_python, trained_run):

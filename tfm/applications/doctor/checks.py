@@ -68,6 +68,7 @@ def diagnose() -> Findings:
         check_memory,
         check_disks,
         check_files,
+        check_ctranslate2,
         check_torch,
         check_processes,
     ):
@@ -181,6 +182,17 @@ def check_files() -> Findings:
         yield Finding("files", message, "problem", remedy)
     else:
         yield Finding("files", f"{folder.absolute()}: files can be saved and renamed")
+
+
+def check_ctranslate2() -> Findings:
+    """Report whether tfm serve can compute with CTranslate2."""
+    from tfm.translation.ctranslate2_files import package_problem
+
+    problem = package_problem()
+    found = "for tfm serve on CPUs in fp32, and for --engine ctranslate2"
+    yield Finding(
+        "ctranslate2", found if problem is None else f"torch is the only engine: {problem}"
+    )
 
 
 def check_torch() -> Findings:

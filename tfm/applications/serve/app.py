@@ -290,7 +290,11 @@ class Service:
         )
 
     async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        engines = [
+            {"source": route.source, "target": route.target, "engine": str(route.model.engine)}
+            for route in self._routes.values()
+        ]
+        return JSONResponse({"status": "ok", "engines": engines})
 
     async def _metrics(self, _: Request) -> Response:
         queues = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfm.applications.serve.queue import LineConfig, Terms, TranslationQueue
 from tfm.applications.serve.requests import TranslationRequest
@@ -15,17 +16,19 @@ from tfm.config import InferenceConfig, SearchConfig, Values
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
-from tfm.features.attention.maps import AttentionMaps, attention_maps
 from tfm.features.glossary.terms import read_terms
 from tfm.folders.model_folder import ModelFolder
-from tfm.model.build import Model
 from tfm.reporting import say
 from tfm.steps import ModelSteps, StepsConfig, TextFormat, around_texts
 from tfm.text.tags import tagged_language, untagged
 from tfm.translation.chain import Chain, Part
-from tfm.translation.engine import Engine
+from tfm.translation.engines import start_engine
 from tfm.translation.steps import Output, Segment, Step
 from tfm.vocabulary.subword import shown_tags
+
+if TYPE_CHECKING:
+    from tfm.features.attention.maps import AttentionMaps
+    from tfm.model.build import Model
 
 _MAX_PIECES = 200  # of a sentence whose attention is shown
 _EXPLAINED = 5  # translations of a sentence that the page shows
@@ -41,6 +44,9 @@ class ServedModel:
 
     All that is needed of its folder and of the glossary's file is read here: they may be removed or
     replaced afterwards.
+
+    Attributes:
+        engine: What computes, and why; torch also computes what CTranslate2 does not support.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class ServedModel:
         self.vocabulary = self.folder.vocabulary
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfm {self.folder}")
         # OpenMP's number of threads belongs to the thread that sets it.
-        engine = self.thread.submit(Engine.start, [self.folder], inference).result()
-        self._device, self._steps_config = engine.compute.device, steps
+        engine, self.engine = self.thread.submit(
+            start_engine, [self.folder], self.search, inference
+        ).result()
+        self._inference, self._steps_config = inference, steps
         self.has_glossary = steps.glossary is not None
         glossary = None
         if steps.glossary is not None:
@@ -131,14 +139,19 @@ class ServedModel:
                 )
         return source_ids, target_ids
 
-    def attention(self, source: list[int], target: list[int]) -> AttentionMaps:
+    def attention(self, source: list[int], target: list[int]) -> "AttentionMaps":
         """Return the cross-attention between the words of two sentences; in the model's thread."""
+        from tfm.features.attention.maps import attention_maps
+
         return attention_maps(self._model, self.vocabulary, source, target)["cross"].by_words()
 
     @cached_property
-    def _model(self) -> Model:
+    def _model(self) -> "Model":
         """The model with plain attention, whose weights can be recorded."""
-        return self.folder.model().to(self._device).eval()
+        from tfm.machine.compute import choose_compute
+
+        compute = choose_compute(self._inference.device, self._inference.precision)
+        return self.folder.model().to(compute.device).eval()
 
     def pairs(self) -> Iterator[tuple[str, str, SearchConfig]]:
         """Yield each source and target language with the settings of the search."""
@@ -196,7 +209,7 @@ class Route:
 
     async def explain(
         self, line: str, asked: TranslationRequest
-    ) -> tuple[list[Output], AttentionMaps]:
+    ) -> "tuple[list[Output], AttentionMaps]":
         """Return the best translations of a sentence, and the attention between words of one.
 
         With a prefix, even an empty one, all but the first differ in the token after it, unless a

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,14 @@ import numpy.typing as npt
 from tfm.config import InferenceDevice, TransformerConfig
 from tfm.disk.files import read_record, write_record
 from tfm.errors import DataError, UsageError
-from tfm.features.align.alignment import Aligner, Side
 from tfm.folders.model_folder import ModelFolder, NoSplitError
 from tfm.folders.model_info import ALIGNMENT
-from tfm.machine.compute import choose_compute
 from tfm.reporting import say
 from tfm.text.lines import read_lines
 from tfm.vocabulary.subword import EOS
+
+if TYPE_CHECKING:
+    from tfm.features.align.alignment import Aligner, Side
 
 FORMAT = 1
 
@@ -67,12 +69,15 @@ class AlignmentModel:
                 self._lack = str(error)
 
     @cached_property
-    def aligner(self) -> Aligner:
+    def aligner(self) -> "Aligner":
         """The aligner, whose heads are chosen on the validation text of the model's dataset.
 
         Without that text, these are the heads of the last decoder layer but one, as in Garg et al.
         (2019, §4.1); with few layers, also the heads of the last layer.
         """
+        from tfm.features.align.alignment import Aligner
+        from tfm.machine.compute import choose_compute
+
         folder, num_layers, num_heads = self._folder, self._num_layers, self._num_heads
         compute = choose_compute(self._device, "fp32")
         model = folder.model().to(compute.device).eval()
@@ -89,7 +94,7 @@ class AlignmentModel:
         say(f"align: {folder}: attention of the heads {names} (layer.head), {origin}")
         return replace(aligner, heads=heads)
 
-    def _chosen(self, aligner: Aligner) -> ChosenHeads | None:
+    def _chosen(self, aligner: "Aligner") -> ChosenHeads | None:
         """Choose heads on the validation text, and record them; None without the text."""
         folder, pairs = self._folder, aligner.encode(*self._text)
         if not any(source.ids and target.ids for source, target in pairs):
@@ -117,7 +122,7 @@ def _recorded(folder: ModelFolder, num_heads: int) -> ChosenHeads | None:
     return record if is_valid and {*record.heads} <= {*range(num_heads)} else None
 
 
-def choose_heads(aligner: Aligner, pairs: Sequence[tuple[Side, Side]]) -> list[int]:
+def choose_heads(aligner: "Aligner", pairs: "Sequence[tuple[Side, Side]]") -> list[int]:
     """Choose the attention heads whose links make target pieces most predictable.
 
     Heads are ranked by `predictability`. The first n are chosen; this n maximizes the
@@ -129,7 +134,7 @@ def choose_heads(aligner: Aligner, pairs: Sequence[tuple[Side, Side]]) -> list[i
 
 
 def _predictabilities(
-    aligner: Aligner, pairs: Sequence[tuple[Side, Side]], ranked: list[int] | None = None
+    aligner: "Aligner", pairs: "Sequence[tuple[Side, Side]]", ranked: list[int] | None = None
 ) -> list[float]:
     """Return the predictability by each head; with `ranked`, by the mean of the first 1, 2, …."""
     linked, targets, halves = [], [], []

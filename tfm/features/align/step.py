@@ -6,18 +6,20 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
 
 from tfm.config import InferenceDevice
 from tfm.errors import UsageError
-from tfm.features.align.alignment import Aligner, Alignment
 from tfm.features.align.heads import AlignmentModel
 from tfm.folders.model_folder import ModelFolder
 from tfm.text.languages import are_same
 from tfm.text.units import Span, blanked, units
 from tfm.translation.steps import Output, Segment, Step
+
+if TYPE_CHECKING:
+    from tfm.features.align.alignment import Aligner, Alignment
 
 
 class Align(Step):
@@ -84,7 +86,7 @@ class Align(Step):
         return [AlignmentModel(each, self._device, self._records) for each in self._folders]
 
     @cached_property
-    def _aligner(self) -> Aligner:
+    def _aligner(self) -> "Aligner":
         aligner, *reverse = [model.aligner for model in self._models]
         return replace(aligner, reverse=reverse[0]) if reverse else aligner
 
@@ -121,7 +123,7 @@ class Align(Step):
         return found
 
     @cached_property
-    def _units_aligner(self) -> Aligner:
+    def _units_aligner(self) -> "Aligner":
         aligner = self._aligner
         reverse = aligner.reverse and replace(aligner.reverse, by_units=True)
         return replace(aligner, by_units=True, reverse=reverse)
@@ -136,7 +138,7 @@ def _without_kept(pairs: Sequence[tuple[str, Output]]) -> tuple[list[str], list[
     return sources, targets
 
 
-def _with_kept(alignment: Alignment, pair: tuple[str, Output]) -> Alignment:
+def _with_kept(alignment: "Alignment", pair: tuple[str, Output]) -> "Alignment":
     """Return an alignment in which the words of copied text are linked to their copies."""
     source, output = pair
     links = set(alignment)
