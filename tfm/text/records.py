@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -85,11 +86,9 @@ class Records:
             )
         one, other = map(int, numbers) if is_found else (1, 2)
         cells = [*titles[one - 1 : one], *titles[other - 1 : other]]
-        has_titles = len(cells) == 2 and all(
-            _TITLE.fullmatch(cell) or _find(name, [cell])
-            for cell, name in zip(cells, languages, strict=True)
-        )
-        has_titles |= any(isinstance(column, str) for column in columns or ())
+        is_named = any(isinstance(column, str) for column in columns or ())
+        are_titles = map(_is_title, cells, languages)
+        has_titles = is_named or (len(cells) == 2 and all(are_titles))
         named = cells if has_titles else map(str, (one, other))
         separator = _DELIMITERS[delimiter] + " and in quotes" * is_quoted
         return cls(
@@ -182,11 +181,10 @@ def _cells(record: bytes, delimiter: bytes, *, is_quoted: bool) -> list[bytes]:
 
 def _unquoted(record: bytes, delimiter: bytes) -> list[str]:
     """Return the cells of a record without their quotes; none if its quotes are wrong."""
-    try:
+    with suppress(csv.Error, ValueError):
         [cells] = csv.reader([_text(record)], delimiter=delimiter.decode(), strict=True)
-    except (csv.Error, ValueError):
-        return []
-    return cells
+        return cells
+    return []
 
 
 def _num_alike(lines: Sequence[bytes], delimiter: bytes) -> int:
@@ -213,6 +211,11 @@ def _is_written(record: bytes, quoting: Any) -> bool:
     writer = csv.writer(written, "excel-tab", quoting=quoting, lineterminator="\n")
     writer.writerow(_unquoted(record, b"\t"))
     return written.getvalue() == f"{_text(record)}\n"
+
+
+def _is_title(cell: str, side: str) -> bool:
+    """Return whether a cell names a side of the text, not a sentence."""
+    return bool(_TITLE.fullmatch(cell) or _find(side, [cell]))
 
 
 def _find(name: Column, titles: Sequence[str]) -> int | None:
@@ -248,28 +251,23 @@ def _parsed(record: bytes) -> dict[str, Any]:
     """Return an object of JSON; raise ValueError with what is wrong."""
     try:
         value = json.loads(_text(record))
-    except RecursionError:
-        raise ValueError("is nested too deeply: correct it") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON ({error.msg} at its character {error.colno})") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError('is no object of JSON, such as {"en": …, "de": …}: correct it')
+        raise ValueError('is no object of JSON, such as {"en": …, "de": …}')
     return value
 
 
 def _at(value: Any, path: str) -> bytes:
     """Return the text at a path of keys; raise ValueError with what is wrong."""
-    for key in [path] if path in value else path.split("."):
-        try:
-            value = value[int(key)] if isinstance(value, list) else value[key]
-        except (LookupError, TypeError, ValueError):
-            raise ValueError(f"has no {path}: choose other keys with --columns") from None
-    if not isinstance(value, str):
-        raise ValueError(f"has no text at {path}: choose other keys with --columns")
     try:
+        for key in [path] if path in value else path.split("."):
+            value = value[int(key)] if isinstance(value, list) else value[key]
         return join_lines(value.encode(errors="surrogateescape"))
     except UnicodeEncodeError:
         raise ValueError(f"has half a character at {path}: correct it") from None
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise ValueError(f"has no text at {path}: choose other keys with --columns") from None
 
 
 def _excerpt(names: Iterable[str]) -> str:
