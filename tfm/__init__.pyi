@@ -118,10 +118,10 @@ def prepare(
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
-        append: Add the training text to the dataset in OUT, which keeps its vocabulary.
+        append: Add the training text to the dataset in OUT.
         share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
+        force: Redo all steps, also if runs depend on the dataset.
         normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
         normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
         decode_entities: Decode HTML entities, such as &amp; to & and &#39; to ', and &amp;quot; to a quote.
@@ -710,7 +710,7 @@ def generate(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
+        engine: Library that computes: torch, or CTranslate2 on a CPU; auto: CTranslate2 for tfm serve, if it can.
 
     Returns:
         The lines that the command prints, with their ends, as soon as they are ready. None if they
@@ -897,7 +897,7 @@ def evaluate(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
+        engine: Library that computes: torch, or CTranslate2 on a CPU; auto: CTranslate2 for tfm serve, if it can.
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no such test set.
@@ -995,7 +995,7 @@ def check(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
+        engine: Library that computes: torch, or CTranslate2 on a CPU; auto: CTranslate2 for tfm serve, if it can.
 
     Raises:
         UsageError: A setting is wrong, or a model is a parser.
@@ -1122,7 +1122,7 @@ def serve(
         precision: Matrix product precision; auto: bf16 or fp16 on GPUs, fp32 on CPUs; int8: CPUs only.
         kernels: Layers: auto for fast ones on CPUs, or torch's own (plain); GPUs use torch's own.
         threads: Total number of CPU threads; if unset, OMP_NUM_THREADS or one per idle core.
-        engine: torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 for tfm serve, where it is installed and suitable, otherwise torch.
+        engine: Library that computes: torch, or CTranslate2 on a CPU; auto: CTranslate2 for tfm serve, if it can.
             requests decide.
 
     Raises:

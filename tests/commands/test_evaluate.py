@@ -15,13 +15,13 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 import tfm
-from tfm.backends.selection import chosen_arithmetic
+from tfm.backends import selection
 from tfm.commands import evaluate as command
 from tfm.config import InferenceConfig
 from tfm.dataset.test_sets import NamedSet
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.folders.run_folder import checkpoints
-from tfm.translation import engine, generating
+from tfm.translation import engine
 from tfm.translation.partial_output import PartialOutput
 
 FAST = {"beam": 1, "max_extra_length": 5, "device": "cpu", "bootstrap_samples": 50}
@@ -135,8 +135,8 @@ def test_a_kept_translation_is_used_only_if_it_is_what_would_be_written(
     program.write_text("import sys\nfor line in sys.stdin: print(len(line), flush=True)\n")
     given = {"on": ["test", "news.en:news.de"], "n_best": 2, "mbr": "command", **FAST, "beam": 2}
     given["metric_command"] = f"{sys.executable} metric.py"
-    arithmetic = chosen_arithmetic(InferenceConfig(device="cpu"))
-    monkeypatch.setattr(generating, "chosen_arithmetic", lambda _: arithmetic)
+    arithmetic = selection.chosen_arithmetic(InferenceConfig(device="cpu"))
+    monkeypatch.setattr(selection, "chosen_arithmetic", lambda _: arithmetic)
 
     def translate(number, **changes):
         result = tfm.evaluate(models[0], **given | changes)

@@ -37,7 +37,9 @@ def command(folder, run, monkeypatch):
     monkeypatch.setattr(engine, "CHUNK_LINES", 2)
 
     def call(arguments):
-        words = f"generate model --input in.en --device cpu --max-extra-length 3 {arguments}"
+        words = f"generate model --device cpu {arguments}"
+        for flag, value in (("--input", "in.en"), ("--max-extra-length", "3")):
+            words += f" {flag} {value}" if flag not in arguments else ""
         code, _, err = run(*words.split())
         return code, err
 

@@ -87,7 +87,7 @@ def _prepare(
 
     Args:
         call: Prepares the dataset.
-        list_recipes: Print the built-in recipes and the sizes of their texts, and exit.
+        list_recipes: Print the built-in recipes, and exit.
         json: Print the figures of the dataset as one JSON object.
     """
     if not list_recipes:

@@ -144,10 +144,10 @@ def prepare(
         downloads: Folder to keep archives in (default: OUT/downloads).
         verify: Check archives against their checksums.
         text_only: Stop before learn-bpe and binarize.
-        append: Add the training text to the dataset in OUT, which keeps its vocabulary.
+        append: Add the training text to the dataset in OUT.
         share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo this step, even if its inputs are unchanged or runs depend on its output.
+        force: Redo all steps, also if runs depend on the dataset.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
     Raises:

@@ -215,8 +215,8 @@ class InferenceConfig(Settings, section="inference"):
     threads: int | None = count(None, THREADS_HELP, most=MAX_THREADS)
     engine: InferenceEngine = setting(
         "auto",
-        "torch, or CTranslate2 for plain searches on a CPU, with equal results; auto: CTranslate2 "
-        "for tfm serve, where it is installed and suitable, otherwise torch.",
+        "Library that computes: torch, or CTranslate2 on a CPU; auto: CTranslate2 for tfm serve, "
+        "if it can.",
     )
 
 

@@ -680,8 +680,8 @@ def test_the_command_and_python_translate_alike(run, trained_run, tmp_path, monk
 def test_the_search_and_the_aligner_share_the_weights(run, trained_run, tmp_path, monkeypatch):
     (tmp_path / "in").write_text("<p>On <b>Monday</b>.</p>")
     loaded = []
-    weights = ModelFolder.weights
-    monkeypatch.setattr(ModelFolder, "weights", lambda self: loaded.append(self) or weights(self))
+    arrays = ModelFolder.arrays
+    monkeypatch.setattr(ModelFolder, "arrays", lambda self: loaded.append(self) or arrays(self))
     flags = ["--device", "cpu", "--format", "html", "--max-extra-length", 3]
     code, out, _ = run("generate", trained_run, "--input", tmp_path / "in", *flags)
     assert (code, out.count("<b>"), len(loaded)) == (0, 1, 1)
