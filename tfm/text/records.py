@@ -72,7 +72,7 @@ class Records:
             return cls(path=path, columns=keys, description=description)
         is_tsv = suffix in TABLES[:1]
         is_quoted = not is_tsv or _are_quoted(lines)
-        delimiter = b"\t" if is_tsv else max(_DELIMITERS, key=lambda each: _num_alike(lines, each))
+        delimiter = b"\t" if is_tsv else _delimiter_of(lines)
         records = _records(lines, delimiter) if is_quoted else enumerate(lines)
         _, first = next(records, (0, b""))
         titles = [_text(cell).strip() for cell in _cells(first, delimiter, is_quoted=is_quoted)]
@@ -185,6 +185,11 @@ def _unquoted(record: bytes, delimiter: bytes) -> list[str]:
         [cells] = csv.reader([_text(record)], delimiter=delimiter.decode(), strict=True)
         return cells
     return []
+
+
+def _delimiter_of(lines: Sequence[bytes]) -> bytes:
+    """Return what separates columns: in the first line, if possible, and alike in most records."""
+    return max(_DELIMITERS, key=lambda each: (each in b"".join(lines[:1]), _num_alike(lines, each)))
 
 
 def _num_alike(lines: Sequence[bytes], delimiter: bytes) -> int:
