@@ -17,7 +17,7 @@ from tfm.search.hypotheses import Hypothesis, check_finite, keep_best, length_pe
 from tfm.translation.batches import CHUNK_LINES, BatchLimits, SentenceBatch
 from tfm.translation.chain import BatchEngine, NBestLists
 from tfm.translation.ctranslate2_files import NUM_POSITIONS, ctranslate2_files, variables_of
-from tfm.translation.engines import num_threads, search_obstacles
+from tfm.translation.engines import search_obstacles
 from tfm.vocabulary.subword import BOS, PAD, UNK
 
 COMPUTE_TYPES = {"auto": "float32", "fp32": "float32", "int8": "int8"}  # by precision
@@ -64,7 +64,8 @@ class CTranslate2Engine:
             files=ctranslate2_files(vocabulary, variables),
             compute_type=COMPUTE_TYPES[inference.precision],
             inter_threads=num_workers,
-            intra_threads=max(1, num_threads(inference) // num_workers),
+            # Threads within a batch wait for each other: a sentence by two took 9 times as long.
+            intra_threads=max(1, (inference.threads or 1) // num_workers),
         )
         self.limits = BatchLimits(
             max_positions=getattr(folder.info.run.model, "learned_positions", None),
