@@ -22,7 +22,7 @@ def binarize(
 
     Args:
         data: Dataset folder (default: the newest in data/).
-        share: Encode only share I of N of the parts of the training text; for several machines.
+        share: Encode only share I of N of the shards of the training text; for several machines.
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         **settings: Settings of [binarize].
 

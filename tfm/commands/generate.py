@@ -155,7 +155,7 @@ def generate(
     engine = choose_engine(plan.models, config, inference)
     _say_plan(plan, is_default_text=split is None and plan.split is not None)
     if engine.engine != "torch":
-        say(f"generate: {engine} computes")
+        say(f"generate: computes with {engine}")
     if score_target is None:
         _record(plan, target_language(plan.info.target, config.tag))
     work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}

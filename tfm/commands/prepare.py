@@ -257,7 +257,7 @@ def append_text(
     *,
     text_only: bool = False,
 ) -> PrepareResult:
-    """Add the training text of a recipe to a dataset, in further parts of it.
+    """Add the training text of a recipe to a dataset, in further shards of it.
 
     It is cleaned by the rules of the dataset, unless the recipe or `overrides` change them, and
     pairs that the dataset has are dropped. The subword model stays, and only the new text is

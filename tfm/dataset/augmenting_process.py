@@ -39,7 +39,7 @@ class AugmentingProcess:
 
     def __init__(self, augmentation: Augmentation, parent: Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tfm-augmented-", dir=parent))
-        # In a session of its own, Ctrl-C in a terminal is not sent to it.
+        # It starts a new session, so that Ctrl-C in a terminal is not sent to it.
         self._process = subprocess.Popen(  # noqa: S603 - it is this Python
             [sys.executable, "-m", __name__, str(self._folder)],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The next text of a dataset: complete in a folder of its own before it takes its place.
+"""The next text of a dataset, written to a separate folder until it is complete.
 
 Processes with different shares of the text write shards to the same folder. A shard that is
 finished has a record there, so that a later call need not clean it again.

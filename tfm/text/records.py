@@ -151,7 +151,7 @@ class Records:
 def _records(lines: Iterable[bytes], delimiter: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the number of the first line of each record, and the record, with its line breaks.
 
-    A line with a quote that does not end is a record of its own.
+    A line whose quote does not end is one record.
     """
     numbered, ahead = enumerate(lines, 1), deque[tuple[int, bytes]]()
     while item := (ahead.popleft() if ahead else next(numbered, None)):

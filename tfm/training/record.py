@@ -146,7 +146,7 @@ class RunRecord:
         samples = {"samples": [asdict(each) for each in main.samples]} if main.samples else {}
         self._write(record | signature | all_metrics(validations) | text_losses | samples)
         if main.score and not self._has_printed_signature:
-            # On a line of its own: terminals break longer lines within words.
+            # The signature has a separate line: terminals break longer lines within words.
             say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
             self._has_printed_signature = True
         if ranked_by != metric and not self._has_explained_ranking:

@@ -1,6 +1,5 @@
 """The choice of an engine: torch, or CTranslate2 for plain searches on a CPU."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Literal
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import CheckpointError, UsageError
 from tfm.folders.model_folder import ModelFolder
-from tfm.machine.cpu import chosen_threads
 from tfm.reporting import say
 from tfm.translation.chain import BatchEngine
 from tfm.translation.ctranslate2_files import obstacles_of, package_problem
@@ -72,7 +70,7 @@ def choose_engine(
     if folders[0].info.known is None:
         reason = f"{folders[0]} has no record to verify others with: tfm export adds it"
         return EngineChoice("torch", reason)
-    return EngineChoice("ctranslate2", "installed, verified, and faster for single sentences")
+    return EngineChoice("ctranslate2", "installed and verified")
 
 
 def _obstacles(
@@ -169,13 +167,6 @@ def start_torch(folders: Sequence[ModelFolder], inference: InferenceConfig) -> B
     from tfm.translation.engine import Engine
 
     return Engine.start(folders, inference)
-
-
-def num_threads(inference: InferenceConfig) -> int:
-    """Return the number of threads of a process: the setting, OMP_NUM_THREADS, or all cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    is_given = inference.threads is None and given.isdecimal() and int(given) > 0
-    return int(given) if is_given else chosen_threads(inference.threads)
 
 
 def arithmetic_of(choice: EngineChoice, inference: InferenceConfig) -> dict[str, str]:

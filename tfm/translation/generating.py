@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from tfm.disk.paths import existing_file, files_of_command
 from tfm.errors import DataError
 from tfm.folders.model_folder import ModelFolder, ensemble_info
 from tfm.folders.model_info import ModelInfo
+from tfm.machine.cpu import chosen_threads
 from tfm.reporting import Progress, format_number, say
 from tfm.text.lines import STANDARD_INPUT
 from tfm.text.looks import FIRST_LINES, Sign, look
@@ -27,7 +29,6 @@ from tfm.translation.chain import BatchEngine, Chain
 from tfm.translation.engines import (
     arithmetic_of,
     choose_engine,
-    num_threads,
     start_ctranslate2,
     start_torch,
 )
@@ -266,7 +267,7 @@ def _start_engine(
     if choose_engine(models, config, inference).engine == "ctranslate2":
         if num_processes is None:
             num_lines = reader.num_waiting() if num_lines is None else num_lines
-            num_processes = num_threads(inference) if num_lines >= MIN_LINES_TO_DIVIDE else 1
+            num_processes = _num_threads(inference) if num_lines >= MIN_LINES_TO_DIVIDE else 1
         torch_engine = partial(start_torch, models, inference)
         return start_ctranslate2(models[0], inference, torch_engine, num_workers=num_processes)
     import torch
@@ -284,3 +285,10 @@ def _start_engine(
     if num_lines < MIN_LINES_TO_DIVIDE or not can_fork(engine):
         return engine
     return Workers(engine, inference=inference, num_workers=num_workers)
+
+
+def _num_threads(inference: InferenceConfig) -> int:
+    """Return the number of threads of a process: the setting, OMP_NUM_THREADS, or all cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    is_given = inference.threads is None and given.isdecimal() and int(given) > 0
+    return int(given) if is_given else chosen_threads(inference.threads)

@@ -59,7 +59,7 @@ def serve(
                     "average --calibrate, or leave out --min-confidence"
                 )
             source, target = map(shown_languages, (model.info.source, model.info.target))
-            say(f"serve: {model.folder} translates from {source} to {target} by {model.engine}")
+            say(f"serve: {model.folder} translates from {source} to {target} with {model.engine}")
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         if key_digest is None and not ipaddress.ip_address(host).is_loopback:
