@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import os
 import shutil
 import sys
 from dataclasses import fields, replace
@@ -22,6 +23,7 @@ from tfm.folders.run_folder import checkpoints
 from tfm.steps import StepsConfig
 from tfm.translation import ctranslate2_engine, engines
 from tfm.translation.batches import SentenceBatch
+from tfm.translation.ctranslate2_files import package_problem
 from tfm.translation.engines import EngineChoice, choose_engine, start_ctranslate2, start_engine
 
 pytest.importorskip("ctranslate2")
@@ -263,12 +265,14 @@ def test_auto_is_ctranslate2_only_for_a_server_and_where_it_is_equal(trained_nor
     assert chosen() == EngineChoice("torch", "the default")
     assert chosen(serves=True).engine == "ctranslate2"
     other = ModelFolder(make_model(attention_window=3))
+    wide = ModelFolder(make_model(d_model=288, num_heads=2))
     for choice, reason in (
         (chosen(inference=replace(CPU, engine="torch"), serves=True), "asked for"),
         (chosen(inference=replace(CPU, precision="int8"), serves=True), "in int8, trans"),
         (chosen(search=replace(config, num_groups=2), serves=True), "num_groups 2"),
         (chosen(folders=[other], serves=True), "attention_window 3"),
         (chosen(folders=[folder, folder], serves=True), "an ensemble"),
+        (chosen(folders=[wide], serves=True), "d_model is above 256"),
     ):
         assert choice.engine == "torch"
         assert reason in choice.reason
@@ -352,3 +356,35 @@ def test_torch_is_imported_only_when_a_line_needs_it(trained_norms, tmp_path, op
     done = python("-c", f"{code}\nimport sys; print('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == str(needs_torch)
+
+
+@pytest.mark.parametrize(
+    ("threads", "num_workers", "expected"), [(None, 1, 1), (3, 1, 3), (3, 2, 1)]
+)
+def test_a_batch_has_one_thread_unless_more_are_asked_for(
+    trained_norms, monkeypatch, threads, num_workers, expected
+):
+    started = []
+
+    def start(*_, **settings):
+        started.append(settings["intra_threads"])
+
+    monkeypatch.setattr(ctranslate2_engine.ctranslate2, "Translator", start)
+    folder = ModelFolder.open(checkpoints(trained_norms["pre"])[-1])
+    inference = replace(CPU, threads=threads)
+    ctranslate2_engine.CTranslate2Engine(
+        folder, inference, num_workers=num_workers, start_torch=needs_no_torch
+    )
+    assert started == [expected]
+
+
+@pytest.mark.parametrize(
+    ("is_fp32", "before", "after"), [(True, None, "0"), (True, "1", "1"), (False, None, None)]
+)
+def test_mkl_is_not_used_in_fp32_unless_it_is_asked_for(monkeypatch, is_fp32, before, after):
+    monkeypatch.setenv("CT2_USE_MKL", "")  # restored at the end
+    monkeypatch.delenv("CT2_USE_MKL")
+    if before is not None:
+        monkeypatch.setenv("CT2_USE_MKL", before)
+    assert package_problem(is_fp32=is_fp32) is None
+    assert os.environ.get("CT2_USE_MKL") == after

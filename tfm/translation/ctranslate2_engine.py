@@ -64,7 +64,6 @@ class CTranslate2Engine:
             files=ctranslate2_files(vocabulary, variables),
             compute_type=COMPUTE_TYPES[inference.precision],
             inter_threads=num_workers,
-            # Threads of a batch wait for each other: with two, a sentence took 8 times as long.
             intra_threads=max(1, (inference.threads or 1) // num_workers),
         )
         self.limits = BatchLimits(

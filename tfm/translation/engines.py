@@ -17,6 +17,9 @@ from tfm.translation.ctranslate2_files import obstacles_of, package_problem
 MAX_DIFFERENCES = {"fp32": 1e-2, "int8": 1.0}
 # With a higher one, the best output may end long after others, when CTranslate2 has stopped.
 MAX_LENGTH_PENALTY = 1.0
+# Of a wider model, torch computes a sentence with all cores. CTranslate2 has one thread by default:
+# if other programs take a core, its threads wait for each other, and two take 20 times as long.
+MAX_WIDTH = 256
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,26 @@ def choose_engine(
         return EngineChoice("ctranslate2", "asked for")
     if obstacles:
         return EngineChoice("torch", f"CTranslate2 does not support {', '.join(obstacles)}")
+    if (reason := _reason_for_torch(folders[0], inference)) is not None:
+        return EngineChoice("torch", reason)
+    return EngineChoice("ctranslate2", "installed and verified")
+
+
+def _reason_for_torch(folder: ModelFolder, inference: InferenceConfig) -> str | None:
+    """Return why a server takes torch for what both engines support; None if it does not."""
     if (problem := package_problem()) is not None:
-        return EngineChoice("torch", problem)
+        return problem
     import ctranslate2
 
     if inference.device == "auto" and ctranslate2.get_cuda_device_count():
-        return EngineChoice("torch", "there is a GPU")
+        return "there is a GPU"
     if inference.precision == "int8":
-        return EngineChoice("torch", "in int8, translations would differ")
-    if folders[0].info.known is None:
-        reason = f"{folders[0]} has no record to verify others with: tfm export adds it"
-        return EngineChoice("torch", reason)
-    return EngineChoice("ctranslate2", "installed and verified")
+        return "in int8, translations would differ"
+    if folder.info.run.model.d_model > MAX_WIDTH:
+        return f"d_model is above {MAX_WIDTH}"
+    if folder.info.known is None:
+        return f"{folder} has no record to verify others with: tfm export adds it"
+    return None
 
 
 def _obstacles(
@@ -123,7 +134,7 @@ def start_ctranslate2(
         UsageError: CTranslate2 is not installed.
         CheckpointError: It computes something else than torch.
     """
-    if (problem := package_problem()) is not None:
+    if (problem := package_problem(is_fp32=inference.precision != "int8")) is not None:
         raise UsageError(problem)
     from tfm.translation.ctranslate2_engine import CTranslate2Engine
 
