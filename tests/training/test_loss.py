@@ -19,9 +19,9 @@ def new_inputs(dtype=torch.float64, *, seed=0):
     return hidden_states, weight, torch.randint(V, (N,))
 
 
-def label_smoothed_cross_entropy(hidden_states, weight, targets, *, label_smoothing):
+def label_smoothed_cross_entropy(hidden_states, weight, targets, **settings):
     return loss.label_smoothed_cross_entropy(
-        hidden_states, weight, targets, label_smoothing=label_smoothing, num_tokens=len(targets)
+        hidden_states, weight, targets, num_tokens=len(targets), **settings
     )
 
 
@@ -109,3 +109,20 @@ def test_the_negative_log_likelihood_is_not_differentiable():
     smoothed, plain = label_smoothed_cross_entropy(*new_inputs(), label_smoothing=0.1)
     assert smoothed.requires_grad
     assert not plain.requires_grad
+
+
+@pytest.mark.parametrize(("memory_mb", "rows"), [(1_000, [512]), (40, [256] * 2), (17, [128] * 4)])
+def test_a_compiled_loss_has_equal_chunks_that_fit_into_memory(monkeypatch, memory_mb, rows):
+    states, weight = torch.randn(512, 8), torch.randn(1_000, 8)  # 4.1 MB of logits and gradient
+    targets, sizes = torch.randint(1_000, (512,)), []
+    monkeypatch.setattr(loss, "device_memory_bytes", lambda _: memory_mb * 10**6)
+
+    def compiled(chunk, *arguments):
+        sizes.append(len(chunk))
+        return loss._chunk_loss(chunk, *arguments)
+
+    settings = {"label_smoothing": 0.1}
+    found = label_smoothed_cross_entropy(states, weight, targets, compiled=compiled, **settings)
+    expected = label_smoothed_cross_entropy(states, weight, targets, **settings)
+    torch.testing.assert_close(found, expected)
+    assert sizes == rows

@@ -7,7 +7,7 @@ import torch
 from tfm.config import run_config
 from tfm.dataset.batching import DEFAULT_MAX_TOKENS
 from tfm.model.cost import model_cost
-from tfm.training.accumulation import largest_microbatches, max_microbatch_tokens, num_padded
+from tfm.training.accumulation import largest_microbatches, max_microbatch_tokens
 
 CPU, GPU = map(torch.device, ("cpu", "cuda"))
 SIZES = 37_000, 37_000
@@ -34,7 +34,7 @@ def test_a_gpu_computes_larger_microbatches(device, changes, expected, num_proce
 def tokens_in(gigabytes, **options):
     training = {"shard": options.pop("shard", False)}
     run = run_config("base", {"training": training})
-    memory = {"compiles": True, "memory_bytes": gigabytes * 1e9}
+    memory = {"packed": True, "memory_bytes": gigabytes * 1e9}
     return max_microbatch_tokens(run, GPU, BASE, **memory, **options)
 
 
@@ -65,4 +65,4 @@ def test_the_largest_microbatches_have_most_tokens_or_the_longest_pairs(new_trai
     shortest_of_them = np.maximum(*batcher.lengths(longest)).min()
     others = np.setdiff1d(everything, longest)
     assert shortest_of_them >= batcher.longest(others)
-    assert num_padded(batcher, longest) <= num_padded(batcher, most)
+    assert batcher.microbatch_tokens(longest) <= batcher.microbatch_tokens(most)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.plain import TrainingBackend
+from tfm.config import ModelConfig, TransformerConfig
 from tfm.machine.compute import autocast_dtype
 from tfm.model.attention import FeedForward, Heads, MultiHeadAttention, Residual
 from tfm.model.build import Model
@@ -63,6 +64,10 @@ class CompiledTraining(TrainingBackend):
         self._flash = flash
 
     @override
+    def packs(self, config: ModelConfig) -> bool:
+        return self._flash and can_pack(config)
+
+    @override
     def install(self, model: Model) -> None:
         if not isinstance(model, Transformer):  # torch has fused recurrent layers
             return
@@ -75,6 +80,14 @@ class CompiledTraining(TrainingBackend):
             model.encoder[index] = CompiledEncoderLayer(encoder_layer, parts)
         for index, layer in enumerate(model.decoder.layers()):
             model.decoder[index] = CompiledDecoderLayer(layer, parts)
+
+
+def can_pack(config: ModelConfig) -> bool:
+    """Return whether `flash_attention` computes the attention of a model."""
+    if not isinstance(config, TransformerConfig) or config.attention == "additive":
+        return False
+    width = config.key_width
+    return width == config.value_width and width % 8 == 0 and width <= _MAX_WIDTH
 
 
 def _before_attention(residual: Residual, attention: MultiHeadAttention, x: Tensor) -> Tensor:

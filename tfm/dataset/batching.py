@@ -1,8 +1,10 @@
 """Batches of sentence pairs by approximate length (Vaswani et al. 2017, §5.1)."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -68,7 +70,8 @@ class Batcher:
 
     The content and order of batches depend only on data, settings, seed and epoch: not on devices,
     nor on the step at which a run was resumed. `coarse_rows` makes the sizes of token axes few,
-    because compiled layers are compiled for each.
+    because compiled layers are compiled for each. `packed` says that layers compute batches without
+    padding, so that microbatches are limited by their tokens.
     """
 
     def __init__(
@@ -78,12 +81,13 @@ class Batcher:
         *,
         seed: int,
         coarse_rows: bool = False,
+        packed: bool = False,
         group: Group | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self._dataset = dataset
         self._windows: dict[int, AugmentedPairs] = {}  # the newest two, by number
-        self._coarse_rows = coarse_rows
+        self._coarse_rows, self._packed = coarse_rows, packed
         self._config = config
         self._seed = seed
         self._text_ends = np.cumsum([text.kept for text in dataset.texts])
@@ -114,6 +118,12 @@ class Batcher:
     def longest(self, indices: Integers) -> int:
         """Return the length of the longest side of pairs [B], EOS included; 0 without pairs."""
         return int(np.maximum(*self.lengths(indices)).max(initial=0))
+
+    def microbatch_tokens(self, indices: Integers) -> int:
+        """Return the tokens of the larger side of a microbatch [B], as `split` counts them."""
+        if self._packed:
+            return max(int(lengths.sum()) for lengths in self.lengths(indices))
+        return len(indices) * self.longest(indices)
 
     def num_batches(self) -> int:
         """Return the number of batches in the first epoch; an estimate if it has several windows.
@@ -157,35 +167,40 @@ class Batcher:
 
         Args:
             indices: [B] pairs of the batch, as indices of the dataset.
-            max_tokens: Maximum number of tokens per side of a microbatch, with padding; by default
-                the settings' `max_tokens`, or else `DEFAULT_MAX_TOKENS`.
+            max_tokens: Maximum number of tokens per side of a microbatch, with padding unless
+                batches are `packed`; by default the settings' `max_tokens`, or else
+                `DEFAULT_MAX_TOKENS`.
             multiple_of: Make the number of microbatches a multiple of this, if there are enough
                 sentences: each of N processes then computes equally many.
 
         Returns:
             Indices of microbatches, the longest sentences first. A sentence over `max_tokens` is a
-            separate microbatch. They are about equal in size with padding, or with
+            separate microbatch. They are about equal in size as it is limited, or with
             `multiple_of` in tokens, so that processes do not wait for each other.
         """
-        source_lengths, target_lengths = self.lengths(indices)
-        longest = np.maximum(source_lengths, target_lengths)
-        order = np.argsort(-longest, kind="stable")
-        indices, lengths = indices[order], longest[order]
+        lengths = np.stack(self.lengths(indices))
+        order = np.argsort(-lengths.max(0), kind="stable")
+        indices, lengths = indices[order], lengths[:, order]
         limit = max_tokens or self._config.max_tokens or DEFAULT_MAX_TOKENS
-        num_microbatches = -(-len(_find_starts(lengths, limit)) // multiple_of) * multiple_of
+        if self._packed:
+            find_stop = partial(_packed_stop, np.pad(np.cumsum(lengths, axis=1), ((0, 0), (1, 0))))
+        else:
+            find_stop = partial(_padded_stop, lengths.max(0))
+        find_starts = partial(_find_starts, find_stop, len(indices))
+        num_microbatches = -(-len(find_starts(limit)) // multiple_of) * multiple_of
         if multiple_of > 1:
-            ends = np.cumsum((source_lengths + target_lengths)[order])
+            ends = np.cumsum(lengths.sum(0))
             starts = _equal_starts(ends, num_microbatches)
-            while not _fit(starts, lengths, limit):
+            while any(b > find_stop(a, limit) for a, b in pairwise([*starts, len(indices)])):
                 num_microbatches += multiple_of
                 starts = _equal_starts(ends, num_microbatches)
         else:
             # The smallest size limit that needs no more microbatches makes their sizes most even.
             sizes = range(1, limit + 1)
             index = bisect_left(
-                sizes, True, key=lambda size: len(_find_starts(lengths, size)) <= num_microbatches
+                sizes, True, key=lambda size: len(find_starts(size)) <= num_microbatches
             )
-            starts = _find_starts(lengths, sizes[min(index, limit - 1)])
+            starts = find_starts(sizes[min(index, limit - 1)])
         microbatches = np.split(indices, starts[1:])
         while len(microbatches) < min(num_microbatches, len(indices)):
             largest = max(range(len(microbatches)), key=lambda index: len(microbatches[index]))
@@ -215,15 +230,25 @@ class Batcher:
         return samples
 
 
-def _find_starts(lengths: Integers, max_tokens: int) -> list[int]:
-    """Return where microbatches of at most `max_tokens` tokens, with padding, start.
+def _padded_stop(lengths: Integers, start: int, max_tokens: int) -> int:
+    """Return where a microbatch from `start` has to end, of pairs of descending lengths [B]."""
+    return start + max(1, max_tokens // int(lengths[start]))
 
-    The lengths [B] of the sentences are in descending order.
-    """
+
+def _packed_stop(ends: Integers, start: int, max_tokens: int) -> int:
+    """Return it without padding, given the tokens of each side before each pair [2, B + 1]."""
+    stops = (np.searchsorted(side, side[start] + max_tokens, side="right") - 1 for side in ends)
+    return max(start + 1, int(min(stops)))
+
+
+def _find_starts(
+    find_stop: Callable[[int, int], int], num_pairs: int, max_tokens: int
+) -> list[int]:
+    """Return where microbatches of at most `max_tokens` tokens per side start."""
     starts, start = [], 0
-    while start < len(lengths):
+    while start < num_pairs:
         starts.append(start)
-        start += max(1, max_tokens // int(lengths[start]))
+        start = find_stop(start, max_tokens)
     return starts
 
 
@@ -237,19 +262,14 @@ def _equal_starts(ends: Integers, num_parts: int) -> list[int]:
     return [*map(int, np.unique(starts[starts < len(ends)]))]
 
 
-def _fit(starts: list[int], lengths: Integers, max_tokens: int) -> bool:
-    """Return whether microbatches of more than one sentence fit, with padding."""
-    sizes = np.diff([*starts, len(lengths)])
-    return bool(((sizes == 1) | (sizes * lengths[starts] <= max_tokens)).all())
-
-
 def build_batch(dataset: ParallelDataset, indices: Integers, *, coarse_rows: bool = False) -> Batch:
     """Pack sentence pairs [B] and add BOS and EOS."""
     source_ids, source_lengths = dataset.source.concatenate(indices)
     target_ids, target_lengths = dataset.target.concatenate(indices)
     starts = _part_starts(np.maximum(source_lengths, target_lengths))
-    source, sources = _pack(source_ids, source_lengths, starts, coarse_rows)
-    target_output, targets = _pack(target_ids, target_lengths, starts, coarse_rows)
+    source_rows, target_rows = numbers_of_rows(len(source_ids), len(target_ids), coarse=coarse_rows)
+    source, sources = _pack(source_ids, source_lengths, starts, source_rows)
+    target_output, targets = _pack(target_ids, target_lengths, starts, target_rows)
     target_input = torch.full_like(target_output, PAD)
     target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
     target_output[targets.num_tokens :] = PADDING
@@ -277,18 +297,24 @@ def _part_starts(lengths: Integers) -> list[int]:
 
 
 def _pack(
-    ids: Integers, lengths: Integers, part_starts: list[int], coarse_rows: bool
+    ids: Integers, lengths: Integers, part_starts: list[int], num_rows: int
 ) -> tuple[Tensor, Packing]:
     """Return the ids [N] of sentences, each followed by EOS, and their packing."""
-    ids = np.pad(ids, (0, round_up_rows(len(ids), coarse=coarse_rows) - len(ids)))
-    packing = Packing(torch.from_numpy(lengths), len(ids), part_starts=part_starts)
+    ids = np.pad(ids, (0, num_rows - len(ids)))
+    packing = Packing(torch.from_numpy(lengths), num_rows, part_starts=part_starts)
     return torch.from_numpy(ids), packing
 
 
-def round_up_rows(num_tokens: int, *, coarse: bool = False) -> int:
-    """Round a number of tokens up to a larger number with six significant bits.
+def numbers_of_rows(num_sources: int, num_targets: int, *, coarse: bool) -> tuple[int, int]:
+    """Return the numbers of rows for source and target tokens, at least one more than these.
 
-    If `coarse`, with four, and to a multiple of 512.
+    They have six significant bits. If `coarse`, they are multiples of 512, and that of sources,
+    which varies more from batch to batch, has four bits.
     """
-    step = 1 << max(9 if coarse else 0, num_tokens.bit_length() - (4 if coarse else 6))
+    least, source_bits = (512, 4) if coarse else (1, 6)
+    return _round_up(num_sources, source_bits, least), _round_up(num_targets, 6, least)
+
+
+def _round_up(num_tokens: int, bits: int, multiple_of: int) -> int:
+    step = max(multiple_of, 1 << max(0, num_tokens.bit_length() - bits))
     return (num_tokens // step + 1) * step

@@ -18,7 +18,6 @@ from tfm.machine.compute import Compute, device_memory_bytes, is_out_of_memory
 from tfm.machine.group import Group
 from tfm.machine.memory import USABLE_SHARE, PeakMemory
 from tfm.model.cost import Cost
-from tfm.model.transformer import Transformer
 from tfm.training.gradients import Gradients, build_gradients
 from tfm.training.loss import BatchLoss
 from tfm.training.progress import ControlFlags, DeviceClock
@@ -77,7 +76,7 @@ class GradientAccumulation:
             self._device,
             cost,
             num_processes=group.world.size,
-            compiles=backend.compiles and isinstance(loss.model, Transformer),
+            packed=backend.packs(run.model),
             memory_bytes=device_memory_bytes(self._device),
         )
         self.out_of_memory = 0
@@ -228,10 +227,10 @@ class GradientAccumulation:
 
     def _use_smaller_microbatches(self, batch: StepBatch, step: int) -> None:
         """Split this and later batches into microbatches of half the size, if that is possible."""
-        sizes = [num_padded(self._batcher, each) for each in batch.microbatches if len(each) > 1]
-        if not sizes:
+        divisible = [each for each in batch.microbatches if len(each) > 1]
+        if not divisible:
             raise self._too_large(batch, step)
-        self.max_tokens = max(sizes) // 2
+        self.max_tokens = max(map(self._batcher.microbatch_tokens, divisible)) // 2
         self.out_of_memory += 1
         self._loss.zero_grad()
         if not self._group.is_alone:  # a backward pass may not have ended
@@ -242,9 +241,9 @@ class GradientAccumulation:
 
     def _too_large(self, batch: StepBatch, step: int) -> TrainingError:
         rank = "" if self._group.is_alone else f"rank {self._group.world.rank}, "
-        sizes = [num_padded(self._batcher, each) for each in batch.microbatches]
+        num_tokens = max(map(self._batcher.microbatch_tokens, batch.microbatches))
         return TrainingError(
-            f"{rank}step {step}: out of memory with a microbatch of {max(sizes):,} tokens per "
+            f"{rank}step {step}: out of memory with a microbatch of {num_tokens:,} tokens per "
             "side: use a smaller --max-tokens, or a smaller model"
         )
 
@@ -263,38 +262,33 @@ def max_microbatch_tokens(
     cost: Cost,
     *,
     num_processes: int = 1,
-    compiles: bool = False,
+    packed: bool = False,
     memory_bytes: float = math.inf,
 ) -> int:
-    """Return the maximum number of tokens per side of a microbatch of a new run, with padding.
+    """Return the maximum number of tokens per side of a microbatch of a new run.
 
-    If it is not set, a GPU computes large microbatches, and all of its packed batch at once if the
-    layers are compiled, as far as an estimate of the memory allows it.
+    If it is not set, a GPU computes large microbatches, and all of its packed batch at once if its
+    layers need no padding, as far as an estimate of the memory allows it.
 
     Args:
         run: The settings.
         device: The device of each process.
         cost: The cost of the model.
         num_processes: The number of processes.
-        compiles: Whether the layers are compiled.
+        packed: Whether tokens are counted without padding.
         memory_bytes: The memory of a GPU; infinite if it is not known.
     """
     if run.batching.max_tokens is not None:
         return run.batching.max_tokens
     if device.type == "cpu":
         return DEFAULT_MAX_TOKENS
-    wanted = _UNLIMITED if compiles else max(DEFAULT_MAX_TOKENS, run.batching.batch_tokens)
+    wanted = _UNLIMITED if packed else max(DEFAULT_MAX_TOKENS, run.batching.batch_tokens)
     kept: float = cost.state_bytes + cost.average_bytes
     if run.training.shard and num_processes > 1:
         # Microbatches add to full gradients, until the last one.
         kept = kept / num_processes + _GRADIENT_BYTES * cost.num_parameters
     free = USABLE_SHARE * memory_bytes - kept
     return int(max(_MIN_TOKENS, min(wanted, free / cost.token_bytes)))
-
-
-def num_padded(batcher: Batcher, indices: Integers) -> int:
-    """Return the number of tokens of the longer side of pairs [B], with padding."""
-    return len(indices) * batcher.longest(indices)
 
 
 def largest_microbatches(batcher: Batcher, microbatches: Sequence[Integers]) -> list[Integers]:
@@ -306,7 +300,7 @@ def largest_microbatches(batcher: Batcher, microbatches: Sequence[Integers]) -> 
     sample = batcher.sample()
     lengths = np.maximum(*batcher.lengths(sample))
     longest = sample[np.argsort(-lengths, kind="stable")]
-    num_pairs = max(1, num_padded(batcher, most) // int(lengths.max()))
+    num_pairs = max(1, batcher.microbatch_tokens(most) // int(lengths.max()))
     return [most, longest[:num_pairs]]
 
 

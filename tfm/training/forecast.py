@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tfm.backends.selection import verified_compute
+from tfm.backends.training_compiled import can_pack
 from tfm.config import RunConfig
 from tfm.dataset.batching import Batcher
 from tfm.folders.model_folder import ModelFolder
@@ -197,15 +198,17 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     compute, device, warnings = _planned_compute(run, num_processes)
     set_num_threads(training.threads, num_processes=num_processes)
     cost = cost_of(data)
+    compiles = compute.device.type == "cuda" and training.kernels == "auto" and training.compile
+    packed = compiles and can_pack(run.model)
     max_tokens = max_microbatch_tokens(
         run,
         compute.device,
         cost,
         num_processes=num_processes,
-        compiles=compute.device.type == "cuda" and training.kernels == "auto" and training.compile,
+        packed=packed,
         memory_bytes=device_memory_bytes(compute.device) if _is_here(compute.device) else math.inf,
     )
-    stored = Batcher(data.train, run.batching, seed=training.seed)
+    stored = Batcher(data.train, run.batching, seed=training.seed, packed=packed)
     batcher = Batcher(data.train, run.batching, seed=training.seed, augmentation=data.augmentation)
     num_shards = math.lcm(run.batching.num_dropout_shards, num_processes)
     num_planned = min(stored.num_batches(), _MAX_PLANNED)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tfm.backends.training_compiled import compile_for_sizes
 from tfm.dataset.batching import PADDING, Batch
-from tfm.machine.compute import autocast_dtype
+from tfm.machine.compute import autocast_dtype, device_memory_bytes
 from tfm.model.build import Model
 
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
@@ -25,9 +25,9 @@ ChunkLoss = tuple[Tensor, Tensor, Tensor]
 # not been measured.
 _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
-# Few chunks, so that the host makes few calls. In bf16, with 37,000 classes, a chunk has 0.6 GB of
-# logits and as much of their gradient.
-_COMPILED_CHUNK_ROWS = 8_192
+# Bytes of the logits of a compiled chunk and of their gradient, at most, and as a share of the
+# memory: few chunks, so that the host makes few calls. The numbers have not been measured.
+_COMPILED_CHUNK_BYTES, _COMPILED_CHUNK_SHARE = 2 << 30, 1 / 16
 _MIN_PROBABILITY = 1e-30
 _BIAS_COLUMNS = 8  # a power of two, so that sharing out the bias is exact; GPUs need multiples of 8
 
@@ -229,14 +229,16 @@ def _compute_compiled(
     targets: Tensor,
     weights: ClassWeights,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the loss as `_compute` does, in chunks of a fixed size."""
+    """Compute the loss as `_compute` does, in equal chunks, since each size is compiled."""
     dtype = autocast_dtype(hidden_states)
     precision = torch.promote_types(hidden_states.dtype, torch.float32)
     sums = hidden_states.new_zeros(2, dtype=precision)
     with torch.autocast(hidden_states.device.type, enabled=False):
         matrix = weight.to(dtype)
         start = 0
-        for states in torch.split(hidden_states, _COMPILED_CHUNK_ROWS):
+        num_bytes = 2 * len(hidden_states) * len(weight) * dtype.itemsize
+        num_chunks = _num_compiled_chunks(num_bytes, device_memory_bytes(weight.device))
+        for states in torch.split(hidden_states, -(-len(hidden_states) // num_chunks)):
             rows = slice(start, start + len(states))
             loss, grad_states, grad_matrix = chunk_loss(
                 states.to(dtype), matrix, targets[rows], weights
@@ -248,6 +250,12 @@ def _compute_compiled(
                 gradients[1].add_(grad_matrix)
     loss, nll = (each.clone() for each in sums)  # FSDP warns of views
     return loss, nll
+
+
+def _num_compiled_chunks(num_bytes: int, memory_bytes: int) -> int:
+    """Return a power of two, because the number of rows is a multiple of a large one."""
+    limit = min(_COMPILED_CHUNK_BYTES, int(_COMPILED_CHUNK_SHARE * memory_bytes))
+    return 1 << max(0, (-(-num_bytes // limit) - 1).bit_length())
 
 
 def _chunk_loss(
