@@ -519,12 +519,13 @@ def import_model(
     revision: StrPath | None = ...,
     force: bool | None = ...,
 ) -> ImportResult:
-    """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
+    """Import a model of Marian (OPUS-MT), a Transformer of fairseq, or an export of tfm.
 
     A Marian model has the format of transformers, as a folder or a name on the Hugging Face Hub
     (pip install ".[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
     zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its dict.LANG.txt,
-    and its SentencePiece model if it has one. No code in a file is run.
+    and its SentencePiece model if it has one. What tfm export --format huggingface wrote becomes
+    the same model again. No code in a file is run.
 
     The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
     records the license and the origin that the model's card names (README.md, LICENSE).
@@ -536,10 +537,11 @@ def import_model(
         tfm import Helsinki-NLP/opus-mt-en-de
         tfm import opus-2020-02-26.zip --out models/en-de
         tfm import wmt16.en-de/checkpoint_best.pt
+        tfm import runs/wmt14-en-de-base/huggingface
 
     Args:
         model: Folder or file of the model, or its name on the Hugging Face Hub.
-        out: Model folder to write (default: MODEL-tfm, or models/NAME if it is from the Hub).
+        out: Model folder to write (default: models/NAME, with the name of MODEL).
         source: Source language (default: named by the model).
         target: Target language (default: named by the model, or by its tags).
         revision: For a model of the Hub: a branch, tag or commit (default: the newest).

@@ -1,6 +1,7 @@
 """Training that starts from a model: tfm train --from, --freeze, --also-valid."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_training_starts_with_the_weights_of_the_model(start, other_data, tmp_pa
     assert same_weights(start, tmp_path / "run")
 
 
-def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
+def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start, trained_run):
     run, before = settings(start), ModelFolder(start).info.run
     assert run.model == before.model
     assert run.optimizer.learning_rate == adapting_table(before)["optimizer"]["learning_rate"]
@@ -76,8 +77,9 @@ def test_the_model_is_that_of_the_start_and_the_rest_suits_adapting(start):
     assert TrainingPlan(from_model=start).merged(None).training.max_epochs is not None
     with pytest.raises(UsageError, match="has arch base, not big: leave arch big out"):
         TrainingPlan(from_model=start, arch="big").merged(None)
-    assert TrainingPlan().run_dir(Path("data/x"), run).name == "x-base-adapted"
-    assert TrainingPlan().run_dir(Path(), run).name == f"{Path.cwd().name}-base-adapted"
+    assert TrainingPlan().run_dir(Path("data/x"), run).name == f"x-{start.name}-adapted"
+    in_run = replace(run, from_model=str(checkpoints(trained_run)[-1]))
+    assert TrainingPlan().run_dir(Path(), in_run).name == f"{Path.cwd().name}-base-adapted"
 
 
 def test_each_validation_has_all_sets_from_before_the_first_step_on(adapted):

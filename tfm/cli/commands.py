@@ -30,7 +30,7 @@ from tfm.commands.runs import runs
 from tfm.commands.score import score
 from tfm.commands.serve import serve
 from tfm.commands.train import train, train_on_command_line
-from tfm.errors import UsageError
+from tfm.errors import UsageError, tfm_command
 from tfm.reporting import say
 from tfm.text.files import suffix_of
 from tfm.text.formats import BOTH_SIDES
@@ -150,6 +150,7 @@ def _import(call: Call, /) -> None:
         )
     if result.max_positions is not None:
         say(f"import: a sentence may have at most {result.max_positions:,} tokens, with its end")
+    say(f"next: {tfm_command('generate', result.out_dir, '--input', '-')}")
     _print_paths(result.out_dir)
 
 

@@ -10,6 +10,7 @@ from tfm.commands.declaration import Flag, NewFolder, command
 from tfm.disk.files import sha256_of
 from tfm.disk.paths import MODELS_ROOT, RUNS_ROOT, existing_path, new_output_folder
 from tfm.errors import CheckpointError, UsageError
+from tfm.folders.run_folder import is_run
 
 # Such as Helsinki-NLP/opus-mt-en-de; of an address, Path has removed a slash.
 _HUB_NAME = re.compile(
@@ -52,12 +53,13 @@ def import_model(
     revision: Annotated[str | None, Flag("NAME")] = None,
     force: bool = False,
 ) -> ImportResult:
-    """Import a model of Marian (OPUS-MT), or a Transformer of fairseq.
+    """Import a model of Marian (OPUS-MT), a Transformer of fairseq, or an export of tfm.
 
     A Marian model has the format of transformers, as a folder or a name on the Hugging Face Hub
     (pip install ".[hub]"), or Marian's own: a .npz file with its vocabularies beside it, or a
     zip archive of OPUS-MT or Tatoeba. A model of fairseq is a checkpoint with its dict.LANG.txt,
-    and its SentencePiece model if it has one. No code in a file is run.
+    and its SentencePiece model if it has one. What tfm export --format huggingface wrote becomes
+    the same model again. No code in a file is run.
 
     The result is an ordinary model folder: translate with it, adapt it with tfm train --from. It
     records the license and the origin that the model's card names (README.md, LICENSE).
@@ -69,10 +71,11 @@ def import_model(
         tfm import Helsinki-NLP/opus-mt-en-de
         tfm import opus-2020-02-26.zip --out models/en-de
         tfm import wmt16.en-de/checkpoint_best.pt
+        tfm import runs/wmt14-en-de-base/huggingface
 
     Args:
         model: Folder or file of the model, or its name on the Hugging Face Hub.
-        out: Model folder to write (default: MODEL-tfm, or models/NAME if it is from the Hub).
+        out: Model folder to write (default: models/NAME, with the name of MODEL).
         source: Source language (default: named by the model).
         target: Target language (default: named by the model, or by its tags).
         revision: For a model of the Hub: a branch, tag or commit (default: the newest).
@@ -91,7 +94,7 @@ def import_model(
     from tfm.applications.importing.hub import fetch, unpacked
     from tfm.folders.model_info import own_files
 
-    out = out or (MODELS_ROOT / Path(named[2]).name if named else _default_folder(model))
+    out = out or MODELS_ROOT / (Path(named[2]).name if named else _default_name(model))
     own = own_files(out) if _is_import(out) else None
     new_output_folder(out, own=own, kind="model folder of tfm import", force=force)
     with ExitStack() as stack:
@@ -106,12 +109,12 @@ def import_model(
         return _import(place, origin, out, (source, target))
 
 
-def _default_folder(model: Path) -> Path:
-    """Return the folder to write for a model in a folder or archive."""
+def _default_name(model: Path) -> str:
+    """Return the name of the folder to write for a model in a folder, run or archive."""
     if model.suffix == ".zip" and model.is_file():
-        return model.with_name(f"{model.stem}-tfm")
+        return model.stem
     folder = (model if model.is_dir() else model.parent).resolve()
-    return folder.with_name(f"{folder.name}-tfm")
+    return f"{folder.parent.name}-{folder.name}" if is_run(folder.parent) else folder.name
 
 
 def _import(
@@ -120,21 +123,20 @@ def _import(
     """Convert the model in a folder or file, and record where it is from."""
     from tfm.applications.importing.card import read_card
     from tfm.applications.importing.fairseq import find_checkpoint, read_fairseq
-    from tfm.applications.importing.foreign import convert, language_tags
-    from tfm.applications.importing.marian import is_marian, read_marian
+    from tfm.applications.importing.foreign import convert
+    from tfm.applications.importing.marian import is_of_transformers, read_transformers
     from tfm.applications.importing.native import find_weights, read_native
     from tfm.folders.model_info import Ancestor, ModelInfo
     from tfm.folders.saving import save_checkpoint
 
-    if model.is_dir() and is_marian(model):
-        read = read_marian(model, languages)
+    if model.is_dir() and is_of_transformers(model):
+        read = read_transformers(model, languages)
     elif (weights_path := find_weights(model)) is not None:
         read = read_native(weights_path, languages)
     else:
         read = read_fairseq(find_checkpoint(model), languages)
     run, weights = convert(read)
     vocabulary = read.vocabulary
-    tags = language_tags(vocabulary.source.tags())
     license_, named_origin = read_card(model if model.is_dir() else model.parent)
     info = ModelInfo(
         run=run,
@@ -144,7 +146,9 @@ def _import(
         fingerprint=vocabulary.fingerprint,
         data_dir="",
         step=0,
-        tags=tuple(tags) if len(tags) > 1 else (),
+        search=read.search,
+        normalization=vocabulary.normalization,
+        tags=vocabulary.tags,
         ancestors=(
             Ancestor(
                 path=origin or str(read.path),

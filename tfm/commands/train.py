@@ -260,10 +260,17 @@ class TrainingPlan:
         return chosen_dataset(folder)
 
     def run_dir(self, data_dir: Path, merged: RunConfig) -> Path:
-        """Return the given run folder, or the default folder for a dataset and a preset."""
-        suffix = "" if merged.from_model is None else "-adapted"
+        """Return the given run folder, or the default folder for a dataset and a preset.
+
+        A run that adapts a model has its preset in its name, or the model's own name if it is in no
+        run, as of an import.
+        """
         name = Path(os.path.abspath(data_dir)).name  # "." has none  # noqa: PTH100
-        return self.run or RUNS_ROOT / f"{name}-{merged.arch}{suffix}"
+        if merged.from_model is None:
+            return self.run or RUNS_ROOT / f"{name}-{merged.arch}"
+        start = Path(merged.from_model).resolve()
+        is_in_run = any(kind_of(folder) == "run" for folder in start.parents[:2])
+        return self.run or RUNS_ROOT / f"{name}-{merged.arch if is_in_run else start.name}-adapted"
 
     def merged(self, data_dir: Path | None) -> RunConfig:
         """Merge the settings over the file over the preset, and print a preset that was chosen.

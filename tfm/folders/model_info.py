@@ -26,6 +26,7 @@ from tfm.disk.files import read_json, write_json
 from tfm.errors import CheckpointError, DataError, UsageError
 
 FORMAT = 3
+PORTABLE = "tfm"  # the section for `Portable` in the config.json of an export to transformers
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen
 # Files of a folder whose record is damaged.
@@ -113,6 +114,18 @@ class Ancestor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Portable:
+    """The part of a `ModelInfo` that goes with a model to another program and back."""
+
+    arch: str
+    source: str
+    target: str
+    search: Mapping[str, Any]
+    normalization: Normalization
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """Description of a model, besides its weights.
 
@@ -159,6 +172,18 @@ class ModelInfo:
     def purpose(self) -> str:
         """The purpose of the model in words, such as its languages."""
         return f"{self.task} from {self.source} to {self.target}"
+
+    @property
+    def portable(self) -> Portable:
+        """The part that another program keeps."""
+        return Portable(
+            arch=self.run.arch,
+            source=self.source,
+            target=self.target,
+            search=self.search,
+            normalization=self.normalization,
+            tags=self.tags,
+        )
 
     @property
     def license(self) -> str | None:

@@ -1,7 +1,9 @@
 """tfm export --format huggingface: transformers computes the same model from the same text."""
 
 import io
+import json
 import random
+import shutil
 
 import pytest
 import sentencepiece
@@ -9,9 +11,10 @@ import torch
 from helpers import number_pairs
 
 from tfm.commands.export import export
+from tfm.commands.import_model import import_model
 from tfm.commands.translator import Translator
 from tfm.config import LATEST_NORMALIZATION, Normalization, run_config
-from tfm.errors import UsageError
+from tfm.errors import DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
 from tfm.vocabulary.subword import BOS, EOS, PAD, UNK, SubwordModel, Vocabulary
 
@@ -86,6 +89,60 @@ def test_generation_has_the_settings_of_the_model_and_no_forced_tokens(make_mode
     assert found[:, 0].tolist() == [BOS] * len(LINES)
     assert not {PAD, BOS, UNK} & set(found[:, 1:].flatten().tolist())
     assert (found[:, 1] != EOS).all()
+
+
+# --- the way back
+
+
+@EVERY_SHAPE
+def test_an_import_of_an_export_is_the_same_model_bit_by_bit(make_model, tmp_path, shape):
+    path = make_model(**shape)
+    before = ModelFolder(path)
+    exported = export(path, format="huggingface").out_dir
+    after = ModelFolder(import_model(exported, out=tmp_path / "back").out_dir)
+    weights = before.model().state_dict()
+    assert after.model().state_dict().keys() == weights.keys()
+    for name, weight in after.model().state_dict().items():
+        assert torch.equal(weight, weights[name])
+    assert after.vocabulary.files() == before.vocabulary.files()
+    assert after.info.portable == before.info.portable
+    assert after.info.run.model == before.info.run.model
+
+
+def test_a_model_that_transformers_saves_again_is_imported_with_its_subword_model(
+    trained_norms, tmp_path
+):
+    for norm, path in trained_norms.items():
+        exported = export(path, format="huggingface", out=tmp_path / norm / "out").out_dir
+        for part in load(exported):
+            part.save_pretrained(tmp_path / norm / "again")
+        with pytest.raises(DataError, match=r"bpe\.model is missing: copy it"):
+            import_model(tmp_path / norm / "again", out=tmp_path / norm / "back")
+        shutil.copy(exported / "bpe.model", tmp_path / norm / "again")
+        back = import_model(tmp_path / norm / "again", out=tmp_path / norm / "back").out_dir
+        ours, theirs = (Translator.load(each, device="cpu").search(LINES) for each in (path, back))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tfm": None}, "Pegasus model that tfm export did not write"),
+        ({"tfm": {"arch": "tiny"}}, "source is missing"),
+        ({"tfm": "tiny"}, "export it again"),
+        ({"encoder_ffn_dim": 5}, "ffn_dim that differ"),
+    ],
+)
+def test_other_pegasus_models_and_damaged_exports_are_refused(
+    make_model, tmp_path, changes, message
+):
+    exported = export(make_model(norm="pre"), format="huggingface").out_dir
+    values = json.loads((exported / "config.json").read_text()) | changes
+    kept = {name: value for name, value in values.items() if value is not None}
+    (exported / "config.json").write_text(json.dumps(kept))
+    with pytest.raises(TfmError, match=message):
+        import_model(exported, out=tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 # --- the tokenizer

@@ -135,7 +135,9 @@ def test_a_model_of_fairseq_scores_and_translates_as_in_fairseq(fairseq, python,
         copy(path, model)
     path = model / "checkpoint_best.pt"
     ours = Translator.load(
-        import_model(path, source="en", target="de").out_dir, device="cpu", precision="fp32"
+        import_model(path, source="en", target="de", out=tmp_path / "ours").out_dir,
+        device="cpu",
+        precision="fp32",
     )
     sources, targets = (
         pieces["test", side] if kind == "moses" else [pair[side] for pair in SPLITS["test"]]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import OrderedDict
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from tfm.applications.importing.fairseq import load_pickle
 from tfm.cli import main as cli
 from tfm.commands.import_model import import_model
-from tfm.commands.train import train_model
+from tfm.commands.models import models
+from tfm.commands.train import TrainingPlan, train_model
 from tfm.commands.translator import Translator
 from tfm.errors import CheckpointError, DataError, TfmError, UsageError
 from tfm.folders.model_folder import ModelFolder
@@ -27,6 +29,11 @@ from tfm.vocabulary.subword import BOS, EOS, PAD, Vocabulary
 pytest.importorskip("transformers")
 
 LINES, TARGETS = map(list, zip(*PAIRS[:12], strict=True))
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # imports go to models/ there
 
 
 def weights_in(folder):
@@ -125,7 +132,9 @@ def test_old_and_several_files_of_weights_are_read(imported, sharded, tmp_path):
     folder = shutil.copytree(imported.with_name("marian"), tmp_path / "marian")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert weights_in(import_model(folder).out_dir) == weights_in(imported)
+    assert import_model(folder).out_dir == Path("models/marian")
+    assert weights_in(Path("models/marian")) == weights_in(imported)
+    assert [each.kind for each in models()] == ["imported"]
     assert weights_in(import_model(sharded).out_dir) == weights_in(imported)
     (sharded / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors is missing"):
@@ -227,6 +236,12 @@ def test_an_imported_model_is_adapted(imported, make_dataset, tiny_run, tmp_path
     assert [ancestor.path for ancestor in info.ancestors][-1] == str(imported)
     assert len(info.ancestors) == 2
     assert info.run.model.output_bias
+    # Its batches are those of a small model, and the name of its run is its own.
+    assert run_config(None, adapting_table(ModelFolder(imported).info.run)).batching == (
+        run_config("tiny").batching
+    )
+    plan = TrainingPlan(from_model=imported)
+    assert plan.run_dir(data, plan.merged(data)).name == f"data-{imported.name}-adapted"
 
 
 # --- fairseq
@@ -554,3 +569,4 @@ def test_the_command_prints_the_folder(imported, tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert (stopped.value.code, out) == (0, f"{tmp_path / 'out'}\n")
     assert "en to de" in err
+    assert err.endswith(f"next: tfm generate {tmp_path / 'out'} --input -\n")

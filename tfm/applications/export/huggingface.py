@@ -6,6 +6,7 @@ d_model are therefore put into their order: Marian computes its positions anew a
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tfm.config.normalization import INVISIBLE, SPACES
 from tfm.disk.files import write_json
 from tfm.disk.tensor_file import write_tensors
 from tfm.errors import UsageError
-from tfm.folders.model_info import ModelInfo
+from tfm.folders.model_info import PORTABLE, ModelInfo
 from tfm.model.attention import sinusoidal_encoding
 from tfm.model.build import Model
 from tfm.vocabulary.subword import BOS, EOS, ESCAPES, PAD, SPACE_MARK, UNK, Vocabulary
@@ -208,7 +209,11 @@ def write_huggingface(
         },
     )
     max_length = search.max_source_length + search.max_extra_length + 2  # with BOS and EOS
-    write_json(folder / "config.json", _config(config, len(vocabulary.target), max_length))
+    settings = _config(config, len(vocabulary.target), max_length)
+    # For tfm import: transformers keeps a section that it does not know.
+    write_json(folder / "config.json", {**settings, PORTABLE: asdict(info.portable)})
+    for name, content in vocabulary.files().items():
+        (folder / name).write_bytes(content)
     write_json(folder / "generation_config.json", _generation_config(search, max_length))
     weights = _weights(model, config, num_positions=max_length)
     write_tensors(folder / "model.safetensors", weights, metadata={"format": "pt"})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm.config import RunConfig, TransformerConfig, run_config, tag_problem
+from tfm.config import RunConfig, TransformerConfig, run_config, settings_to, tag_problem
 from tfm.config.values import check_table, shown
 from tfm.errors import CheckpointError, UsageError
 from tfm.model.build import empty_model
@@ -26,6 +26,8 @@ from tfm.vocabulary.subword import BOS, SubwordModel, Vocabulary
 COPY_BIAS = -100.0
 # By the names that transformers and fairseq give them.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+# The presets for adapting a model, with its batches and learning rate, by the least d_model.
+_ARCHS = ((1024, "big"), (512, "base"), (0, "tiny"))
 _SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
 # Sub-layers of fairseq, by whether they read hidden states or write them.
 _READS = {
@@ -74,6 +76,8 @@ class ForeignModel:
         tokens: The tokens of source and target.
         vocabulary: The subword models with these ids.
         takes_tokens: Whether its text is tokens separated by spaces.
+        arch: The preset for adapting it; by default, a preset of its width.
+        search: Values of SearchConfig that suit it better than the defaults.
     """
 
     path: Path
@@ -86,6 +90,8 @@ class ForeignModel:
     tokens: tuple[Tokens, Tokens]
     vocabulary: Vocabulary
     takes_tokens: bool = False
+    arch: str | None = None
+    search: Mapping[str, Any] = field(default_factory=dict)
 
 
 def renumber(
@@ -239,7 +245,12 @@ def subword_models(
     else:
         contents = [word_model(side.pieces) for side in tokens]
     source, target = (SubwordModel(content, origin=folder) for content in contents)
-    return Vocabulary(source, source if contents[0] == contents[1] else target)
+    chosen = language_tags(source.tags())
+    return Vocabulary(
+        source,
+        source if contents[0] == contents[1] else target,
+        tags=tuple(chosen) if len(chosen) > 1 else (),
+    )
 
 
 def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
@@ -249,7 +260,9 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
     settings = {**model.settings, "tied_embeddings": tied, "output_bias": has_bias}
     if model.positions:
         settings["learned_positions"] = min(map(len, model.positions.values()))
-    run = run_config("base", {"model": settings})
+    given = run_config("base", {"model": settings}).model
+    arch = model.arch or next(name for width, name in _ARCHS if given.d_model >= width)
+    run = run_config(arch, {"model": settings_to(given)})
     order = _order(run.model.d_model, has_sinusoids=not model.positions)
     try:
         weights = _embeddings(model, order, tied)

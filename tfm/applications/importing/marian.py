@@ -1,7 +1,8 @@
-"""Marian models of transformers, such as OPUS-MT."""
+"""Models of transformers: Marian, such as OPUS-MT, and what tfm export wrote."""
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,31 @@ from tfm.applications.importing.foreign import (
     subword_models,
     unscaled,
 )
-from tfm.config.values import shown
+from tfm.config import SearchConfig
+from tfm.config.values import from_table, shown
 from tfm.disk.files import read_json
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.folders.model_info import PORTABLE, Portable
 from tfm.model.attention import sinusoidal_encoding
+from tfm.vocabulary.subword import SubwordModel, Vocabulary, model_paths
 
 CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
+_NORMS = {"marian": "post", "pegasus": "pre"}
 _MAX_POSITION_ERROR = 1e-3  # tables may be in fp16
 
 
-def is_marian(folder: Path) -> bool:
-    """Return whether a folder has a Marian model."""
+def is_of_transformers(folder: Path) -> bool:
+    """Return whether a folder has a Marian or Pegasus model."""
     path = folder / CONFIG
-    return path.is_file() and read_json(path).get("model_type") == "marian"
+    return path.is_file() and read_json(path).get("model_type") in _NORMS
 
 
-def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
+def read_transformers(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
     """Read a folder of transformers; languages that are None are read from its files."""
     config = read_json(folder / CONFIG)
+    exported = _described(config, folder)
     path, weights = _load_weights(folder)
     settings = _settings(config, folder)
     embeddings = _take_embeddings(weights, path)
@@ -51,20 +57,62 @@ def read_marian(folder: Path, languages: tuple[str | None, str | None]) -> Forei
         embeddings = unscaled(embeddings, settings["d_model"])
     _check_positions(weights, settings["d_model"], path)
     output_bias = weights.pop("final_logits_bias", None)
-    tokens, segmenters = _read_vocabulary(folder, config, embeddings)
-    tags = language_tags(tokens[0].pieces)
-    tokenizer = folder / "tokenizer_config.json"
-    named = read_json(tokenizer) if tokenizer.is_file() else {}
-    return ForeignModel(
+    model = partial(
+        ForeignModel,
         path=path,
-        languages=chosen_languages(languages, named, folder, tags),
         settings=settings,
         weights={name.removeprefix("model."): each for name, each in weights.items()},
         embeddings=embeddings,
         output_bias=None if output_bias is None else output_bias.flatten(),
-        tokens=tokens,
-        vocabulary=subword_models(tokens, segmenters, folder, tags),
     )
+    if exported is not None:
+        tokens, vocabulary = _exported_vocabulary(folder, exported, len(embeddings[0]))
+        return model(
+            languages=(languages[0] or exported.source, languages[1] or exported.target),
+            tokens=(tokens, tokens),
+            vocabulary=vocabulary,
+            arch=exported.arch,
+            search=exported.search,
+        )
+    both, segmenters = _read_vocabulary(folder, config, embeddings)
+    tags = language_tags(both[0].pieces)
+    tokenizer = folder / "tokenizer_config.json"
+    named = read_json(tokenizer) if tokenizer.is_file() else {}
+    return model(
+        languages=chosen_languages(languages, named, folder, tags),
+        tokens=both,
+        vocabulary=subword_models(both, segmenters, folder, tags),
+    )
+
+
+def _described(config: Mapping[str, Any], folder: Path) -> Portable | None:
+    """Return what tfm export wrote about a model; None if another program wrote it."""
+    if PORTABLE in config:
+        try:
+            described = from_table(Portable, config[PORTABLE])
+            SearchConfig.for_model(described.search, {})
+            return described
+        except (ValueError, TypeError, UsageError) as error:
+            raise DataError(f"{folder / CONFIG}: {PORTABLE}: {error}: export it again") from error
+    if config["model_type"] == "pegasus":
+        raise UsageError(
+            f"{folder} is a Pegasus model that tfm export did not write: it cannot be imported"
+        )
+    return None
+
+
+def _exported_vocabulary(
+    folder: Path, exported: Portable, num_rows: int
+) -> tuple[Tokens, Vocabulary]:
+    """Return the tokens and the subword model of an export, whose ids are those of tfm."""
+    [path] = model_paths(folder, separate=False)
+    if not path.is_file():
+        raise DataError(f"{path} is missing: copy it from the folder that tfm export wrote")
+    model = SubwordModel(path.read_bytes(), origin=path)
+    if (size := len(model)) != num_rows:
+        raise DataError(f"{path} has {size:,} pieces, but the model {num_rows:,}: export it again")
+    tokens = Tokens(pieces=model.pieces(range(size)), original_ids=range(size), has_own_start=True)
+    return tokens, Vocabulary(model, model, exported.normalization, exported.tags)
 
 
 def _load_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -120,7 +168,7 @@ def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         "d_ff": pairs["ffn_dim"][0],
         "num_heads": pairs["attention_heads"][0],
         "activation": ACTIVATIONS[activation],
-        "norm": "post",
+        "norm": _NORMS[config["model_type"]],
     }
     return checked_settings(settings | others, folder)
 
