@@ -671,7 +671,7 @@ def generate(
         output: File to write when complete; repeat a stopped command to continue; - is stdout.
         split: Translate test, valid or a test set of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
-        processes: Divide the work and the cores among N processes on the CPU.
+        processes: Divide the work among N processes, which share the cores of a CPU, or the GPUs.
         prefix: File with the beginning of each translation, a line each; it may end within a word.
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.

@@ -1,6 +1,7 @@
 """Translating on an emulated GPU: the results of the CPU, and few waits of the host."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,10 +10,13 @@ import torch
 from claimed_gpu.emulation import emulated_gpu
 
 from tfm.commands.translator import Translator
+from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import CheckpointError
 from tfm.features.align.heads import AlignmentModel
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.cache import DecoderCache
+from tfm.translation.batches import SentenceBatch
+from tfm.translation.engine import Engine
 
 LINES = ["seven", "", "I am buying 3 red cars", "on Monday", "we see the old house", "a"]
 TARGETS = ["sieben", "nichts", "ich kaufe 3 rote Autos", "am Montag", "", "ein"]
@@ -101,6 +105,19 @@ def test_given_targets_have_the_scores_of_the_cpu(folder, precision):
         found = [each.score for each in translator.score_targets(LINES, TARGETS)]
     assert found == pytest.approx(expected, rel=SCORE_BOUNDS[precision])
     assert emulation.waits.total() <= 6 + len(LINES), emulation.waits
+
+
+def test_processes_that_share_a_gpu_find_what_is_found_on_the_cpu_in_smaller_batches(folder):
+    opened, inference = [ModelFolder.open(folder)], InferenceConfig(device="cuda", precision="fp32")
+    config, numbers = SearchConfig(max_extra_length=8), [1, 3, 4, 6]
+    batch = SentenceBatch(numbers, [[4 + n, 9, 7] for n in numbers], [[] for _ in numbers])
+    expected = Engine.start(opened, replace(inference, device="cpu")).run(batch, config)
+    with emulated_gpu():
+        alone = Engine.start(opened, inference)
+        shares = [Engine.start(opened, inference, index=n, num_processes=2) for n in range(2)]
+        found = [*shares[0].run(batch[:3], config), *shares[1].run(batch[3:], config)]
+    assert [best.tokens for [best] in found] == [best.tokens for [best] in expected]
+    assert all(2 * each.limits.max_tokens <= alone.limits.max_tokens for each in shares)
 
 
 def test_words_are_aligned_as_on_the_cpu(folder):

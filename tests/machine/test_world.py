@@ -172,6 +172,8 @@ def test_variables_that_describe_no_world_are_a_single_process_elsewhere(set_var
         ({"gpus": "8"}, Placement(local_size=8, device="cuda")),
         ({"gpus": "auto", "device": "cuda"}, Placement(local_size=None, device="cuda")),
         ({"processes": 2, "device": "auto"}, Placement(local_size=2, device="cpu")),
+        ({"processes": 2, "device": "cuda", "shares_gpus": True}, Placement(local_size=2)),
+        ({"gpus": "2", "shares_gpus": True}, Placement(local_size=2, device="cuda")),
     ],
 )
 def test_a_layout_is_built_from_flags(flags, placement):

@@ -101,7 +101,7 @@ def generate(
         output: File to write when complete; repeat a stopped command to continue; - is stdout.
         split: Translate test, valid or a test set of the model's dataset.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.
-        processes: Divide the work and the cores among N processes on the CPU.
+        processes: Divide the work among N processes, which share the cores of a CPU, or the GPUs.
         prefix: File with the beginning of each translation, a line each; it may end within a word.
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
@@ -266,7 +266,9 @@ def where_to_compute(
         return inference, None
     from tfm.machine.processes import Placement
 
-    placement = Placement.from_flags(gpus=gpus, processes=processes, device=inference.device)
+    placement = Placement.from_flags(
+        gpus=gpus, processes=processes, device=inference.device, shares_gpus=True
+    )
     inference = replace(inference, device=placement.device or inference.device)
     return inference, placement.num_local_processes()
 

@@ -31,14 +31,22 @@ class Placement:
         processes: int | None = None,
         restarts: int | None = None,
         device: str | None = None,
+        shares_gpus: bool = False,
     ) -> "Placement":
-        """Return the placement that the flags of a command ask for."""
-        problems = [*_device_problems(gpus, processes, device), *_restart_problems(restarts)]
+        """Return the placement that the flags of a command ask for.
+
+        If several processes can share a GPU, `processes` leaves the device to the settings.
+        """
+        implied: Literal["cpu"] | None = None if shares_gpus else "cpu"
+        problems = [
+            *_device_problems(gpus, processes, device, implied),
+            *_restart_problems(restarts),
+        ]
         if problems:
             raise UsageError("; ".join(problems))
         return cls(
             local_size=None if gpus == "auto" else int(gpus or processes or 1),
-            device="cuda" if gpus is not None else "cpu" if processes is not None else None,
+            device="cuda" if gpus is not None else implied if processes is not None else None,
             restarts=restarts or 0,
         )
 
@@ -81,7 +89,9 @@ class Placement:
             )
 
 
-def _device_problems(gpus: str | None, processes: int | None, device: str | None) -> Iterator[str]:
+def _device_problems(
+    gpus: str | None, processes: int | None, device: str | None, implied: str | None
+) -> Iterator[str]:
     if gpus is not None and not _GPUS.fullmatch(gpus):
         yield f"--gpus is {gpus}, but must be auto or from 1 to 9999"
     max_processes = MAX_PER_CORE * num_cores()
@@ -95,8 +105,8 @@ def _device_problems(gpus: str | None, processes: int | None, device: str | None
     elif gpus is not None and device in ("cpu", "mps"):
         yield f"--gpus contradicts --device {device}: leave one out"
     elif processes is not None and device == "mps":
-        yield "--processes N uses the CPU: leave out --device mps"
-    elif processes is not None and device == "cuda":
+        yield "--processes N does not use an Apple GPU: leave out --device mps"
+    elif processes is not None and device == "cuda" and implied == "cpu":
         yield "--processes N uses the CPU: with --device cuda, give --gpus N instead"
 
 

@@ -55,6 +55,7 @@ class Engine:
         threads: Adapts torch's number of threads before each batch; None leaves it unchanged.
         notify: Receives messages for the user.
         vocabulary: Returns the models' vocabulary, for searches that ban, continue or require text.
+        num_sharing: The number of processes that share the memory of a GPU.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         threads: ComputeThreads | None = None,
         notify: Callable[[str], None] = say,
         vocabulary: Callable[[], Vocabulary] | None = None,
+        num_sharing: int = 1,
     ) -> None:
         self.compute = compute
         self._threads = threads
@@ -77,7 +79,7 @@ class Engine:
         self._notify = notify
         self._vocabulary = vocabulary
         self._has_warned_of_memory = False
-        scale = _batch_scale(compute.device)
+        scale = _batch_scale(compute.device, num_sharing)
         vocab_size, width = models[0].output_weight.shape
         is_narrow = compute.dtype != torch.float32
         logits_elements = _LOGITS_ELEMENTS_OF_NARROW if is_narrow else _LOGITS_ELEMENTS
@@ -96,6 +98,7 @@ class Engine:
         *,
         threads: ComputeThreads | None = None,
         local_rank: int = 0,
+        num_sharing: int = 1,
         notify: Callable[[str], None] = say,
     ) -> "Engine":
         """Load one model, or an ensemble of several, onto GPU `local_rank` or another device."""
@@ -109,6 +112,7 @@ class Engine:
             threads=threads if compute.device.type == "cpu" else None,
             notify=notify,
             vocabulary=lambda: folders[0].vocabulary,
+            num_sharing=num_sharing,
         )
 
     @classmethod
@@ -123,11 +127,19 @@ class Engine:
     ) -> "Engine":
         """Load models as `load` does, and set up the threads of this process for them.
 
-        `index` is the number of this worker process, and of its GPU, from 0; `notify` receives
-        messages for the user.
+        `index` is the number of this worker process from 0. Processes take the GPUs in turn, and
+        may share them. `notify` receives messages for the user.
         """
         threads = ComputeThreads(inference.threads, num_processes=num_processes)
-        engine = cls.load(folders, inference, threads=threads, local_rank=index, notify=notify)
+        num_gpus = max(1, torch.cuda.device_count())
+        engine = cls.load(
+            folders,
+            inference,
+            threads=threads,
+            local_rank=index % num_gpus,
+            num_sharing=-(-num_processes // num_gpus),
+            notify=notify,
+        )
         device = engine.compute.device
         if warning := oversubscription(device, inference.threads, num_processes=num_processes):
             notify(warning)
@@ -230,10 +242,10 @@ def _load_models(folders: Sequence[ModelFolder], compute: Compute) -> list[Model
     return [folder.model().to(compute.device) for folder in folders]
 
 
-def _batch_scale(device: torch.device) -> int:
-    """Return the ratio of batch sizes for a device and for a laptop."""
-    memory = device_memory_bytes(device) if device.type == "cuda" else None
-    return max(1, round((memory or 0) / _GPU_BYTES))
+def _batch_scale(device: torch.device, num_sharing: int) -> int:
+    """Return the ratio of batch sizes for a process's share of a device, and for a laptop."""
+    memory = device_memory_bytes(device) if device.type == "cuda" else 0
+    return max(1, round(memory / num_sharing / _GPU_BYTES))
 
 
 def _pad(sources: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Engines in several processes, each on its own GPU or with its share of the CPU cores.
+"""Engines in several processes, on their own or shared GPUs, or with a share of the CPU cores.
 
 On CPUs, processes are forked from one that has loaded the models: they start at once and share the
 weights. With one thread each they need no barriers, and Python's own work is divided, too.
@@ -120,7 +120,7 @@ def can_fork(engine: Engine) -> bool:
 
 
 class _Worker:
-    """A process with an engine, on GPU `index` or on the CPU."""
+    """A process with an engine, on a GPU or on the CPU."""
 
     def __init__(
         self,
