@@ -10,7 +10,8 @@ RUN if [ "$TORCH" != cpu ]; then \
         && rm -rf /var/lib/apt/lists/*; \
     fi
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY examples examples
 COPY tfm tfm
 RUN pip install --no-cache-dir --extra-index-url "https://download.pytorch.org/whl/$TORCH" ".$EXTRAS"
 # Caches of a user that the image does not know.

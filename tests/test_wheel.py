@@ -22,6 +22,7 @@ COMMANDS = [
     "generate --split test --output out.de",
     "score --hypotheses out.de --reference a.de",
     "attend One.",
+    "quickstart --examples examples",
 ]
 # Runs all commands in one process, which loads torch once.
 RUN = """
@@ -53,8 +54,25 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_has_all_files_of_the_package_and_no_others(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    tracked = subprocess.check_output(["git", "ls-files", "tfm"], cwd=ROOT, text=True)
-    assert inside == set(tracked.split())
+    tracked = subprocess.check_output(["git", "ls-files", "tfm", "examples"], cwd=ROOT, text=True)
+    assert inside == {
+        name.replace("examples/", "tfm/examples/", 1) if name.startswith("examples/") else name
+        for name in tracked.split()
+        if name.startswith("tfm/") or name.endswith((".py", ".sh", ".toml"))
+    }
+
+
+def test_links_and_the_picture_of_the_description_lead_to_the_tag(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith("/METADATA")]
+        description = archive.read(name).decode().partition("\n\n")[2]
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)#]*)", description)
+    assert len(links) > 10
+    for mark, link in links:
+        if "arxiv.org" not in link:
+            kind = "raw" if mark else "blob"
+            [name] = re.findall(rf"^https://[^ ]+/{kind}/v[\d.]+/([^ ]+)$", link)
+            assert (ROOT / name).exists()
 
 
 def test_commands_run_in_an_environment_with_the_wheel_and_its_dependencies(wheel, elsewhere):

@@ -1137,15 +1137,22 @@ def serve(
 def quickstart(
     *,
     out: StrPath | None = ...,
+    examples: StrPath | None = ...,
 ) -> None:
     """Run all seven stages on a small corpus in minutes, without network or GPU.
 
-    Example: tfm quickstart
+    Examples::
+
+        tfm quickstart
+        tfm quickstart --examples examples
 
     Args:
         out: Folder for data and runs.
+        examples: Only copy the recipes, settings and scripts of examples to this folder, such as
+            the rows of the paper's Table 3, and list them.
 
     Raises:
+        UsageError: A file in `examples` has other content than that of tfm.
         TfmError: A stage failed, with the exit code of the stage.
         InterruptedRunError: Ctrl-C stopped a stage.
     """

@@ -1,16 +1,20 @@
 """The quickstart, with a stub in place of tfm."""
 
+import os
 import re
 import shlex
 import signal
 import sys
 import textwrap
+import tomllib
+from pathlib import Path
 
 import pytest
 from helpers import parsed_command
 
 from tfm.commands.quickstart import quickstart
-from tfm.errors import InterruptedRunError, TfmError
+from tfm.config import run_config
+from tfm.errors import InterruptedRunError, TfmError, UsageError
 
 # Replaces tfm: records its arguments and writes the files that other stages need.
 STUB = """
@@ -122,3 +126,20 @@ def test_ctrl_c_names_the_stage_that_it_stopped(tmp_path, program, monkeypatch):
         quickstart(out=tmp_path / "quickstart")
     assert stop.value.exit_code == 130
     assert calls(tmp_path / "quickstart")[-1].startswith("binarize")
+
+
+def test_the_examples_are_copied_and_listed_and_changed_ones_are_kept(tmp_path, capsys):
+    folder = tmp_path / "examples"
+    quickstart(examples=folder)
+    listed = capsys.readouterr().out
+    row = next(line for line in listed.splitlines() if line.endswith("Table 3, row C: 2 layers."))
+    settings = Path(row.split()[0])
+    assert settings == folder / "wmt14/table3/c-layers2.toml"
+    assert run_config(None, tomllib.loads(settings.read_text())).model.num_encoder_layers == 2
+    assert os.access(folder / "wmt14/run.sh", os.X_OK)
+    settings.write_text("arch = 'tiny'")
+    (folder / "wmt14/base.toml").unlink()
+    with pytest.raises(UsageError, match="c-layers2"):
+        quickstart(examples=folder)
+    assert settings.read_text() == "arch = 'tiny'"
+    assert not (folder / "wmt14/base.toml").exists()

@@ -120,7 +120,7 @@ class Parameter:
 
     def is_default(self, value: Any) -> bool:
         """Return whether a value is the default; a list of a Python user is not."""
-        return isinstance(value, str | int | float) and value == self.default
+        return isinstance(value, str | int | float | Path) and value == self.default
 
     def paths(self, value: Any) -> Iterator[Path]:
         """Yield the paths in a value; in Python, text may be in place of some."""

@@ -1,4 +1,4 @@
-"""tfm quickstart: run all seven stages as shell commands on a small corpus."""
+"""tfm quickstart: run all seven stages on a small corpus, or copy the examples."""
 
 import json
 import shlex
@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfm.commands.declaration import command
-from tfm.disk.files import read_json
+from tfm.commands.declaration import NewFolder, command
+from tfm.config.schema import Rules
+from tfm.disk.files import atomic_write, read_json
 from tfm.disk.paths import LAST_GENERATION, OutputPath
-from tfm.errors import InterruptedRunError, TfmError, tfm_command
+from tfm.errors import InterruptedRunError, TfmError, UsageError, tfm_command
 from tfm.reporting import format_duration
 from tfm.table import Table
 
 _THIS_PROGRAM = (sys.executable, "-m", "tfm")
+_EXAMPLE_SUFFIXES = (".py", ".sh", ".toml")
 _GENERATE = "generate --beam 4"
 _SCORE = "score --metric bleu --metric chrf --metric exact --json"
 
@@ -52,18 +54,31 @@ _NEXT_STEPS = (
 
 
 @command()
-def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quickstart")) -> None:
+def quickstart(
+    *,
+    out: Annotated[Path, OutputPath(is_folder=True)] = Path("quickstart"),
+    examples: Annotated[NewFolder, Rules(excludes=("out",))] = None,
+) -> None:
     """Run all seven stages on a small corpus in minutes, without network or GPU.
 
-    Example: tfm quickstart
+    Examples::
+
+        tfm quickstart
+        tfm quickstart --examples examples
 
     Args:
         out: Folder for data and runs.
+        examples: Only copy the recipes, settings and scripts of examples to this folder, such as
+            the rows of the paper's Table 3, and list them.
 
     Raises:
+        UsageError: A file in `examples` has other content than that of tfm.
         TfmError: A stage failed, with the exit code of the stage.
         InterruptedRunError: Ctrl-C stopped a stage.
     """
+    if examples is not None:
+        Table(_copy_examples(examples)).print()
+        return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -102,6 +117,34 @@ def quickstart(*, out: Annotated[Path, OutputPath(is_folder=True)] = Path("quick
     steps += [(f"cd {shlex.quote(str(out))}", "the folder with the model"), *_NEXT_STEPS]
     for line, purpose in steps:
         console.print(f"  {line}\n      {purpose}", markup=False, soft_wrap=True)
+
+
+def _copy_examples(folder: Path) -> list[tuple[str, str]]:
+    """Copy the examples to a folder; return the path and the first line of each file."""
+    package = Path(__file__).parents[1]
+    # A wheel has the examples in the package, a checkout beside it.
+    roots = (package / "examples", package.parent / "examples")
+    root = next(filter(Path.is_dir, roots))
+    files = {
+        folder / path.relative_to(root): path
+        for path in sorted(root.rglob("*.*"))
+        if path.suffix in _EXAMPLE_SUFFIXES
+    }
+    for copy, path in files.items():
+        if copy.exists() and copy.read_bytes() != path.read_bytes():
+            raise UsageError(f"{copy} has been changed: name another folder with --examples")
+    for copy, path in files.items():
+        if not copy.exists():
+            with atomic_write(copy) as file:
+                file.write(path.read_bytes())
+            copy.chmod(path.stat().st_mode)
+    return [(str(copy), _first_line(path)) for copy, path in files.items()]
+
+
+def _first_line(path: Path) -> str:
+    """Return the first sentence of the comment or docstring that a file begins with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return lines[lines[0].startswith("#!")].strip('# ":')
 
 
 def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:

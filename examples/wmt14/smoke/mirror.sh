@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fill a folder with archives that have the names and members of WMT14's, but text of the quickstart. The
-# validation and test sets have as many lines as newstest2013 and newstest2014.
+# Fill a folder with archives that have the names and members of WMT14's, but text of the quickstart.
+# The validation and test sets have as many lines as newstest2013 and newstest2014.
 #
 #     examples/wmt14/smoke/mirror.sh FOLDER
 set -euo pipefail
