@@ -25,7 +25,7 @@ mirror=${MIRROR:-} data=data/wmt14-$pair run=runs/wmt14-$pair-$arch
 # in steps, so that every machine averages the same ones.
 interval=1500
 [ "$arch" != big ] || interval=600
-prepare=() train=(--checkpoint-steps $interval "${@:2}") lines=3003
+prepare=() train=("${@:2}") lines=3003
 case $mirror in "" | *://*) ;; *) mirror=$(cd "$mirror" && pwd) ;; esac
 
 if [ -n "$smoke" ]; then
@@ -36,13 +36,14 @@ if [ -n "$smoke" ]; then
         [ -d archives ] || "$here/smoke/mirror.sh" archives
     fi
     prepare=(--no-verify --vocab-size "$pieces")
-    train+=(--max-steps 10 --checkpoint-steps 5 --batch-tokens 250 --warmup-steps 10)
+    interval=5
+    train+=(--max-steps 10 --batch-tokens 250 --warmup-steps 10)
     train+=(--log-steps 1 --validation-beam 0 --best-metric loss)
     lines=100
 fi
 
 tfm prepare "wmt14-$pair" --out "$data" ${mirror:+--mirror "$mirror"} ${prepare[@]+"${prepare[@]}"}
-tfm train "$data" --config "$config" --run "$run" ${GPUS:+--gpus "$GPUS"} \
+tfm train "$data" --config "$config" --run "$run" --checkpoint-steps $interval ${GPUS:+--gpus "$GPUS"} \
     ${train[@]+"${train[@]}"}
 tfm average "$run"
 head -n "$lines" "$data/test.en" > "$run/test.en"
