@@ -2,7 +2,7 @@
 FROM python:3.11-slim
 # A folder of https://download.pytorch.org/whl: cpu, or one for a version of CUDA.
 ARG TORCH=cpu
-# Optional parts of tfm, such as [export].
+# Optional parts of tfm, such as [serve,export].
 ARG EXTRAS=
 # torch compiles for GPUs with the help of a C compiler.
 RUN if [ "$TORCH" != cpu ]; then \
@@ -17,4 +17,6 @@ RUN pip install --no-cache-dir --extra-index-url "https://download.pytorch.org/w
 # Caches of a user that the image does not know.
 ENV HOME=/tmp USER=tfm
 WORKDIR /work
+# The port of tfm serve, which needs EXTRAS=[serve] and --host 0.0.0.0.
+EXPOSE 5000
 ENTRYPOINT ["tfm"]

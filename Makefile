@@ -4,6 +4,8 @@
 # make docs         build the documentation into build/docs
 # make reference  update the reference pages and tfm/__init__.pyi after a change of commands or settings
 # make wheel        build the wheel and the source distribution in dist/
+# make lowest       install the lowest versions of all dependencies into build/lowest, and run the quickstart
+# make release      check what a release needs, and print what a person has to do
 # make check        what CI runs: format, lint, types, layers, all tests but slow ones, documentation
 # Each target sets up .venv itself. PYTHON=python3.12 selects an interpreter.
 
@@ -13,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 NEEDED := "tfm needs Python 3.11 or newer: make PYTHON=/path/to/python3"
 
-.PHONY: quickstart test nightly docs reference lint format wheel check clean
+.PHONY: quickstart test nightly docs reference lint format wheel lowest release check clean
 
 quickstart: .venv/installed
 	$(BIN)/tfm quickstart
@@ -44,8 +46,19 @@ format: .venv/installed-dev
 wheel: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation
 
+# With PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, torch is the smaller one for CPUs.
+lowest:
+	$(PYTHON) -m venv --clear build/lowest
+	sed -n '/^dependencies = \[/,/^]/s/^ *"\(.*\)>=\(.*\)".*/\1==\2/p' pyproject.toml > build/lowest/requirements.txt
+	build/lowest/bin/python -m pip install --quiet --requirement build/lowest/requirements.txt
+	build/lowest/bin/python -m pip install --quiet .
+	cd build/lowest && bin/tfm quickstart && bin/tfm quickstart --examples examples
+
 check: lint docs
 	$(PYTEST)
+
+release: check wheel lowest
+	$(BIN)/python docs/release.py
 
 clean:
 	rm -rf .venv build quickstart .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -35,6 +35,7 @@ from tfm.commands.import_model import ImportResult
 from tfm.commands.prepare import PrepareResult
 from tfm.commands.score import ScoreResult
 from tfm.config.schema import Rules
+from tfm.config.suggestions import words_of_toolkits
 from tfm.dataset import manifest, parallel, rerun
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
@@ -70,7 +71,7 @@ _EXAMPLES = re.compile(r"^Examples?:\s*", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 # The file that holds the format version of each kind of folder or record.
-_FORMATS = {
+FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
     "`bin/dataset.json` of a dataset": parallel.FORMAT,
     "`config.json` of a model folder or checkpoint": model_info.FORMAT,
@@ -104,6 +105,7 @@ _RESULTS = (
     AttendResult,
     Finding,
 )
+_POSITIONAL = {"data", "model", "recipe"}  # arguments without a flag
 # Those of Translator for users; commands call the others.
 _METHODS = "load, translate, search, score_targets"
 _TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
@@ -210,7 +212,7 @@ def recipe_files() -> str:
 
 def formats() -> str:
     """Return a table of the format versions of files."""
-    return "\n" + _table(("file", "format"), _FORMATS.items())
+    return "\n" + _table(("file", "format"), FORMATS.items())
 
 
 def placeholder_table() -> str:
@@ -220,6 +222,21 @@ def placeholder_table() -> str:
         for row in placeholders()
     )
     return "\n" + _table(("example", "programs", "copied"), rows)
+
+
+def flags_of_toolkits() -> str:
+    """Return a table of the flags of other toolkits, with what tfm has or does instead."""
+    flags = defaultdict(list)
+    for name, words in words_of_toolkits("flags").items():
+        for word in words.split():
+            flags[word].append(f"`{name}`" if name in _POSITIONAL else f"`--{name}`")
+    for words, instead in words_of_toolkits("needless_flags").items():
+        for word in words.split():
+            flags[word].append(instead)
+    rows = (
+        (f"`{'-' * (1 + (len(word) > 1))}{word}`", ", ".join(flags[word])) for word in sorted(flags)
+    )
+    return "\n" + _table(("elsewhere", "tfm"), rows)
 
 
 def exit_codes() -> str:
@@ -245,6 +262,7 @@ def api() -> str:
 
 # The generated part of each page.
 PAGES: Mapping[str, Callable[[], str]] = {
+    "how-to/from-other-toolkits": flags_of_toolkits,
     "reference/api": api,
     "reference/commands": commands,
     **{f"reference/commands/{name}": partial(command_page, name) for name in _COMMANDS},
