@@ -119,12 +119,13 @@ def test_a_variation_trains_resumes_averages_and_decodes(data_dir, tiny_run, tmp
     )
 
 
-def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(data_dir, tmp_path):
+@pytest.mark.parametrize("model", [{}, {"source_attention": "hard", "encoder_width": 12}])
+def test_the_recurrent_baseline_trains_resumes_averages_and_decodes(data_dir, tmp_path, model):
     def run_of(steps):
         return run_config(
             "rnn",
             {
-                "model": {"d_model": 16, "cell": "lstm", "attention": "additive"},
+                "model": {"d_model": 16, "cell": "lstm", "attention": "additive", **model},
                 "batching": {"batch_tokens": 600, "bucket_tokens": 100, "max_tokens": 250},
                 "training": {"max_steps": steps, "checkpoint_steps": 2, "best_metric": "loss",
                              "validation_beam": 0, "device": "cpu", "precision": "fp32"},

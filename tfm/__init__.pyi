@@ -274,6 +274,9 @@ def train(
     output_bias: bool | None = ...,
     cell: Literal['lstm', 'gru'] | None = ...,
     input_feeding: bool | None = ...,
+    source_attention: Literal['soft', 'hard', 'local-m', 'local-p'] | None = ...,
+    local_window: int | None = ...,
+    encoder_width: int | None = ...,
     learning_rate: float | None = ...,
     warmup_steps: int | None = ...,
     lr_schedule: Literal['inverse-sqrt', 'linear', 'cosine', 'constant'] | None = ...,
@@ -367,6 +370,9 @@ def train(
         output_bias: Add a learned bias to the logits, as imported models have; none in the paper.
         cell: For --arch rnn: type of recurrent cell.
         input_feeding: For --arch rnn: feed the attention output into the next step (Luong et al. 2015, §3.3).
+        source_attention: For --arch rnn: attend to all source tokens (soft), one (hard), or those near a position.
+        local_window: For --arch rnn: local attention to N tokens on each side (Luong et al. 2015, §3.2, D).
+        encoder_width: For --arch rnn: width of the encoder's outputs; d_model if unset.
         learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
         warmup_steps: Number of linear warmup steps.
         lr_schedule: Learning rate after warmup; linear and cosine fall to 0 at a fixed max_steps.

@@ -1,5 +1,6 @@
 """Captioners: tfm's models with a picture encoder in place of the source's."""
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +12,7 @@ from tfm.model.packing import Layout
 from tfm.model.recurrent import LayerStates, Recurrent
 from tfm.model.transformer import Transformer
 
-CaptionerName = Literal["recurrent", "transformer", "without-attention"]
+CaptionerName = Literal["recurrent", "hard", "transformer", "without-attention"]
 CAPTIONERS: tuple[CaptionerName, ...] = get_args(CaptionerName)
 GRID_SIZE = NUM_PLACES  # cells per side, as the convolutions halve a side of 32 pixels thrice
 _D_MODEL = 64
@@ -28,7 +29,8 @@ def new_captioner(name: CaptionerName) -> "RecurrentCaptioner | TransformerCapti
     """Return a captioner with random weights."""
     if name == "transformer":
         return TransformerCaptioner()
-    return RecurrentCaptioner(pooled=name == "without-attention")
+    config = replace(RECURRENT, source_attention="hard" if name == "hard" else "soft")
+    return RecurrentCaptioner(config, pooled=name == "without-attention")
 
 
 class PictureEncoder(nn.Module):
@@ -76,8 +78,8 @@ class RecurrentCaptioner(Recurrent):
     that mean is also all that the decoder can attend to.
     """
 
-    def __init__(self, *, pooled: bool = False) -> None:
-        super().__init__(RECURRENT, _SIZES)
+    def __init__(self, config: RecurrentConfig, *, pooled: bool = False) -> None:
+        super().__init__(config, _SIZES)
         del self.source_embedding, self.encoder
         self.picture_encoder = PictureEncoder()
         self.bridge = nn.Linear(_D_MODEL, self.states_per_layer * _D_MODEL)

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from tfm.config import OptimizerConfig, RunConfig, TrainingConfig
 from tfm.disk.files import write_json
 from tfm.model.build import Model, evaluation_copy
+from tfm.model.recurrent import Recurrent
+from tfm.model.source_attention import reinforce_loss
 from tfm.reporting import Progress, say
 from tfm.training.loss import label_smoothed_cross_entropy
 from tfm.training.optimizer import Adam, learning_rate
@@ -100,10 +102,23 @@ def caption_loss(model: Model, examples: Examples, rows: Tensor, which: Tensor) 
     """Return the loss of one caption of each of [B] pictures, in nats per token."""
     target_input, target = examples.target(rows, which)
     is_token = target != PAD
-    hidden = model(*examples.source(rows), target_input)[is_token]
+    inputs = (*examples.source(rows), target_input)
+    samples = None
+    if isinstance(model, Recurrent):
+        hidden, _, samples = (each[is_token] for each in model.decode(*inputs))
+    else:
+        hidden = model(*inputs)[is_token]
+    nll = torch.empty(len(hidden))
     loss, _ = label_smoothed_cross_entropy(
-        hidden, model.output_weight, target[is_token], label_smoothing=0.0, num_tokens=len(hidden)
+        hidden,
+        model.output_weight,
+        target[is_token],
+        label_smoothing=0.0,
+        num_tokens=len(hidden),
+        token_nll=nll,
     )
+    if samples is not None and samples.numel():  # hard attention is trained
+        loss = loss + reinforce_loss(samples, nll)
     return loss / len(hidden)
 
 

@@ -178,6 +178,14 @@ def test_a_setting_of_another_kind_of_model_names_the_preset():
         "  d_ff in [model] has no effect on arch rnn: leave it out\n"
         "  num_heads in [model] has no effect on arch rnn: leave it out"
     )
+    assert problem("rnn", {"model": {"encoder_width": 8, "attention": "dot-product"}}) == (
+        "encoder_width has no effect on attention dot-product, only on additive: leave it out"
+    )
+    assert problem("rnn", {"model": {"local_window": 3}}) == (
+        "local_window has no effect on source_attention soft, only on local-m and local-p: "
+        "leave it out"
+    )
+    assert "encoder_width is 7, but must be even" in problem("rnn", {"model": {"encoder_width": 7}})
 
 
 @pytest.mark.parametrize(

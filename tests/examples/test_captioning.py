@@ -26,7 +26,7 @@ def test_the_example_trains_and_scores_and_draws_and_is_not_repeated(
     )
     example.main()
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [*results] == ["recurrent 1", "transformer 1", "without-attention 1"]
+    assert [*results] == ["recurrent 1", "hard 1", "transformer 1", "without-attention 1"]
     assert (tmp_path / "attention.svg").read_text(encoding="utf-8").count("<image") > 2
     table = capsys.readouterr().out
     monkeypatch.setattr(example, "train", None)  # no captioner is trained again
@@ -34,7 +34,7 @@ def test_the_example_trains_and_scores_and_draws_and_is_not_repeated(
     assert capsys.readouterr().out == table
 
 
-@pytest.mark.parametrize("name", ["recurrent", "transformer", "without-attention"])
+@pytest.mark.parametrize("name", ["recurrent", "hard", "transformer", "without-attention"])
 def test_a_captioner_learns_its_pictures_and_beam_search_finds_what_it_learned(
     example, random, name, monkeypatch
 ):
@@ -48,7 +48,7 @@ def test_a_captioner_learns_its_pictures_and_beam_search_finds_what_it_learned(
     assert write_captions(model, examples) == scenes
 
 
-@pytest.mark.parametrize("name", ["recurrent", "transformer", "without-attention"])
+@pytest.mark.parametrize("name", ["recurrent", "hard", "transformer", "without-attention"])
 def test_the_attention_of_each_word_sums_to_one(example, random, name):
     from evaluate import attention_by_word
 

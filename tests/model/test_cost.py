@@ -57,11 +57,13 @@ def test_flops_are_those_of_the_matrix_products_of_a_real_transformer(attention,
         assert expected_flops(config) < counted_flops(config) < 2 * expected_flops(config)
 
 
-@pytest.mark.parametrize("attention", ["dot-product", "additive"])
-def test_flops_are_those_of_the_matrix_products_of_a_real_recurrent_model(attention):
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention": "additive"}, {"attention": "additive", "encoder_width": 32}]
+)
+def test_flops_are_those_of_the_matrix_products_of_a_real_recurrent_model(changes):
     # A GRU, because the counter misses some products of torch's LSTM.
-    config = RecurrentConfig(**SMALL, cell="gru", attention=attention)
-    bridge = 8 * 3 * 8
+    config = RecurrentConfig(**SMALL, cell="gru", **changes)
+    bridge = config.encoded_width * 3 * 8
     # The initial states of the encoder and the first fed input are zeros without gradient.
     assert counted_flops(config) == pytest.approx(
         expected_flops(config) + 3 * 2 * BATCH * bridge, rel=0.05

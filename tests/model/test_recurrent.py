@@ -21,6 +21,7 @@ from torch import nn
 
 from tfm.config import RecurrentConfig
 from tfm.model.recurrent import Recurrent
+from tfm.model.source_attention import reinforce_loss
 from tfm.vocabulary.subword import BOS
 
 V = 13
@@ -31,12 +32,21 @@ KINDS = [
         ["lstm", "gru"], ["dot-product", "additive"], [True, False]
     )
 ]
+LOCAL = {"source_attention": "local-p", "local_window": 2}
+KINDS += [
+    {"attention": "additive", "encoder_width": 4},
+    {"attention": "dot-product", **LOCAL, "source_attention": "local-m", "input_feeding": False},
+    {"attention": "dot-product", **LOCAL},
+    {"attention": "additive", **LOCAL, "encoder_width": 8, "input_feeding": False},
+]
+HARD = [{"source_attention": "hard", "input_feeding": feeding} for feeding in (True, False)]
 
 
 def name_of(changes):
     return " ".join(f"{key}={value}" for key, value in changes.items())
 
 
+EVERY_KIND_AND_HARD = pytest.mark.parametrize("changes", [*KINDS, *HARD], ids=name_of)
 EVERY_KIND = pytest.mark.parametrize("changes", KINDS, ids=name_of)
 
 
@@ -51,7 +61,7 @@ def by_hand(model, config, source, target_input):
     """Compute outputs and attention weights of one sentence step by step with torch's cells."""
     scale = config.d_model**0.5
     encoder = (nn.LSTM if config.cell == "lstm" else nn.GRU)(
-        config.d_model, config.d_model // 2, config.num_encoder_layers, bidirectional=True
+        config.d_model, config.encoded_width // 2, config.num_encoder_layers, bidirectional=True
     ).double()
     encoder.load_state_dict(model.encoder.state_dict())
     keys, final = encoder(F.embedding(source, model.source_embedding.weight) * scale)
@@ -86,23 +96,43 @@ def by_hand(model, config, source, target_input):
             scores = [v[0] @ torch.tanh(query + key_weight.weight @ key) for key in keys]
         else:
             scores = [query @ key / scale for key in keys]
-        row = torch.stack(scores).softmax(dim=0)
+        row = weights_by_hand(model.decoder.attention, config, torch.stack(scores), x, len(rows))
         output = torch.tanh(model.decoder.output(torch.cat([row @ keys, x])))
         outputs.append(output)
         rows.append(row)
     return torch.stack(outputs), torch.stack(rows)
 
 
-@EVERY_KIND
+def weights_by_hand(attention, config, scores, x, position):
+    """Return the attention weights [S] of one state by the formulas of the papers."""
+    if config.source_attention == "hard":
+        return F.one_hot(scores.argmax(), len(scores)).double()
+    if config.source_attention == "soft":
+        return scores.softmax(dim=0)
+    center = min(position + 1, len(scores))
+    if config.source_attention == "local-p":
+        inner, outer = attention.position[0].weight, attention.position[2].weight[0]
+        center = len(scores) * torch.sigmoid(outer @ torch.tanh(inner @ x))
+    distances = torch.arange(1, len(scores) + 1) - center
+    inside = abs(distances) <= config.local_window
+    weights = torch.where(inside, scores.exp(), 0.0) / scores[inside].exp().sum()
+    if config.source_attention == "local-p":
+        weights = weights * torch.exp(-(distances**2) / (2 * (config.local_window / 2) ** 2))
+    return weights
+
+
+@EVERY_KIND_AND_HARD
 def test_training_and_step_by_step_decoding_equal_the_formulas(changes):
     model = new_model(**changes)
     config = RecurrentConfig(**{**SHAPE, **changes})
     source, lengths, target = new_batch()
     hidden_states = model(source, lengths, target)
-    weights = model.attention_weights(source, lengths, target)
+    weights = model.decode(source, lengths, target).weights
     state = model.start(source, lengths)
     steps = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
     torch.testing.assert_close(steps, model.logits(hidden_states), rtol=0, atol=1e-12)
+    at_once = model.step(target, model.start(source, lengths))
+    torch.testing.assert_close(at_once, steps, rtol=0, atol=1e-12)
     assert hidden_states.shape == (3, 5, SHAPE["d_model"])
     assert weights.shape == (3, 5, source.size(1))
     for row, length in enumerate(lengths.tolist()):
@@ -122,7 +152,7 @@ def test_padding_and_the_future_are_hidden_and_each_parameter_learns(changes):
 @given(st.data())
 def test_cached_decoding_equals_full_decoding(data):
     """Any hypotheses are continued, and any sentences are dropped."""
-    model = new_model(**data.draw(st.sampled_from(KINDS))).eval()
+    model = new_model(**data.draw(st.sampled_from([*KINDS, *HARD]))).eval()
     source, lengths, _ = new_batch()
     sentences = torch.arange(len(source))
     tokens = torch.full((len(source), 1, 1), BOS)  # [B, K, t]
@@ -184,3 +214,52 @@ def test_bf16_products_give_almost_the_same_logits_and_finite_gradients(changes)
     torch.testing.assert_close(first.float(), expected[:, :1], rtol=0.1, atol=0.1)
     logits.float().square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("changes", HARD, ids=name_of)
+def test_hard_attention_samples_in_training_alone_and_all_of_it_learns(changes):
+    model, batch = new_model(**changes), new_batch()
+    lengths = batch[1]
+    assert not model.decode(*batch).samples.numel()
+    outputs, weights, samples = model.train().decode(*batch)
+    again = model.decode(*batch)
+    assert not torch.equal(weights, again.weights)
+    is_soft = samples[..., 0] == 0
+    assert (weights[~is_soft].amax(-1) == 1).all()
+    assert (weights[is_soft & (lengths > 1)[:, None]].amax(-1) < 1).all()
+    assert not weights.masked_select(torch.arange(6) >= lengths[:, None, None]).any()
+    loss = outputs.sin().sum() + reinforce_loss(samples.flatten(0, 1), torch.rand(15).double())
+    model.logits(outputs).sum().backward(retain_graph=True)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_positions_are_sampled_as_often_as_their_weights_say():
+    model = new_model(source_attention="hard", input_feeding=False)
+    source, lengths, target = (x[:1].expand(4000, *x.shape[1:]) for x in new_batch())
+    soft = new_model(input_feeding=False).decode(source[:1], lengths[:1], target[:1]).weights[0, 0]
+    weights = model.train().decode(source, lengths, target).weights[:, 0]
+    is_hard = weights.amax(-1) == 1
+    assert is_hard.double().mean() == pytest.approx(0.5, abs=0.05)
+    torch.testing.assert_close(weights[is_hard].mean(0), soft, rtol=0, atol=0.05)
+
+
+def test_the_expected_gradient_of_reinforce_is_that_of_the_expected_loss():
+    """With any baseline; the loss itself is 0, and the baseline approaches the likelihood."""
+    torch.manual_seed(0)
+    scores, nll = torch.randn(4).double().requires_grad_(), 5 * torch.rand(4).double()
+    weights, log_weights = scores.softmax(0), scores.log_softmax(0)
+    entropy, baseline = -weights @ log_weights, torch.tensor(7.0).double().requires_grad_()
+    loss = 0.1 * weights @ nll - 0.002 * entropy
+    [expected] = torch.autograd.grad(loss, scores, retain_graph=True)
+    sampled = [
+        weights[i].detach()
+        * reinforce_loss(torch.stack([log_weights[i], entropy, baseline])[None], nll[i : i + 1])
+        for i in range(4)
+    ]
+    assert sum(sampled) == 0
+    found, of_baseline = torch.autograd.grad(sum(sampled), (scores, baseline))
+    torch.testing.assert_close(found, expected)
+    assert of_baseline > 0

@@ -43,7 +43,7 @@ MODELS = {
     "additive": lambda: [transformer(attention="additive", norm="pre")],
     "gru": lambda: [recurrent(cell="gru")],
     "no input feeding": lambda: [recurrent(input_feeding=False)],
-    "ensemble": lambda: [transformer(), recurrent()],
+    "ensemble": lambda: [transformer(), recurrent(source_attention="local-m", local_window=1)],
     "prepacked": lambda: [CpuInference(prepack_fp32, torch.float32).optimized(transformer())],
 }
 EVERY_MODEL = pytest.mark.parametrize("model", MODELS)

@@ -101,7 +101,30 @@ class RecurrentConfig(ModelConfig):
         "For --arch rnn: feed the attention output into the next step (Luong et al. 2015, §3.3).",
     )
 
+    source_attention: Literal["soft", "hard", "local-m", "local-p"] = setting(
+        "soft",
+        "For --arch rnn: attend to all source tokens (soft), one (hard), or those near a position.",
+    )
+    local_window: int = count(
+        10,
+        "For --arch rnn: local attention to N tokens on each side (Luong et al. 2015, §3.2, D).",
+        most=_MAX_POSITIONS,
+        only={"source_attention": ["local-m", "local-p"]},
+    )
+    encoder_width: int | None = setting(
+        None,
+        "For --arch rnn: width of the encoder's outputs; d_model if unset.",
+        limits=(2, _MAX_WIDTH),
+        only={"attention": ["additive"]},
+    )
+
     def _contradictions(self) -> Iterator[Problem]:
-        if self.d_model % 2:
-            text = f"d_model is {self.d_model}, but must be even: encoder directions halve it"
-            yield Problem("d_model", text)
+        if self.encoded_width % 2:
+            name = "d_model" if self.encoder_width is None else "encoder_width"
+            text = f"{name} is {self.encoded_width}, but must be even: encoder directions halve it"
+            yield Problem(name, text)
+
+    @property
+    def encoded_width(self) -> int:
+        """Width of the encoder's outputs."""
+        return self.d_model if self.encoder_width is None else self.encoder_width

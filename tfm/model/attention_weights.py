@@ -15,7 +15,10 @@ from tfm.model.recurrent import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """Attention weights of all L layers and h heads; each sums to 1 over the keys."""
+    """Attention weights of all L layers and h heads; they sum to 1 over the keys.
+
+    Those of a recurrent model's attention local-p sum to at most 1.
+    """
 
     # [L, B, h, S, S] self-attention of the encoder; None without self-attention.
     encoder: Tensor | None
@@ -35,7 +38,7 @@ def record_attention(
     model = evaluation_copy(model)
     with torch.no_grad():
         if isinstance(model, Recurrent):
-            weights = model.attention_weights(source, lengths, target_input)
+            weights = model.decode(source, lengths, target_input).weights
             return AttentionWeights(encoder=None, decoder=None, cross=weights[None, :, None])
         encoder = _record([layer.self_attention for layer in model.encoder.layers()])
         decoder = _record([layer.self_attention for layer in model.decoder.layers()])

@@ -174,7 +174,8 @@ def _recurrent_products(config: RecurrentConfig, model: Model, output: int) -> t
     products = Products(
         per_source_token=source,
         per_target_token=target + output,
-        per_cross_pair=2 * config.d_model,
+        per_cross_pair=config.d_model + config.encoded_width,
     )
     # Gates, states and outputs of each layer, and dropout masks.
-    return products, 12 * (config.num_encoder_layers + config.num_decoder_layers) * config.d_model
+    encoders = config.num_encoder_layers * config.encoded_width
+    return products, 12 * (encoders + config.num_decoder_layers * config.d_model)

@@ -7,7 +7,7 @@ layer attends to the source (Luong et al. 2015, §3).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tfm.config import RecurrentConfig
-from tfm.model.additive import new_additive_weight
-from tfm.model.attention import attention_weights
 from tfm.model.layers import new_embedding_weights
-from tfm.model.masks import AttentionMask
 from tfm.model.packing import Packing
+from tfm.model.source_attention import Attended, Memory, SourceAttention
 
 # Each layer's hidden state [N, d_model] and, in an LSTM, cell state [N, d_model].
 LayerStates = list[tuple[Tensor, ...]]
@@ -39,49 +37,25 @@ class TokenEmbedding(nn.Module):
         return cast("Tensor", self.dropout(F.embedding(tokens, self.weight) * self.scale))
 
 
-class Memory(NamedTuple):
-    """The encoder's output, as the decoder attends to it."""
+@dataclass
+class RecurrentState:
+    """The decoding state of K hypotheses for each of B sentences."""
 
-    keys: Tensor  # [B, 1, S, d_model] the outputs, projected for additive attention
-    values: Tensor  # [B, 1, S, d_model] the outputs
-    lengths: Tensor  # [B] source lengths
+    memory: Memory  # the encoder's output
+    layers: LayerStates  # states of the layers, [B·K, d_model]
+    # [B·K, d_model] the decoder's output at the newest token; zeros before the first.
+    output: Tensor
+    position: int = 0  # number of tokens before the next one
 
-
-class CrossAttention(nn.Module):
-    """Attention of the decoder to the encoder's outputs.
-
-    Scores are kᵀ W_q q / √d_model (Luong et al. 2015, §3.1, "general", scaled), or
-    vᵀ tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
-    """
-
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        d = config.d_model
-        self.dropout = nn.Dropout(config.attention_dropout)
-        self.query = nn.Linear(d, d, bias=False)
-        nn.init.xavier_uniform_(self.query.weight)
-        self.key: nn.Linear | nn.Identity = nn.Identity()
-        self.additive_weight: nn.Parameter | None = None
-        if config.attention == "additive":
-            self.key = nn.Linear(d, d, bias=False)
-            nn.init.xavier_uniform_(self.key.weight)
-            self.additive_weight = new_additive_weight(1, d)
-
-    def memory(self, encoded: Tensor, lengths: Tensor) -> Memory:
-        """Project the encoder's outputs [B, S, d_model] of [B] lengths for all queries."""
-        return Memory(self.key(encoded)[:, None], encoded[:, None], lengths)
-
-    def forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Attend from outputs of the top layer [B, T, d_model] to the source.
-
-        Returns:
-            [B, T, d_model] attended values, and [B, T, S] attention weights before dropout.
-        """
-        query, mask = self.query(x)[:, None], AttentionMask(key_lengths=memory.lengths)
-        allowed = mask.allowed(query, memory.keys)
-        weights = attention_weights(query, memory.keys, allowed, self.additive_weight)
-        attended = self.dropout(weights).to(memory.values.dtype) @ memory.values
-        return attended[:, 0], weights[:, 0]
+    def reorder(self, rows: Tensor) -> None:
+        """Replace the hypotheses by some of them [B', K']: see `DecodingState`."""
+        num_sentences = len(self.memory.lengths)
+        if len(rows) < num_sentences:
+            sentences = rows[:, 0] // (len(self.output) // num_sentences)
+            self.memory = Memory(*(x[sentences] for x in self.memory))
+        flat = rows.flatten()
+        self.layers = [tuple(x[flat] for x in state) for state in self.layers]
+        self.output = self.output[flat]
 
 
 class RecurrentDecoder(nn.Module):
@@ -94,61 +68,43 @@ class RecurrentDecoder(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         d = config.d_model
+        input_width = 2 * d if config.input_feeding else d
         self.layers = _new_layers(
-            config,
-            num_layers=config.num_decoder_layers,
-            input_width=2 * d if config.input_feeding else d,
-            bidirectional=False,
+            config, config.num_decoder_layers, input_width, d, both_ways=False
         )
-        self.attention = CrossAttention(config)
-        self.output = nn.Linear(2 * d, d)
+        self.attention = SourceAttention(config)
+        self.output = nn.Linear(config.encoded_width + d, d)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
         self.dropout = nn.Dropout(config.dropout)
         self.input_feeding = config.input_feeding
 
-    def forward(self, x: Tensor, states: LayerStates, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Decode all positions of embedded tokens [B, T, d_model] from initial states [B, d_model].
-
-        Returns:
-            [B, T, d_model] outputs, and [B, T, S] attention weights.
-        """
+    def forward(self, x: Tensor, state: RecurrentState) -> Attended:
+        """Decode all positions of embedded tokens [B, T, d_model] from the initial state."""
         if not self.input_feeding:
-            stacked = tuple(torch.stack(layers) for layers in zip(*states, strict=True))
+            stacked = tuple(torch.stack(layers) for layers in zip(*state.layers, strict=True))
             top, _ = self.layers(x, stacked if len(stacked) > 1 else stacked[0])
-            return self._attend(top, memory)
+            return self._attend(top, state.memory, torch.arange(x.size(1), device=x.device))
         step_weights = self._step_weights()
-        output, steps = torch.zeros_like(x[:, 0]), []
-        for token_gates in self._token_gates(x).unbind(dim=1):
-            top, states = self._step_layers(token_gates, output, states, step_weights)
-            steps.append(self._attend(top[:, None], memory))
-            output = steps[-1][0][:, 0]
-        outputs, weights = zip(*steps, strict=True)
-        return torch.cat(outputs, dim=1), torch.cat(weights, dim=1)
+        output, layers, steps = state.output, state.layers, []
+        for position, token_gates in enumerate(self._token_gates(x).unbind(dim=1)):
+            top, layers = self._step_layers(token_gates, output, layers, step_weights)
+            steps.append(self._attend(top[:, None], state.memory, position))
+            output = steps[-1].outputs[:, 0]
+        return Attended(*(torch.cat(parts, dim=1) for parts in zip(*steps, strict=True)))
 
-    def step(
-        self, x: Tensor, output: Tensor, states: LayerStates, memory: Memory
-    ) -> tuple[Tensor, LayerStates]:
-        """Decode the next position of K hypotheses, which share the memory of their sentence.
+    def step(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """Decode the next position of K hypotheses [B, K, d_model], and update their state."""
+        gates, weights = self._token_gates(x).flatten(0, 1), self._step_weights()
+        top, state.layers = self._step_layers(gates, state.output, state.layers, weights)
+        outputs = self._attend(top.view_as(x), state.memory, state.position).outputs
+        state.output, state.position = outputs.flatten(0, 1), state.position + 1
+        return outputs
 
-        Args:
-            x: [B, K, d_model] embedded tokens.
-            output: [B·K, d_model] outputs of the position before; zeros at the first.
-            states: States of the layers, [B·K, d_model].
-            memory: The encoder's output.
-
-        Returns:
-            [B, K, d_model] outputs, and the states after this position.
-        """
-        token_gates = self._token_gates(x).flatten(0, 1)
-        top, states = self._step_layers(token_gates, output, states, self._step_weights())
-        outputs, _ = self._attend(top.view_as(x), memory)
-        return outputs, states
-
-    def _attend(self, top: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        attended, weights = self.attention(top, memory)
-        joined = self.output(torch.cat([attended, top], dim=-1))
-        return self.dropout(joined.tanh()), weights
+    def _attend(self, top: Tensor, memory: Memory, positions: Tensor | int) -> Attended:
+        attended: Attended = self.attention(top, memory, positions)
+        joined = self.output(torch.cat([attended.outputs, top], dim=-1))
+        return attended._replace(outputs=self.dropout(joined.tanh()))
 
     def _token_gates(self, x: Tensor) -> Tensor:
         """Multiply tokens [B, T, d_model] by their columns of the first layer's input weight."""
@@ -198,16 +154,15 @@ def _next_state(
 
 
 def _new_layers(
-    config: RecurrentConfig, *, num_layers: int, input_width: int, bidirectional: bool
+    config: RecurrentConfig, num_layers: int, input_width: int, width: int, *, both_ways: bool
 ) -> nn.LSTM | nn.GRU:
-    """Create recurrent layers with d_model outputs, each gate's weights initialized by itself."""
-    width = config.d_model // 2 if bidirectional else config.d_model
+    """Create layers, with the width of a direction; each gate is initialized by itself."""
     layers = (nn.LSTM if config.cell == "lstm" else nn.GRU)(
         input_width,
         width,
         num_layers,
         batch_first=True,
-        bidirectional=bidirectional,
+        bidirectional=both_ways,
         dropout=config.dropout if num_layers > 1 else 0.0,
     )
     for name, parameter in layers.named_parameters():
@@ -222,26 +177,6 @@ def _new_layers(
     return layers
 
 
-@dataclass
-class RecurrentState:
-    """The decoding state of K hypotheses for each of B sentences."""
-
-    memory: Memory  # the encoder's output
-    layers: LayerStates  # states of the layers, [B·K, d_model]
-    # [B·K, d_model] the decoder's output at the newest token; zeros before the first.
-    output: Tensor
-
-    def reorder(self, rows: Tensor) -> None:
-        """Replace the hypotheses by some of them [B', K']: see `DecodingState`."""
-        num_sentences = len(self.memory.lengths)
-        if len(rows) < num_sentences:
-            sentences = rows[:, 0] // (len(self.output) // num_sentences)
-            self.memory = Memory(*(x[sentences] for x in self.memory))
-        flat = rows.flatten()
-        self.layers = [tuple(x[flat] for x in state) for state in self.layers]
-        self.output = self.output[flat]
-
-
 class Recurrent(nn.Module):
     """The recurrent encoder-decoder model."""
 
@@ -254,13 +189,12 @@ class Recurrent(nn.Module):
         source_weight, target_weight, output_weight = new_embedding_weights(config, vocab_sizes)
         self.source_embedding = TokenEmbedding(source_weight, dropout=config.embedding_dropout)
         self.target_embedding = TokenEmbedding(target_weight, dropout=config.embedding_dropout)
-        self.encoder = _new_layers(
-            config, num_layers=config.num_encoder_layers, input_width=d, bidirectional=True
-        )
+        num_layers, width = config.num_encoder_layers, config.encoded_width
+        self.encoder = _new_layers(config, num_layers, d, width // 2, both_ways=True)
         self.dropout = nn.Dropout(config.dropout)
         self.states_per_layer = 2 if config.cell == "lstm" else 1
-        final_width = self.states_per_layer * d
-        self.bridge = nn.Linear(final_width, config.num_decoder_layers * final_width)
+        initial_width = self.states_per_layer * config.num_decoder_layers * d
+        self.bridge = nn.Linear(self.states_per_layer * width, initial_width)
         nn.init.xavier_uniform_(self.bridge.weight)
         nn.init.zeros_(self.bridge.bias)
         self.decoder = RecurrentDecoder(config)
@@ -269,8 +203,8 @@ class Recurrent(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, LayerStates]:
         """Encode sources [B, S] of [B] lengths; neither direction runs over padding.
 
-        Returns outputs [B, S, d_model], zeros at padding, and the decoder's initial states, which
-        the bridge computes from the final states of the top layer.
+        Returns outputs [B, S, encoded_width], zeros at padding, and the decoder's initial states,
+        which the bridge computes from the final states of the top layer.
         """
         embedded = pack_padded_sequence(
             self.source_embedding(source), lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -278,7 +212,7 @@ class Recurrent(nn.Module):
         packed, final = self.encoder(embedded)
         outputs, _ = pad_packed_sequence(packed, batch_first=True, total_length=source.size(1))
         finals = final if isinstance(final, tuple) else (final,)
-        # The top layer's forward and backward states [B, d_model / 2] side by side.
+        # The top layer's forward and backward states [B, encoded_width / 2] side by side.
         joined = torch.cat([direction for x in finals for direction in x[-2:]], dim=-1)
         initial = self.bridge(joined).tanh().chunk(self.decoder.layers.num_layers, dim=-1)
         states = [layer.chunk(self.states_per_layer, dim=-1) for layer in initial]
@@ -286,18 +220,23 @@ class Recurrent(nn.Module):
 
     def forward(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
         """Decode all positions of target inputs [B, T] to [B, T, d_model] (teacher forcing)."""
-        return self._decode(source, lengths, target_input)[0]
+        return self.decode(source, lengths, target_input).outputs
 
-    def forward_packed(
+    def decode(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Attended:
+        """Decode as `forward` does; return the outputs with their attention."""
+        state = self.start(source, lengths)
+        return cast("Attended", self.decoder(self.target_embedding(target_input), state))
+
+    def decode_packed(
         self, source: Tensor, sources: Packing, target_input: Tensor, targets: Packing
-    ) -> Tensor:
-        """Decode packed sentences [num_rows] as `forward` does, by padding them."""
-        padded = self(sources.pad(source), sources.device_lengths, targets.pad(target_input))
-        return targets.pack(padded)
+    ) -> tuple[Tensor, Tensor | None]:
+        """Decode packed sentences as `forward` does to [num_rows, d_model], by padding them.
 
-    def attention_weights(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Tensor:
-        """Return the weights [B, T, S] of `forward`'s attention to the source, before dropout."""
-        return self._decode(source, lengths, target_input)[1]
+        Also return the packed `Attended.samples` [num_rows, 3], if there are any.
+        """
+        padded = sources.pad(source), sources.device_lengths, targets.pad(target_input)
+        outputs, _, samples = self.decode(*padded)
+        return targets.pack(outputs), targets.pack(samples) if samples.numel() else None
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Project […, d_model] to unnormalized log probabilities […, V]."""
@@ -324,17 +263,6 @@ class Recurrent(nn.Module):
         self, tokens: Tensor, state: RecurrentState, rows: Tensor | None = None
     ) -> Tensor:
         """Decode as `step` does to the hidden states [B·K or R, d_model], without projection."""
-        num_hypotheses, steps = len(state.output) // len(tokens), []
-        for x in torch.split(self.target_embedding(tokens), num_hypotheses, dim=1):
-            outputs, state.layers = self.decoder.step(x, state.output, state.layers, state.memory)
-            state.output = outputs.flatten(0, 1)
-            steps.append(outputs)
-        hidden = torch.cat(steps, dim=1).flatten(0, 1)
+        parts = self.target_embedding(tokens).split(len(state.output) // len(tokens), dim=1)
+        hidden = torch.cat([self.decoder.step(x, state) for x in parts], dim=1).flatten(0, 1)
         return hidden if rows is None else hidden[rows]
-
-    def _decode(
-        self, source: Tensor, lengths: Tensor, target_input: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        state = self.start(source, lengths)
-        decoded = self.decoder(self.target_embedding(target_input), state.layers, state.memory)
-        return cast("tuple[Tensor, Tensor]", decoded)

@@ -15,6 +15,8 @@ from tfm.backends.training_compiled import compile_for_sizes
 from tfm.dataset.batching import PADDING, Batch
 from tfm.machine.compute import autocast_dtype, device_memory_bytes
 from tfm.model.build import Model
+from tfm.model.recurrent import Recurrent
+from tfm.model.source_attention import reinforce_loss
 
 # (hidden_states, weight, gradients of both or None) → loss, negative log-likelihood.
 ComputeLoss = Callable[[Tensor, Tensor, tuple[Tensor, Tensor] | None], tuple[Tensor, Tensor]]
@@ -73,22 +75,30 @@ class BatchLoss(nn.Module):
 
     @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        model = self.model
+        model, samples = self.model, None
+        inputs = (batch.source, batch.sources, batch.target_input, batch.targets)
         with self._autocast():
-            hidden_states = model.forward_packed(
-                batch.source, batch.sources, batch.target_input, batch.targets
-            )
+            if isinstance(model, Recurrent):
+                hidden_states, samples = model.decode_packed(*inputs)
+            else:
+                hidden_states = model.forward_packed(*inputs)
             weight: Tensor = model.output_weight
             if model.output_bias is not None:
                 hidden_states, weight = join_bias(hidden_states, weight, model.output_bias)
-            return label_smoothed_cross_entropy(
+            token_nll = None if samples is None else samples.new_empty(len(samples))
+            loss, nll = label_smoothed_cross_entropy(
                 hidden_states,
                 weight,
                 batch.target_output,
                 label_smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
-                compiled=self._compiled if self.training else None,
+                compiled=self._compiled if self.training and samples is None else None,
+                token_nll=token_nll,
             )
+        if samples is not None and token_nll is not None:
+            rows = slice(batch.num_tokens)
+            loss = loss + reinforce_loss(samples[rows], token_nll[rows])
+        return loss, nll
 
 
 def join_bias(hidden_states: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,6 +123,7 @@ def label_smoothed_cross_entropy(
     label_smoothing: float,
     num_tokens: int,
     compiled: Callable[..., ChunkLoss] | None = None,
+    token_nll: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss against targets with 1 - ε for the right class and ε for the others (§5.4).
 
@@ -123,6 +134,8 @@ def label_smoothed_cross_entropy(
         label_smoothing: ε.
         num_tokens: The number of rows before the spare rows.
         compiled: `_chunk_loss`, compiled; None to compute without.
+        token_nll: [N] in which to write the negative log-likelihood of each token; needs `compiled`
+            to be None.
 
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
@@ -133,7 +146,9 @@ def label_smoothed_cross_entropy(
     if compiled is not None:
         compute = partial(_compute_compiled, compiled, targets=targets, weights=weights)
     else:
-        compute = partial(_compute, targets=targets, num_tokens=num_tokens, weights=weights)
+        compute = partial(
+            _compute, targets=targets, num_tokens=num_tokens, weights=weights, token_nll=token_nll
+        )
     loss, nll = _LossWithGradients.apply(compute, hidden_states, weight)  # type: ignore[no-untyped-call]
     return loss, nll
 
@@ -169,6 +184,7 @@ def _compute(
     targets: Tensor,
     num_tokens: int,
     weights: ClassWeights,
+    token_nll: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss of chunks of rows, and its gradients.
 
@@ -206,6 +222,8 @@ def _compute(
             all_nll = len(weight) * log_normalizer[:num_real, 0] - sums
             loss += gold * chunk_nll.sum() + other * all_nll.sum()
             nll += chunk_nll.sum()
+            if token_nll is not None:
+                token_nll[chunk][:num_real] = chunk_nll[:, 0]
             if gradients is None:
                 continue
             grad_hidden_states, grad_weight = gradients
