@@ -387,7 +387,7 @@ def train(
         freeze: With --from: keep a part unchanged; embeddings include the output matrix; repeatable.
         batch_tokens: Target tokens per step, summed over all devices and their microbatches.
         bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
-        max_tokens: Maximum tokens of a side of a microbatch, padding included unless layers are compiled; if unset, 8,192 on CPUs, and what fits on GPUs.
+        max_tokens: Most tokens of a microbatch's side, with padding unless compiled; by device if unset.
         num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
         unpunctuated_share: Share of the pairs to write without final punctuation.
         typo_share: Share of the pairs to put typos into the source of.

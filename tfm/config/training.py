@@ -126,8 +126,7 @@ class BatchingConfig(Settings, section="batching"):
     )
     max_tokens: int | None = count(
         None,
-        "Maximum tokens of a side of a microbatch, padding included unless layers are compiled; if "
-        "unset, 8,192 on CPUs, and what fits on GPUs.",
+        "Most tokens of a microbatch's side, with padding unless compiled; by device if unset.",
     )
     num_dropout_shards: int = count(
         1, "Draw the dropout masks of a run on N processes, to reproduce it on fewer.", most=65_536
