@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,13 @@ def table_lines(results: dict[str, Any]) -> list[str]:
 def _cell(figures: list[float]) -> str:
     each = ", ".join(f"{figure:.1f}" for figure in figures)
     return f"{statistics.median(figures):.1f} ({each})"
+
+
+def mean_and_deviation(figures: Sequence[float]) -> str:
+    """Return the mean over seeds, the standard deviation, and each figure."""
+    each = ", ".join(f"{figure:.1f}" for figure in figures)
+    deviation = statistics.stdev(figures) if len(figures) > 1 else 0.0
+    return f"{statistics.mean(figures):.1f} ± {deviation:.1f} ({each})"
 
 
 def draw(machine: TuringMachine, path: Path) -> None:
