@@ -637,6 +637,7 @@ def generate(
     max_extra_length: int | None = ...,
     min_length: int | None = ...,
     no_repeat_ngram: int | None = ...,
+    no_repetition: bool | None = ...,
     ban: StrPath | None = ...,
     n_best: int | None = ...,
     mbr: Literal['chrf', 'bleu', 'command'] | None = ...,
@@ -697,6 +698,7 @@ def generate(
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        no_repetition: Of the beam, prefer translations that do not repeat a part again and again.
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
         mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.
@@ -829,6 +831,7 @@ def evaluate(
     max_extra_length: int | None = ...,
     min_length: int | None = ...,
     no_repeat_ngram: int | None = ...,
+    no_repetition: bool | None = ...,
     ban: StrPath | None = ...,
     n_best: int | None = ...,
     mbr: Literal['chrf', 'bleu', 'command'] | None = ...,
@@ -885,6 +888,7 @@ def evaluate(
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        no_repetition: Of the beam, prefer translations that do not repeat a part again and again.
         ban: File of words and phrases, one per line, that no translation contains.
         n_best: Number of translations per sentence, best first.
         mbr: Minimum Bayes risk: of n_best candidates, choose the most similar to all by this metric.
@@ -934,6 +938,7 @@ def check(
     max_extra_length: int | None = ...,
     min_length: int | None = ...,
     no_repeat_ngram: int | None = ...,
+    no_repetition: bool | None = ...,
     ban: StrPath | None = ...,
     metric_command: StrPath | None = ...,
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
@@ -984,6 +989,7 @@ def check(
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        no_repetition: Of the beam, prefer translations that do not repeat a part again and again.
         ban: File of words and phrases, one per line, that no translation contains.
         metric_command: With --mbr command: a program, which reads source and two candidates (TSV) and prints a number.
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
@@ -1073,6 +1079,7 @@ def serve(
     max_extra_length: int | None = ...,
     min_length: int | None = ...,
     no_repeat_ngram: int | None = ...,
+    no_repetition: bool | None = ...,
     ban: StrPath | None = ...,
     mbr_tokenize: Literal['auto', '13a', 'zh', 'char', 'intl', 'ja-mecab', 'ko-mecab', 'flores101', 'flores200', 'none'] | None = ...,
     num_groups: int | None = ...,
@@ -1119,6 +1126,7 @@ def serve(
         max_extra_length: Maximum length of a translation: N more tokens than the source.
         min_length: Minimum number of tokens in the translation of a non-empty line; 0 allows empty output.
         no_repeat_ngram: Do not repeat a sequence of N tokens within a translation; no limit if unset.
+        no_repetition: Of the beam, prefer translations that do not repeat a part again and again.
         ban: File of words and phrases, one per line, that no translation contains.
         mbr_tokenize: With mbr bleu: the tokenizer of BLEU; auto depends on the target language.
         num_groups: Diverse beam search: number of groups that the beam is divided into.

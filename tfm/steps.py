@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TextFormat = Literal["lines", "text", "html", "xml", "srt"]
 _OF_LINES = ("prefix", "score_target", "json", "align")  # what is about lines, not about a text
+_MAX_SYMBOLS = 1_000  # whose spelling is kept
 _TRANSLATION = {"task": ("translation",)}  # not "parsing", or "scoring" of given targets
 
 
@@ -192,6 +193,10 @@ class ModelSteps:
             path = None if config.glossary is None else Path(config.glossary)
             held = self.glossary or path
             steps.append(Glossary.of(held, terms, search, info, self.notify))
+        if task == "translation":
+            from tfm.features.repetition.step import Repetition
+
+            steps.append(Repetition(search))
         return [*steps, *self._after_search(search, target)]
 
     def _aligner(self, search: SearchConfig, config: StepsConfig) -> "Align | None":
@@ -210,8 +215,13 @@ class ModelSteps:
 
         folder = self.folder
         reserved = cache(lambda: tags if folder is None else folder.vocabulary.source.tags())
+        lacks: Callable[[str], bool] | None = None
+        if folder is not None:
+            lacks = lru_cache(_MAX_SYMBOLS)(lambda text: folder.vocabulary.lacks(text))
         programs = config.protect_for
-        return Protect(config.protect, reserved, aligner, programs=programs, notify=self.notify)
+        return Protect(
+            config.protect, reserved, aligner, programs=programs, lacks=lacks, notify=self.notify
+        )
 
     @property
     def _is_parser(self) -> bool:

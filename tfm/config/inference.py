@@ -75,6 +75,12 @@ class SearchConfig(Settings, section="search"):
         most=MAX_LENGTH,
         only=_TRANSLATION,
     )
+    no_repetition: bool = setting(
+        False,
+        "Of the beam, prefer translations that do not repeat a part again and again.",
+        excludes=("mbr",),
+        only={"search": ("beam",), **_TRANSLATION},
+    )
     ban: str | None = setting(
         None,
         "File of words and phrases, one per line, that no translation contains.",

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tfm.config import SearchConfig
@@ -110,6 +110,8 @@ class Chain:
             The units of each chunk, in order, and the outputs of each, best first. Chunks that
             steps have lengthened may be divided.
         """
+        if config.no_repetition:  # a step chooses among all
+            config = replace(config, n_best=config.beam_size)
         encoder = SentenceEncoder(
             self.vocabulary, self.engine.limits, config, self.notify, is_scored=scores_given
         )

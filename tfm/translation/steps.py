@@ -53,6 +53,8 @@ class Output:
         alignment: Links of source and target words, counted from 0, if they were requested.
         missing_terms: The terms of a glossary, source and target, that should be in the text, but
             are not; None if there are none.
+        repeated: The part that it repeats again and again, though its source does not; None if
+            there is none.
         kept: Where text that was copied is in the source and in the text, by characters.
         parts: The source and the output of each part of the text, if it was translated in parts.
     """
@@ -67,6 +69,7 @@ class Output:
     utility: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
     missing_terms: tuple[tuple[str, str], ...] | None = None
+    repeated: str | None = None
     kept: "tuple[tuple[Span, Span], ...]" = ()
     parts: tuple[tuple[str, "Output"], ...] = ()
 

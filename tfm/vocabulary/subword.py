@@ -179,6 +179,11 @@ class SubwordModel:
         values = [int(piece[3:5], 16) if is_byte(i) else -1 for i, piece in pieces]  # <0x0A>
         return np.array(values, dtype=np.int16)
 
+    def lacks(self, text: str) -> bool:
+        """Return whether a text has a character without a piece: it is bytes, or unknown."""
+        [ids] = self.encode([text])
+        return UNK in ids or bool((self.byte_values[ids] >= 0).any())
+
     def num_known_letters(self, token_ids: Iterable[int]) -> int:
         """Return the number of letters in pieces; unknown tokens and bytes have none."""
         return sum(self._num_letters[token_id] for token_id in token_ids)
@@ -303,6 +308,10 @@ class Vocabulary:
         """Return a line with a space after a tag such as >>fra<<, which OPUS-MT does not need."""
         tag, text = split_tag(line, self.tags) if line.startswith(">>") else ("", line)
         return f"{tag} {text}".rstrip() if tag else line
+
+    def lacks(self, text: str) -> bool:
+        """Return whether a source has a character without a piece: see `SubwordModel.lacks`."""
+        return self.source.lacks(*self.clean([text]))
 
     def outputs(self, token_ids: Iterable[Sequence[int]]) -> list[str]:
         """Decode translations to lines, as they are printed."""

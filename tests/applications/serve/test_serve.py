@@ -272,6 +272,17 @@ def test_the_confidence_of_a_text_is_the_lowest_of_its_sentences(start):
         assert translated_file(address, "a.txt", q) == (200, expected)
 
 
+def test_what_sentences_repeat_is_in_the_answer(start):
+    def translate(lines, config):
+        return [
+            [replace(translation(line), repeated="b" if "b" in line else None)] for line in lines
+        ]
+
+    address = start(stand_in(translate))
+    for q, repeated in ((["a", "b\na\nb"], [[], ["b", "b"]]), ("b", ["b"]), ("a", None)):
+        assert address.post("/translate", {"q": q, **PAIR})[1].get("repeated") == repeated
+
+
 def test_a_glossary_holds_for_all_requests(start, trained_run, tmp_path):
     glossary = tmp_path / "terms.tsv"
     glossary.write_text("seven\tfünf\n", encoding="utf-8")

@@ -134,6 +134,28 @@ def test_ordinary_text_is_not_protected(text):
     assert found(text) == []
 
 
+SYMBOLS = [
+    ("Nice 👍🏽, 👩‍🔬❤️!", ("👍🏽", "👩‍🔬❤️")),
+    ("🇩🇪 🏴\U000e0067\U000e007f 2️⃣ #⃣", ("🇩🇪", "🏴\U000e0067\U000e007f", "2️⃣", "#⃣")),
+    ("5×3 = 15 at 20°C", ("5×3", "=", "20°C")),
+    ("♪ hi♪ Ŝo™ 我❤你 नमस्ते☀", ("♪", "♪", "™", "❤", "☀")),
+    # No symbols: letters, marks, digits, and what stands for letters, apostrophes and brackets.
+    ("½ ² don´t ß n\u0303 ह\u093f \u2260 =\u0338 ㎞ ≪a≫ 100 %, $5 € ’", ("≠",)),
+]
+
+
+@pytest.mark.parametrize(("text", "symbols"), SYMBOLS)
+def test_symbols_that_the_vocabulary_lacks_are_found(text, symbols):
+    def spans(lacks):
+        return [text[slice(*span)] for span in Protect(lacks=lacks).spans(text, "line 1")]
+
+    assert spans(lambda _: True) == list(symbols)
+    assert spans(lambda _: False) == spans(None) == []
+    asked = []
+    spans(asked.append)
+    assert not any(each.isalnum() for each in "".join(asked) if each != "2")  # of a keycap
+
+
 def test_patterns_of_the_user_come_first_and_lose_white_space():
     assert found("Nike Air, {x}", r"Nike \w+", r"\s+\{x\}") == ["Nike Air", "{x}"]
     assert found("see http://x.org/a now", "x.org") == ["x.org"]

@@ -44,8 +44,11 @@ DIAGONAL = Diagonal()
 
 
 def translated(text, translate, *, aligner=DIAGONAL, given=None, around=(), patterns=(), tags=()):
-    """What is searched of a text with protected text, and its translations by a function of it."""
-    protect = Protect(patterns, lambda: tags, aligner)
+    """What is searched of a text with protected text, and its translations by a function of it.
+
+    The vocabulary has no symbols.
+    """
+    protect = Protect(patterns, lambda: tags, aligner, lacks=lambda _: True)
     part = Part.of([Segment(1, text, given)], [*around, protect])
     outputs = [translate(segment) for segment in part.segments]
     found = [[Output(text, -1.0, -2.0, ("x", "</s>")) for text in each] for each in outputs]
@@ -112,6 +115,11 @@ def test_a_translation_that_equals_its_source_gets_its_spans_where_they_were(wor
         ("Red<br/>hat \\C[2]on\\C[0] me", "Red hat on me", "A b c d", "A<br/>b \\C[2]c\\C[0] d"),
         ("A hat.\\nTwo", "A hat. Two", "Ein Hut. Zwei", "Ein Hut.\\nZwei"),
         ("{% if x %}A b{% end %} c", "A b c", "A B C", "{% if x %}A B{% end %} C"),
+        # So are the words beside symbols.
+        ("love❤️me", "love me", "liebe mich", "liebe❤️mich"),
+        ("Go 👍🏽! 🎉", "Go! ", "Los!", "Los 👍🏽! 🎉"),
+        ("a boy+girl at 20°C.", "a boy girl at.", "ein Junge Kind bei", "ein Junge+Kind bei 20°C"),
+        ("我❤你", "我你", "I you", "I❤you"),
         ("点<b>这</b>吧", "点这吧", "Klick hier jetzt", "Klick <b>hier</b> jetzt"),
     ],
 )
@@ -258,6 +266,14 @@ def test_spans_are_aligned_with_their_copies(translator, trained_run):
     [[found]] = align.after([Segment(1, source)], [[output]])
     middle = [link for link in found.alignment if set(link) & {1, 2}]
     assert middle == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+def test_only_symbols_without_a_piece_are_copied(translator, trained_run):
+    vocabulary = ModelFolder.open(trained_run).vocabulary
+    assert vocabulary.lacks("🎉")
+    assert not vocabulary.lacks("seven")
+    assert translator.translate(["seven 🎉♪", "🎉"])[1] == "🎉"
+    assert translator.translate("seven 🎉♪").count("🎉♪") == 1
 
 
 def test_translator_takes_patterns(translator):

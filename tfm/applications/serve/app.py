@@ -99,6 +99,7 @@ class Service:
         is_sure = [self._is_sure(each) for each in best]
         confidences = [_confidence(each) for each in best]
         missing_terms = [_missing_terms(each) for each in best]
+        repeated = [_repeated(each) for each in best]
         rows = zip(asked.texts, best, is_sure, strict=True)
         answers: dict[str, Sequence[Any] | None] = {
             "translatedText": [each.text if sure else text for text, each, sure in rows],
@@ -109,6 +110,7 @@ class Service:
             else None,
             "detectedLanguage": detected,
             "missingTerms": missing_terms if asked.terms or any(missing_terms) else None,
+            "repeated": repeated if any(repeated) else None,
             "parts": [_parts(each) for each in best] if asked.wants_parts else None,
         }
         return JSONResponse(
@@ -343,6 +345,11 @@ def _confidence(translation: Output) -> float | None:
 def _missing_terms(translation: Output) -> list[tuple[str, str]]:
     """Return the glossary terms whose translations are missing in a text."""
     return [term for _, part in translation.parts for term in part.missing_terms or ()]
+
+
+def _repeated(translation: Output) -> list[str]:
+    """Return what the sentences of a translation repeat again and again."""
+    return [part.repeated for _, part in translation.parts if part.repeated is not None]
 
 
 def _untranslated(text: str) -> Output:

@@ -46,6 +46,7 @@ class Block:
         marks: The marks, in order.
         syntax: How text is written in the document.
         quote: Around an attribute; empty for other text.
+        depth: The number of translated elements around it that are within copied ones.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Block:
     marks: list[Mark] = field(default_factory=list)
     syntax: Syntax = PLAIN
     quote: Quote = ""
+    depth: int = 0
 
     def escape(self, text: str) -> str:
         """Return a translation as it is written into the document."""
@@ -69,12 +71,13 @@ class BlockBuilder:
     Args:
         document: The text of the document.
         syntax: How text is written in it.
+        depth: The depth of the blocks.
     """
 
     keeps_lines = False  # whether a line break ends a block
 
-    def __init__(self, document: str, syntax: Syntax = PLAIN) -> None:
-        self._document, self.syntax = document, syntax
+    def __init__(self, document: str, syntax: Syntax = PLAIN, *, depth: int = 0) -> None:
+        self._document, self.syntax, self.depth = document, syntax, depth
         self.blocks: list[Block] = []
         self._start_block()
 
@@ -161,7 +164,9 @@ class BlockBuilder:
         """End the current block; a block without letters is dropped, and so copied."""
         text = "".join(self._parts)
         if any(map(str.isalpha, text)):
-            block = Block(text, self._starts, self._ends, self._marks, self.syntax)
+            block = Block(
+                text, self._starts, self._ends, self._marks, self.syntax, depth=self.depth
+            )
             self.blocks.append(block)
         self._start_block()
 

@@ -22,7 +22,14 @@ _LINKED = re.compile(r"((?:[^<]|<(?!/?a[\s/>])[^>]*+>){1,1000}+)</a[\s>]", re.IG
 _TAG = re.compile("<[^>]*>")
 # The whole text of a link: an address, a hashtag or a mention.
 _NAME = re.compile(r"\s*(?:[a-z][a-z\d+.-]*://\S+|www\.\S+|[#@]\S*[^\W\d_]\S*)\s*", re.IGNORECASE)
-_TRANSLATED_ATTRIBUTES = ("alt", "title", "placeholder", "aria-label")
+# Attributes that are translated, with the start of their tags as dialects match them.
+_TRANSLATED_ATTRIBUTES = {
+    **dict.fromkeys(("alt", "title", "placeholder", "aria-label", "label"), re.compile("")),
+    "value": re.compile(r'input (?:.* )?type="(?:button|submit|reset)"', re.IGNORECASE),
+    "content": re.compile(
+        r'meta (?:.* )?(?:name|property)="(?:og:|twitter:)?(?:description|title)"', re.IGNORECASE
+    ),
+}
 # Pairs of an element without an end tag, and an element whose start tag ends it.
 _IMPLIED_END = re.compile("li li|d[td] d[td]|t[dh] t[dh]|tr tr|option option")
 # In XML, they end a line.
@@ -48,6 +55,7 @@ class _Element:
     state: _State  # whether its text is translated; not yet, if only elements in it have text
     keeps_lines: bool
     mark: Mark | None = None  # of its start tag
+    outer: BlockBuilder | None = None  # of the text around the copied element that it is in
 
     @property
     def local_name(self) -> str:
@@ -208,19 +216,27 @@ class _Reader:
                 return "no" if value == ["no"] else "yes"
             if not self._is_xml and name.lower() == "class" and "notranslate" in value:
                 return "no"
+            if not self._is_xml and name.lower() == "class" and "translate" in value:
+                return "yes"
         return ""
 
     def _begin(self, element: _Element, token: Token, parent: _Element) -> None:
         """Begin an element whose text is translated."""
         element.is_inline &= parent.state == "yes"
-        if not element.is_inline:
+        if parent.state == "no":
+            if token.kind == "start":
+                element.outer, depth = self._builder, self._builder.depth + 1
+                self._builder = BlockBuilder(self._text, self._dialect.syntax, depth=depth)
+        elif not element.is_inline:
             self._builder.end_block()
         else:
             kind: Literal["point", "open"] = "point" if token.kind == "empty" else "open"
             element.mark = self._builder.add_mark(kind, token.start, token.end)
         if not self._is_xml:
+            tag = tag_of(self._text, token)
+            names = {name for name, start in _TRANSLATED_ATTRIBUTES.items() if start.match(tag)}
             for name, span, quote in attributes(self._text, token):
-                if name.lower() in _TRANSLATED_ATTRIBUTES:
+                if name.lower() in names:
                     self._builder.add_attribute(*span, quote)
 
     def _shows_name(self, token: Token) -> bool:
@@ -272,6 +288,9 @@ class _Reader:
         elif element.mark is not None and tag is not None:
             mark = self._builder.add_mark("close", tag.start, tag.end)
             mark.partner, element.mark.partner = element.mark, mark
+        if element.outer is not None:
+            element.outer.blocks += self._builder.blocks
+            self._builder = element.outer
         if tag is not None and element.local_name == self._dialect.key:
             self._key = self._text[element.content : tag.start].strip() + ":"
         if tag is not None and self._dialect.target:

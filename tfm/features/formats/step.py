@@ -1,6 +1,7 @@
 """The step that translates a text of a format, and copies the rest of it."""
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -79,21 +80,16 @@ class Formats(Step):
 
     def _document(self, text: str, blocks: Sequence[Block], found: Sequence[Output]) -> Output:
         """Return a document with the translations of its blocks."""
-        sentences = [
-            sentence
-            for block, output in zip(blocks, found, strict=True)
-            for sentence in _sentences(block, output)
-        ]
-        spaces = (_changed_spaces(*pair, text) for pair in zip(blocks, found, strict=True))
-        attributes = sorted(_edit(each) for each in sentences if each.block.quote)
-        edits = sorted([*chain(*spaces), *self._edits(text, attributes, sentences)])
-        starts, ends = [edit.start for edit in edits], [0, *(edit.end for edit in edits)]
-        kept = [
-            _copy(text, attributes, start, end)
-            for start, end in zip(ends, [*starts, len(text)], strict=True)
-        ]
-        parts = chain(*zip(kept, (edit.text for edit in edits), strict=False), kept[-1:])
-        translated = "".join(parts)
+        by_place = defaultdict[tuple[bool, int], list[tuple[Block, Output]]](list)
+        for block, output in zip(blocks, found, strict=True):
+            by_place[block.quote != "", block.depth].append((block, output))
+        edits: list[_Edit] = []
+        for place in sorted(by_place, reverse=True):  # what tags and copied elements have is first
+            pairs = by_place[place]
+            sentences = [sentence for pair in pairs for sentence in _sentences(*pair)]
+            spaces = chain(*(_changed_spaces(*pair, text) for pair in pairs))
+            edits = _added(edits, sorted([*spaces, *self._edits(text, edits, sentences)]))
+        translated = _copy(text, edits, 0, len(text))
         return Output(
             with_repeats(text, translated) if self._format == "srt" else translated,
             score=sum(each.score for each in found),
@@ -103,9 +99,9 @@ class Formats(Step):
         )
 
     def _edits(
-        self, text: str, attributes: Sequence[_Edit], sentences: Sequence[_Sentence]
+        self, text: str, inner: Sequence[_Edit], sentences: Sequence[_Sentence]
     ) -> Iterator[_Edit]:
-        """Yield the translations of sentences that are no attributes, with their marks."""
+        """Yield the translations of sentences, with their marks and the edits within these."""
         marked: list[tuple[_Sentence, list[Mark], list[Cut]]] = []
         num_copied = 0
         for sentence in sentences:
@@ -116,7 +112,7 @@ class Formats(Step):
                 num_copied += 1
             elif marks:
                 marked.append((sentence, marks, cuts))
-            elif not sentence.block.quote:
+            else:
                 edit = _edit(sentence)
                 yield edit._replace(text=cut_lines(edit.text, cuts))
         if num_copied:
@@ -127,7 +123,7 @@ class Formats(Step):
         linked = self._aligner.align_units(*zip(*texts, strict=True))
         for (source, _), links, (sentence, marks, cuts) in zip(texts, linked, marked, strict=True):
             block, start, end, translation, kept = sentence
-            tree = tree_of(marks, start, end, text, partial(_copy, text, attributes))
+            tree = tree_of(marks, start, end, text, partial(_copy, text, inner))
             placement = Placement(source, translation, links, block.escape, kept)
             written = cut_lines(placement.write(tree), cuts)
             first = min(block.starts[start], marks[0].start)
@@ -171,6 +167,14 @@ def _changed_spaces(block: Block, output: Output, text: str) -> Iterator[_Edit]:
 def _edit(sentence: _Sentence) -> _Edit:
     block, start, end, translation, _ = sentence
     return _Edit(block.starts[start], block.ends[end - 1], block.escape(translation))
+
+
+def _added(inner: Sequence[_Edit], edits: Sequence[_Edit]) -> list[_Edit]:
+    """Return sorted edits, and the inner ones that none of them includes."""
+    ends = [0, *(edit.end for edit in edits)]
+    starts = [edit.start for edit in edits]
+    apart = (each for each in inner if ends[bisect_right(starts, each.start)] <= each.start)
+    return sorted([*edits, *apart])
 
 
 def _copy(text: str, edits: Sequence[_Edit], start: int, end: int) -> str:

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 import regex
 
+from tfm.features.protect.spans import SYMBOL
 from tfm.text.units import Span, units
 from tfm.translation.steps import Output, Segment
 
@@ -24,8 +25,9 @@ _CLOSING = ".,;:!?…)]}»”’%。，、；：！？）」』》〉،؛؟।"
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _PAIRS = dict(zip("([\"'“„«‘「", ")]\"'”“»’」", strict=True))
 _BEFORE = regex.compile(r"(?<![^\s\p{P}\p{Han}])[A-Za-z\d€$£#+-]{1,40}$")
-# Tags, conditions and the like around text, and line breaks: the words beside them are translated.
-_BREAK = r"\\[nrt]|<[bh]r\s*/?>"
+# Tags, conditions and the like around text, line breaks and symbols: the words beside them are
+# translated.
+_BREAK = rf"\\[nrt]|<[bh]r\s*/?>|(?P<symbol>(?![<>|~]){SYMBOL})"
 _MARK = (
     rf"{_BREAK}|(?P<opening><[A-Za-z\d](?:[^<>]*[^<>/])?>)|(?P<closing></[A-Za-z\d][^<>]*>)"
     r"|\{%.*?%\}|\{\{[#/^!][^{}]*\}\}|\{[#/:@\\][^{}]*\}|<%(?![=-]).*?%>|<!--.*?-->|</?#[^<>]*>"
@@ -64,8 +66,8 @@ class Cut:
         """Whether it is a mark that has no space before it, and after it, beside words."""
         first, last = _STARTS_WITH_MARK.match(self.text), _ENDS_WITH_MARK.search(self.text)
         return (
-            bool(first and not first["opening"] and self.before.strip()),
-            bool(last and not last["closing"] and self.after.strip()),
+            bool(first and not first["opening"] and _is_beside(first, self.before)),
+            bool(last and not last["closing"] and _is_beside(last, self.after)),
         )
 
 
@@ -115,11 +117,16 @@ class Protected:
         return replace(output, text=text, kept=tuple(kept))
 
 
+def _is_beside(mark: regex.Match[str], character: str) -> bool:
+    """Return whether a mark has no space beside it: for symbols, punctuation does not count."""
+    return character.isalnum() if mark["symbol"] else bool(character.strip())
+
+
 def take_out(text: str, spans: Sequence[Span]) -> tuple[str, list[Cut]]:
     """Return a text without the given spans, which are in order, and the removed spans.
 
     One of the spaces on both sides of a span remains, but no space before a punctuation mark. A
-    line break becomes a space.
+    line break and a symbol between words become a space.
     """
     remaining, cuts, end = "", list[Cut](), 0
     for start, stop in spans:

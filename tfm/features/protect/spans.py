@@ -1,12 +1,12 @@
 """What is protected in a text: placeholders, tags, addresses, file names, hashtags and mentions.
 
 Patterns prefer to miss something rare to touching ordinary text: "100 % sure", "$5", "3.5", "#1",
-"e.g." and "and/or" are translated.
+"e.g." and "and/or" are translated. Symbols are protected if the vocabulary lacks them.
 """
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -52,11 +52,27 @@ _BRACE = regex.compile(
 _FINAL = ".,;:!?'*"  # marks after an address
 _BRACKETS = {")": "(", "]": "["}
 _NUMBERED = regex.compile(r"(?<![\w$])\$([1-9])(?![\w]|[.,]\d| ?(?:million|billion|Million|Mill))")
+# A symbol with its selectors, joiners and the like; no accent in place of an apostrophe, no words
+# in a square or circle, and no brackets.
+SYMBOL = (
+    r"(?!(?<=\p{L})\p{Sk}|[\u3200-\u33ff≪≫])"
+    r"[\p{So}\p{Sm}\p{Sk}][\u200d\ufe0e\ufe0f\u20e3\U000e0020-\U000e007f]*+"
+)
+# Symbols with the numbers beside them, and keycaps; what a mark changes is another symbol.
+_SYMBOLS = regex.compile(
+    rf"(?:\d[\d.,]*+)?+(?<symbols>(?:{SYMBOL})++)(?!\p{{M}})(?:\d(?:[\d.,]*\d)?|(?<=°)[CF]\b)?"
+    r"|(?<symbols>[\d#*]\ufe0f?\u20e3)"
+)
 _BETWEEN = regex.compile(r"[!-/:-@\[-`{-~]{1,3}|(?<=[A-Za-z}])[x×]")
 
 
 def protected_spans(
-    text: str, patterns: Sequence[str], *, name: str, programs: frozenset[str] = frozenset()
+    text: str,
+    patterns: Sequence[str],
+    *,
+    name: str,
+    programs: frozenset[str] = frozenset(),
+    lacks: Callable[[str], bool] | None = None,
 ) -> list[Span]:
     """Return the protected spans of a text, in order; adjacent spans become one.
 
@@ -65,6 +81,7 @@ def protected_spans(
         patterns: Patterns of the user, which take precedence.
         name: What the text is, for messages, such as "line 3".
         programs: Programs whose placeholders are protected even if they could be ordinary text.
+        lacks: Returns whether the vocabulary lacks symbols, which are protected then.
     """
     spans: list[Span] = []
     for pattern in patterns:
@@ -77,7 +94,11 @@ def protected_spans(
             ) from error
         spans = _added(spans, (_stripped(text, *span) for span in found))
     spans = _added(spans, _built_in(text, _table(programs)))
-    return _joined(text, _added(spans, _numbered(text)))
+    spans = _added(spans, _numbered(text))
+    if lacks is not None:
+        symbols = _SYMBOLS.finditer(text)
+        spans = _added(spans, (each.span() for each in symbols if lacks(each["symbols"])))
+    return _joined(text, spans)
 
 
 @cache

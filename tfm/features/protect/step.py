@@ -1,6 +1,7 @@
 """The step that keeps protected text out of the search, and puts it into translations."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Self
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # What any protected text has; the modules that find and place it are only imported for it.
 _HINT = re.compile(r"[{}<\\]|\[\[|[%@#]\S|[$!&*_][\w(!|]|\w[./](?:[^\W\d]|7z)|[./~]/")
+_SYMBOLS = ("So", "Sm", "Sk")  # categories of Unicode
+_KEYCAP = "\u20e3"
 # A placeholder with text in it, whose forms depend on a number or another value.
 _MESSAGE = re.compile(
     r"\{\s*(?:[\w.-]+\s*,\s*(?:plural|select|selectordinal|choice)\b|[-$A-Z][^{}]*->)"
@@ -35,6 +38,7 @@ class Protect(Step):
         aligner: Aligns sources and translations; without it, protected text keeps its share of a
             translation.
         programs: Programs whose placeholders are protected even if they could be ordinary text.
+        lacks: Returns whether the vocabulary lacks symbols, which are protected then.
         notify: Receives warnings of messages with text that is not translated.
     """
 
@@ -45,10 +49,11 @@ class Protect(Step):
         aligner: UnitAligner | None = None,
         *,
         programs: Collection[str] = (),
+        lacks: Callable[[str], bool] | None = None,
         notify: Callable[[str], None] = say,
     ) -> None:
         self._patterns, self._tags, self._aligner = tuple(patterns), tags, aligner
-        self._notify = notify
+        self._lacks, self._notify = lacks, notify
         self._programs = frozenset(map(str.lower, programs))
 
     @override
@@ -59,11 +64,14 @@ class Protect(Step):
 
     def spans(self, text: str, name: str) -> "list[Span]":
         """Return the protected spans of a text, which `name` names in messages."""
-        if not (self._patterns or self._programs or _HINT.search(text)):
+        lacks = self._lacks if any(map(_is_symbol, {*text})) else None
+        if not (self._patterns or self._programs or lacks or _HINT.search(text)):
             return []
         from tfm.features.protect.spans import protected_spans
 
-        spans = protected_spans(text, self._patterns, name=name, programs=self._programs)
+        spans = protected_spans(
+            text, self._patterns, name=name, programs=self._programs, lacks=lacks
+        )
         start = self._start(text)
         return [span for span in spans if span[0] >= start]
 
@@ -119,3 +127,7 @@ class Protect(Step):
         if not pairs or self._aligner is None:
             return [[] for _ in pairs]
         return self._aligner.align_units(*zip(*pairs, strict=True))
+
+
+def _is_symbol(character: str) -> bool:
+    return unicodedata.category(character) in _SYMBOLS or character == _KEYCAP

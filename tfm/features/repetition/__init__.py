@@ -1,0 +1,1 @@
+"""Translations that repeat themselves: reported, or replaced by others of the beam."""
