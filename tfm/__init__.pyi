@@ -279,7 +279,7 @@ def train(
     encoder_width: int | None = ...,
     learning_rate: float | None = ...,
     warmup_steps: int | None = ...,
-    lr_schedule: Literal['inverse-sqrt', 'linear', 'cosine', 'constant'] | None = ...,
+    lr_schedule: StrPath | None = ...,
     algorithm: Literal['adam', 'adamw'] | None = ...,
     optimizer: Literal['adam', 'adamw'] | None = ...,
     weight_decay: float | None = ...,
@@ -375,7 +375,7 @@ def train(
         encoder_width: For --arch rnn: width of the encoder's outputs; d_model if unset.
         learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
         warmup_steps: Number of linear warmup steps.
-        lr_schedule: Learning rate after warmup; linear and cosine fall to 0 at a fixed max_steps.
+        lr_schedule: Rate after warmup; linear and cosine fall to 0 at max_steps; or your function, all steps.
         algorithm: Adam (§5.3), or AdamW, which decays weights.
         weight_decay: AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.
         adam_beta1: Adam's β1.
@@ -621,6 +621,7 @@ def generate(
     prefix: StrPath | None = ...,
     score_target: StrPath | None = ...,
     per_token: bool | None = ...,
+    step: StrPath | Sequence[StrPath] | None = ...,
     json: bool | None = ...,
     format: Literal['lines', 'text', 'html', 'xml', 'srt'] | None = ...,
     document: bool | None = ...,
@@ -683,6 +684,8 @@ def generate(
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
+        step: Class of Python that is a step around all others; several may be given, the outermost
+            first.
         json: Print one JSON object per line, with scores.
         format: Sentences (lines), paragraphs (text) or markup, which is kept.
         document: The same as --format text.

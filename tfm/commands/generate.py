@@ -1,5 +1,6 @@
 """tfm generate: text → translations, line by line."""
 
+import inspect
 import io
 import json as json_format
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import ExistingFile, Flag, Hidden, command
 from tfm.config import InferenceConfig, SearchConfig, Values, settings_from
+from tfm.config.imported import imported
 from tfm.config.schema import Rules
 from tfm.disk.files import STDIN_FILE
 from tfm.disk.paths import (
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from tfm.translation.engines import EngineChoice
     from tfm.translation.generating import Generation
     from tfm.translation.partial_output import PartialOutput
-    from tfm.translation.steps import Output
+    from tfm.translation.steps import Output, Step
 
 
 def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -81,6 +83,7 @@ def generate(
     per_token: Annotated[
         Hidden[bool], Rules(needs=("score_target",), excludes=("json", "align"))
     ] = False,
+    step: Annotated[Hidden[tuple[str, ...]], Flag("MODULE:NAME")] = (),
     json: bool = False,
     **settings: Any,
 ) -> Iterator[str]:
@@ -106,6 +109,8 @@ def generate(
         score_target: Score the translations in a file: print score, log probability, tokens and
             text.
         per_token: With --score-target: print a line per token: line number, log probability, piece.
+        step: Class of Python that is a step around all others; several may be given, the outermost
+            first.
         json: Print one JSON object per line, with scores.
         **settings: Settings of [steps], [search] and [inference].
 
@@ -151,7 +156,8 @@ def generate(
     elif score_target is not None:
         form = "tokens of target" if per_token else "target"
     model = ModelSteps(info=plan.info, folder=plan.models[0], device=inference.device)
-    steps = model.around(config, chosen, scores_given=score_target is not None)
+    own = [_own_step(name) for name in step]
+    steps = [*own, *model.around(config, chosen, scores_given=score_target is not None)]
     engine = choose_engine(plan.models, config, inference)
     _say_plan(plan, is_default_text=split is None and plan.split is not None)
     if engine.engine != "torch":
@@ -161,13 +167,26 @@ def generate(
     work: dict[str, Any] = {"inference": inference, "num_processes": num_processes, "steps": steps}
     if output is None:
         return _lines(generate_lines(plan, config, **work), form, engine=engine)
-    inputs = hash_of_inputs(plan, config, inference, chosen, form=form)
+    code = [Path(inspect.getfile(type(each))) for each in own]
+    inputs = hash_of_inputs(plan, config, inference, chosen, form=form, texts=code)
     with _continued(output, inputs, engine=str(engine)) as partial:
         found = generate_lines(plan, config, output=partial, **work)
         partial.stream.writelines(_lines(found, form, partial.num_lines, engine=engine))
     if form == "text" and plan.references:
         say(f"next: {tfm_command('score', '--hypotheses', output)}")
     return iter(())
+
+
+def _own_step(name: str) -> "Step":
+    """Return a step of the user."""
+    from tfm.translation.steps import Step
+
+    kind = imported(name, "--step")
+    if not inspect.isclass(kind) or not issubclass(kind, Step):
+        raise UsageError(
+            f"--step is {name}, but must be a class that extends {Step.__module__}.Step"
+        )
+    return kind()
 
 
 def plan_generation(

@@ -29,6 +29,7 @@ from tfm.config import (
     settings_missing_in,
     settings_to,
 )
+from tfm.config.imported import imported
 from tfm.disk.paths import RUNS_ROOT, OutputPath, check_outputs, kind_of, where_instead
 from tfm.errors import DataError, UsageError, install_command, tfm_command
 from tfm.machine.interruption import StopRequests, cause_of_restart
@@ -229,7 +230,10 @@ class TrainingPlan:
 
     def check(self, *, needs_extras: bool = True) -> None:
         """Raise UsageError for mistakes that show without a dataset, or if a package is missing."""
-        training = self.merged(None).training
+        run = self.merged(None)
+        training, schedule = run.training, run.optimizer.lr_schedule
+        if ":" in schedule:
+            imported(schedule, "lr_schedule")
         if needs_extras and training.tensorboard and find_spec("tensorboardX") is None:
             raise UsageError(
                 "--tensorboard needs tensorboardX, which is not installed: run "
@@ -286,7 +290,9 @@ class TrainingPlan:
         is_plain = arch is None and config is None
         if is_plain and run is not None and (recorded := _own_settings(run)) is not None:
             _check_same_start(run, recorded.get("from_model"), from_model)
-            return run_config(None, recorded, self.settings)
+            resumed = run_config(None, recorded, self.settings)
+            _check_named_again(run, resumed, self.settings)
+            return resumed
         table: Values = {} if config is None else read_toml(config)
         if from_model is None and isinstance(table.get("from_model"), str):
             from_model = Path(table["from_model"])
@@ -351,6 +357,16 @@ def _adapting_settings(
             "training starts from"
         )
     return replace(run, from_model=str(folder))
+
+
+def _check_named_again(run: Path, resumed: RunConfig, given: Mapping[str, Values]) -> None:
+    """Raise UsageError if a run records code of its user that this call does not name, too."""
+    name = resumed.optimizer.lr_schedule
+    if ":" in name and given.get("optimizer", {}).get("lr_schedule") != name:
+        raise UsageError(
+            f"{run} records lr_schedule {name}, whose code would run: resume with --lr-schedule "
+            f"{name} if you trust it"
+        )
 
 
 def _check_same_start(run: Path | None, recorded: object, given: Path | None) -> None:

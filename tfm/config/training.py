@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+from tfm.config.imported import NAMED
 from tfm.config.model import ModelConfig, RecurrentConfig, TransformerConfig
 from tfm.config.schema import (
     MAX_COUNT,
@@ -38,6 +39,11 @@ BestMetric = Annotated[
     re.compile(rf"({_SET_NAME}:)?(loss|score|command)"),
     "loss, score or command, or NAME:loss and the like",
 ]
+Schedule = Annotated[
+    str,
+    re.compile(rf"inverse-sqrt|linear|cosine|constant|{NAMED.pattern}"),
+    "inverse-sqrt, linear, cosine, constant or MODULE:NAME",
+]
 Command = Annotated[
     str, re.compile(r"[^\n\0]*[^\s\0][^\n\0]*"), "a program with its arguments, on one line"
 ]
@@ -64,9 +70,10 @@ class OptimizerConfig(Settings, section="optimizer"):
         common=True,
     )
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
-    lr_schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = setting(
+    lr_schedule: Schedule = setting(
         "inverse-sqrt",
-        "Learning rate after warmup; linear and cosine fall to 0 at a fixed max_steps.",
+        "Rate after warmup; linear and cosine fall to 0 at max_steps; or your function, all steps.",
+        metavar="inverse-sqrt|linear|cosine|constant|MODULE:NAME",
     )
     algorithm: Literal["adam", "adamw"] = setting(
         "adam", "Adam (§5.3), or AdamW, which decays weights.", flag="--optimizer"

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tfm.config import OptimizerConfig, RunConfig
+from tfm.config.imported import imported
+from tfm.errors import UsageError
 from tfm.training.gradients import local_part
 
 _FIRST_LOSS_SCALE, _MAX_LOSS_SCALE = 2.0**16, 2.0**24
@@ -16,27 +18,37 @@ _DEFAULT_WEIGHT_DECAY = 0.01  # as in torch.optim.AdamW
 
 
 def learning_rate(step: int, run: RunConfig) -> float:
-    """Return a rate that rises linearly to the peak, then follows the schedule.
+    """Return a rate that rises linearly to the peak, then follows the schedule; or a user's rate.
 
     Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, with which the
     inverse root gives the paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (§5.3). The
-    linear and the cosine schedule would be 0 at the step after the last.
+    linear and the cosine schedule would be 0 at the step after the last. A schedule of the user is
+    called with the step and the settings.
     """
+    schedule = run.optimizer.lr_schedule
+    if ":" in schedule:
+        rate = imported(schedule, "lr_schedule")(step, run)
+        if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            raise UsageError(
+                f"lr_schedule {schedule} returns {rate!r} for step {step:,}, but must return a "
+                "number from 0 on"
+            )
+        return float(rate)
     warmup, peak = run.optimizer.warmup_steps, run.optimizer.learning_rate
     if peak is None:
         peak = (run.model.d_model * warmup) ** -0.5
     if step <= warmup:
         return float(peak * (step / warmup))
     max_steps = run.training.max_steps
-    match run.optimizer.lr_schedule:
-        case "inverse-sqrt":
-            factor = (warmup / step) ** 0.5
+    match schedule:
         case "linear":
             factor = 1 - _elapsed(step, warmup, max_steps)
         case "cosine":
             factor = (1 + math.cos(math.pi * _elapsed(step, warmup, max_steps))) / 2
         case "constant":
             factor = 1.0
+        case _:
+            factor = (warmup / step) ** 0.5
     return float(peak * factor)
 
 
