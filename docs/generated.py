@@ -29,7 +29,7 @@ from tfm.applications.serve.settings import ServeConfig
 from tfm.cli.app import help_row
 from tfm.cli.main import app
 from tfm.commands.attend import AttendResult
-from tfm.commands.evaluate import Evaluation, SetResult
+from tfm.commands.evaluation import Evaluation, SetResult
 from tfm.commands.export import ExportResult
 from tfm.commands.import_model import ImportResult
 from tfm.commands.prepare import PrepareResult
@@ -43,6 +43,7 @@ from tfm.features.seen.report import SeenReport
 from tfm.folders import last_generation, model_info, run_folder
 from tfm.metrics.lines import LineScore
 from tfm.metrics.metric import Comparison, MetricScore
+from tfm.metrics.page import PageLine
 from tfm.steps import StepsConfig
 from tfm.text import seen
 from tfm.text.corpus.loading import builtin_recipes, load_recipe
@@ -99,6 +100,7 @@ _RESULTS = (
     LineScore,
     Evaluation,
     SetResult,
+    PageLine,
     CheckResult,
     RowResult,
     Translated,

@@ -11,7 +11,7 @@ from typing import Literal
 from tfm.applications.check.suite import CheckResult as CheckResult
 from tfm.applications.doctor.checks import Finding as Finding
 from tfm.commands.attend import AttendResult as AttendResult
-from tfm.commands.evaluate import Evaluation as Evaluation
+from tfm.commands.evaluation import Evaluation as Evaluation
 from tfm.commands.export import ExportResult as ExportResult
 from tfm.commands.import_model import ImportResult as ImportResult
 from tfm.commands.prepare import PrepareResult as PrepareResult
@@ -793,8 +793,8 @@ def score(
         metric_command: Also score by a program, which reads source, translation, reference (TSV) and prints a number.
         normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
         split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
-        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
-        bootstrap_seed: Random seed of the paired bootstrap test.
+        bootstrap_samples: Number of bootstrap samples of the lines, for intervals and for the test with --baseline.
+        bootstrap_seed: Random seed of the bootstrap samples.
 
     Raises:
         UsageError: Arguments are wrong or without effect, or there is no reference.
@@ -811,6 +811,7 @@ def evaluate(
     *,
     on: StrPath | Sequence[StrPath] | None = ...,
     metric: Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command'] | Sequence[Literal['bleu', 'paper-bleu', 'chrf', 'ter', 'exact', 'bracket-f1', 'command']] | None = ...,
+    system: StrPath | Sequence[StrPath] | None = ...,
     out: StrPath | None = ...,
     page: StrPath | None = ...,
     mirror: StrPath | None = ...,
@@ -859,16 +860,22 @@ def evaluate(
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
+    Models whose settings and text differ only by --seed form a group: the means of groups are
+    compared, too.
+
     Examples::
 
         tfm evaluate runs/base runs/big --on wmt14 --on wmt24 --beam 4
         tfm evaluate runs/mine --on test --on news.en:news.de --page scores.html
+        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de --page scores.html
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
         on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
             (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
+        system: Translations by another program, to compare; repeat a NAME to give a FILE for each
+            --on, in their order.
         out: Folder that keeps the translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
@@ -879,8 +886,8 @@ def evaluate(
         metric_command: Also score by a program, which reads source, translation, reference (TSV) and prints a number.
         normalize_punctuation: With --paper: first replace typographic quotes and dashes, as Moses does.
         split_compounds: With --paper: split a-b into three tokens; auto does so for German only.
-        bootstrap_samples: Number of samples of the paired bootstrap test with --baseline.
-        bootstrap_seed: Random seed of the paired bootstrap test.
+        bootstrap_samples: Number of bootstrap samples of the lines, for intervals and for the test with --baseline.
+        bootstrap_seed: Random seed of the bootstrap samples.
         glossary: Glossary of source terms, their translations and comments, separated by tabs, to use.
         protect: Copy what the regular expression matches, besides placeholders, addresses and the like; may be repeated.
         protect_for: Also copy what could be ordinary text, but is a placeholder of this program, such as laravel or qt; may be repeated.

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 from helpers import edit_model
@@ -50,6 +51,10 @@ def translated(monkeypatch):
     return texts
 
 
+def outputs(of_set):
+    return {name: each.hypotheses for name, each in of_set.results.items()}
+
+
 def lines_of(path):
     return Path(path).read_text(encoding="utf-8").splitlines()
 
@@ -64,24 +69,26 @@ def test_significance_and_intervals_equal_those_of_sacrebleu(models, data_dir, m
     monkeypatch.setattr(command, "generate", without_some_words)
     (models[0].parent / "evaluation").mkdir()
     result = tfm.evaluate(models, on=["valid", "test", "news.en:news.de"], **FAST)
-    assert result.models == [str(path) for path in models]
+    names = [*result.systems]
+    assert names == [str(path) for path in models]
     assert [each.name for each in result.sets] == ["valid", "test", "news.en:news.de"]
     references = lines_of(data_dir / "test.de")
     for each in result.sets[1:]:
-        systems = [(name, lines_of(path)) for name, path in each.outputs.items()]
+        systems = [(name, lines_of(path)) for name, path in outputs(each).items()]
         metrics = {"BLEU": BLEU(references=[references]), "chrF2": CHRF(references=[references])}
         _, theirs = PairedTest(systems, metrics, None, test_type="bs", n_samples=50)()
         for label, scored in theirs.items():
             if label == "System":
                 continue
             ours = [
-                next(score for score in each.scores[name] if score.label == label)
-                for name in result.models
+                next(score for score in each.results[name].scores if score.label == label)
+                for name in names
             ]
             assert [score.value for score in ours] == [their.score for their in scored]
             compared = [score.comparison for score in ours]
-            assert [c.interval for c in compared] == [their.ci for their in scored]
-            assert [c.p_value for c in compared] == [None, scored[1].p_value]
+            assert [score.interval for score in ours] == [their.ci for their in scored]
+            assert compared[0] is None
+            assert compared[1].p_value == scored[1].p_value
 
 
 def test_what_each_model_has_seen_is_shown_beside_the_sets(models, data_dir, tmp_path):
@@ -91,9 +98,47 @@ def test_what_each_model_has_seen_is_shown_beside_the_sets(models, data_dir, tmp
     tfm.evaluate(models[:1], on=["test"], **FAST)  # another text is the last
     edit_model(models[1], seen=None)
     result = tfm.evaluate(models, on=["mixed.en:mixed.de"], **FAST)
-    [extra] = [each.extra for each in result.sets]
-    assert extra[f"{models[0]}: lines not seen in training"] == 1
-    assert not any(str(models[1]) in name for name in extra)
+    seen = [each.seen for each in result.sets[0].results.values()]
+    assert [each and each.num_clean for each in seen] == [1, None]
+
+
+def test_systems_given_by_files_are_compared_and_named(models, translated):
+    shutil.copy("news.de", "perfect.txt")
+    Path("short.txt").write_text("zwei\n")
+    given = {"on": ["test", "news.en:news.de"], **FAST}
+    result = tfm.evaluate(models[0], system=["web=perfect.txt"] * 2, **given)
+    for each in result.sets:
+        ours, theirs = (each.results[name].scores[0] for name in result.systems)
+        assert (round(theirs.value), theirs.comparison.baseline) == (100, ours.value)
+        first, *_, last = each.differing["web"]
+        assert (first.texts[1][2], last.texts[1][2]) == ({"chrF": 100}, {"chrF": 100})
+        assert first.source == lines_of("news.en")[int(first.label[5:]) - 1]
+    assert ", web is better by " in result.answer()[0]
+    count = len(translated)
+    for wrong, error in {
+        ("web=perfect.txt",): "1 of 2 files",
+        ("perfect.txt",): "give NAME=FILE",
+        (f"{models[1]}=perfect.txt",) * 2: "a NAME that is no model here",
+        ("web=short.txt",) * 2: "have 1 and 12 lines",
+    }.items():
+        with pytest.raises((UsageError, DataError), match=error):
+            tfm.evaluate(models[1], system=wrong, **given)
+    assert len(translated) == count
+
+
+def test_models_that_differ_only_by_their_seed_form_a_group(models):
+    run = json.loads((models[1] / "config.json").read_text())["run"]
+    seed = {"training": {**run["training"], "seed": 7}}
+    edit_model(models[1], run={**run, **seed})
+    result = tfm.evaluate(models, on="test", **FAST)
+    [(group, names)] = result.groups.items()
+    assert group.endswith("/{b,a}")
+    assert names == [str(path) for path in models]
+    scores = [result.sets[0].results[name].scores[1].value for name in names]
+    mean = result.sets[0].groups[group][1]
+    assert (mean.value, mean.deviation) == (fmean(scores), stdev(scores))
+    edit_model(models[1], run={**run, **seed, "optimizer": {**run["optimizer"], "clip_norm": 3}})
+    assert len(tfm.evaluate(models, on="test", **FAST).groups) == 2
 
 
 def test_translations_and_scores_are_those_of_generate_and_score(models):
@@ -101,18 +146,18 @@ def test_translations_and_scores_are_those_of_generate_and_score(models):
     result = tfm.evaluate(models[0], on="test", metric=["chrf", "ter"], **FAST)
     [test] = result.sets
     tfm.generate(models[0], split="test", output="out.de", **search)
-    [output] = test.outputs.values()
+    [output] = outputs(test).values()
     assert lines_of(output) == lines_of("out.de")
     scores = tfm.score("out.de", "news.de", metric=["chrf", "ter"]).scores
-    found = test.scores[str(models[0])]
+    found = test.results[str(models[0])].scores
     assert [(s.label, s.value) for s in found] == [(s.label, s.value) for s in scores]
 
 
 def test_a_program_scores_and_chooses_only_if_that_is_asked(models):
     of_source = "awk -F'\\t' '{print length($1); fflush()}'"
     [test] = tfm.evaluate(models, on="test", metric_command=of_source, **FAST).sets
-    mean = sum(len(line.encode()) for line in lines_of("news.en")) / test.num_lines
-    for scores in test.scores.values():
+    mean = sum(len(line.encode()) for line in lines_of("news.en")) / len(lines_of("news.en"))
+    for scores in (each.scores for each in test.results.values()):
         assert [score.name for score in scores] == ["bleu", "chrf", "command"]
         assert scores[-1].value == pytest.approx(mean, rel=1e-4)
 
@@ -141,7 +186,7 @@ def test_a_kept_translation_is_used_only_if_it_is_what_would_be_written(
     def translate(number, **changes):
         result = tfm.evaluate(models[0], **given | changes)
         assert len(translated) == number
-        return result.sets[0].outputs[str(models[0])]
+        return outputs(result.sets[0])[str(models[0])]
 
     translate(2)
     translate(2, lowercase=True)  # only the scores
@@ -184,7 +229,8 @@ def test_a_stopped_evaluation_continues(models, monkeypatch, capsys):
     assert re.search(
         r"continuing evaluation/test\.b\.\w+\.txt\.partial at line \d", capsys.readouterr().err
     )
-    assert continued.sets[0].scores == complete.sets[0].scores
+    [one, other] = [next(iter(e.sets[0].results.values())) for e in (continued, complete)]
+    assert one.scores == other.scores
 
 
 def test_a_test_set_is_named(models, monkeypatch, tmp_path):
@@ -194,8 +240,8 @@ def test_a_test_set_is_named(models, monkeypatch, tmp_path):
     [each] = tfm.evaluate(models[0], on="wmt20/tworefs", **FAST).sets
     names = ["wmt20_tworefs.en-de.2.de", "wmt20_tworefs.en-de.de", "wmt20_tworefs.en-de.en"]
     assert sorted(path.name for path in (tmp_path / "evaluation" / "sets").iterdir()) == names
-    assert "nrefs:2" in next(iter(each.scores.values()))[0].signature
-    assert each.num_lines == 2
+    assert "nrefs:2" in next(iter(each.results.values())).scores[0].signature
+    assert next(iter(each.results.values())).num_lines == 2
 
 
 @pytest.mark.parametrize("name", ["x.tsv", "x.csv.gz", "x.jsonl", "x.tmx"])
@@ -214,6 +260,7 @@ def test_a_file_with_both_sides_is_a_test_set(models, name):
     for side, lines in {"en": "two\nthree\n", "de": "zwei\ndrei\n"}.items():
         Path(f"plain.{side}").write_text(lines)
     one, other = tfm.evaluate(models[0], on=[name, "plain.en:plain.de"], **FAST).sets
+    [one, other] = [each.results[str(models[0])] for each in (one, other)]
     assert one.scores == other.scores
     assert one.num_lines == 2
 
@@ -258,11 +305,15 @@ def test_results_are_printed_in_every_form(models, run):
 
     record = json.loads(printed("--json"))
     [each] = record["sets"]
-    value = f"{each['scores']['b'][1]['value']:.2f}"
-    assert each["extra"] == {f"{name}: lines not seen in training": 12 for name in "ba"}
+    value = f"{each['results']['b']['scores'][1]['value']:.2f}"
+    assert {name: of["seen"]["num_clean"] for name, of in each["results"].items()} == {
+        "b": 12,
+        "a": 12,
+    }
     table, markdown, latex = printed(), printed("--markdown"), printed("--latex")
-    assert table.splitlines()[0].split() == ["BLEU", "news.en:news.de", "(12)"]
-    assert markdown.splitlines()[0].split("|")[1].strip() == "BLEU"
+    assert table.splitlines()[:1] == record["answer"]
+    assert table.splitlines()[2].split() == ["BLEU", "news.en:news.de", "(12)"]
+    assert "| BLEU " in markdown
     assert r"\begin{tabular}{lr}" in latex
     page = read_page(Path("s.html"))
     assert is_self_contained(page)

@@ -294,5 +294,5 @@ def test_a_small_difference_between_numbers_of_a_program_is_visible(run, files):
     names = ("--hypotheses", "hypotheses", "--reference", "reference")
     out, _ = run.ok(*names, "--baseline", "baseline", "--metric-command", command)
     *_, score, comparison = out.splitlines()
-    assert re.match(r"awk = 0\.850\d  nrefs:1\|bs:1000\|", score)
+    assert re.match(r"awk = 0\.850\d ± 0\.000\d  nrefs:1\|bs:1000\|", score)
     assert re.search(r"baseline 0\.850\d, difference \+0\.000[1-9], p = 0\.0", comparison)

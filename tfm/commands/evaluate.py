@@ -1,17 +1,18 @@
 """tfm evaluate: models and test sets → a matrix of scores with intervals and significance."""
 
 import glob
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tfm.commands.declaration import Flag, NewFile, NewFolder, command
+from tfm.commands.evaluation import Evaluation, SetResult
 from tfm.commands.generate import Models, generate, where_to_compute
 from tfm.commands.score import metrics_and_config, score_texts, suitable
 from tfm.config import InferenceConfig, ScoreConfig, SearchConfig, settings_from, settings_to
-from tfm.disk.files import write_text
+from tfm.disk.files import sha256_of
 from tfm.disk.paths import (
     RUNS_ROOT,
     OutputPath,
@@ -20,12 +21,15 @@ from tfm.disk.paths import (
     existing_file,
 )
 from tfm.errors import CheckpointError, DataError, UsageError
-from tfm.metrics.metric import MetricName, MetricScore
+from tfm.folders.model_info import CONFIG
+from tfm.folders.run_folder import is_run, newest_run
+from tfm.metrics.lines import differing_lines
+from tfm.metrics.metric import MetricName
+from tfm.metrics.scores import check_lengths
+from tfm.metrics.seeds import group_by_seed, mean_score
 from tfm.metrics.texts import read, read_references
-from tfm.pages import render
-from tfm.reporting import Result, say
+from tfm.reporting import say
 from tfm.steps import StepsConfig
-from tfm.table import Table
 from tfm.text.files import suffix_of
 from tfm.text.formats import MEMORIES, RECORD_SUFFIXES, columns_in
 from tfm.text.languages import target_language
@@ -35,78 +39,6 @@ if TYPE_CHECKING:
     from tfm.folders.model_folder import ModelFolder
 
 _DIGITS = 12  # of a checksum in a file name
-_SIGNIFICANT = 0.05  # p-values below it are marked
-_NOTE = (
-    "± is half the 95 % confidence interval; p is of the difference to the first model, by the "
-    f"paired bootstrap; * is below {_SIGNIFICANT}"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetResult:
-    """The scores of all models on a test set.
-
-    Attributes:
-        name: The name that the user gave.
-        num_lines: Number of its segments.
-        scores: {model: its scores, in the order of the metrics}.
-        outputs: {model: the file of its translations}.
-        extra: Further figures about the set, by name.
-    """
-
-    name: str
-    num_lines: int
-    scores: Mapping[str, Sequence[MetricScore]]
-    outputs: Mapping[str, str]
-    extra: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(Result):
-    """The scores of models on test sets; the first model is the baseline."""
-
-    models: Sequence[str]
-    sets: Sequence[SetResult]
-
-    def tables(self) -> list[Table]:
-        """Return a table for each metric: a row for each model, a column for each set.
-
-        Further figures about the sets are in a last table, if there are any.
-        """
-        names = [f"{each.name} ({each.num_lines:,})" for each in self.sets]
-        tables = []
-        scores = [each.scores[self.models[0]] for each in self.sets]
-        for label in dict.fromkeys(score.label for of_set in scores for score in of_set):
-            rows = [
-                [model, *(_cell(each.scores[model], label) for each in self.sets)]
-                for model in self.models
-            ]
-            tables.append(Table(rows, [label, *names], is_numeric=True))
-        if extra := dict.fromkeys(name for each in self.sets for name in each.extra):
-            rows = [[name, *(f"{s.extra.get(name, '')}" for s in self.sets)] for name in extra]
-            tables.append(Table(rows, ["test sets", *names], is_numeric=True))
-        return tables
-
-    def lines(self, columns: int | None) -> Iterator[str | Table]:
-        """Yield the tables, with empty lines between them."""
-        first, *others = self.tables()
-        yield first
-        for table in others:
-            yield from ("", table)
-
-    def notes(self) -> list[str]:
-        """Return the signature of each metric, with the sets that it holds for, and the legend."""
-        names: dict[tuple[str, str], list[str]] = {}
-        for each in self.sets:
-            for score in each.scores[self.models[0]]:
-                names.setdefault((score.label, score.signature), []).append(each.name)
-        signatures = [f"{label}, {', '.join(of)}: {text}" for (label, text), of in names.items()]
-        return [*signatures, _NOTE]
-
-    def write_page(self, path: Path) -> None:
-        """Write the tables and notes as an HTML page, without scripts."""
-        page = "commands/evaluate.html"
-        write_text(path, render(page, title="Evaluation", tables=self.tables(), notes=self.notes()))
 
 
 @command(
@@ -124,6 +56,7 @@ def evaluate(
         MetricName | Sequence[MetricName] | None,
         Flag("METRIC", kind=tuple[str, ...]),
     ] = None,
+    system: Annotated[tuple[str, ...], Flag("NAME=FILE")] = (),
     out: NewFolder = Path("evaluation"),
     page: NewFile = None,
     mirror: str | None = None,
@@ -132,16 +65,22 @@ def evaluate(
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
+    Models whose settings and text differ only by --seed form a group: the means of groups are
+    compared, too.
+
     Examples::
 
         tfm evaluate runs/base runs/big --on wmt14 --on wmt24 --beam 4
         tfm evaluate runs/mine --on test --on news.en:news.de --page scores.html
+        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de --page scores.html
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
         on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
             (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
+        system: Translations by another program, to compare; repeat a NAME to give a FILE for each
+            --on, in their order.
         out: Folder that keeps the translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
@@ -154,7 +93,6 @@ def evaluate(
         DataError: A text is missing or damaged, or differs from its reference in length.
     """
     from tfm.folders.model_folder import ModelFolder
-    from tfm.folders.run_folder import newest_run
 
     folder = out or Path("evaluation")
     metrics, config = metrics_and_config(metric, settings["score"])
@@ -170,48 +108,113 @@ def evaluate(
         for set_name, paths in texts.items()
         for name, model in opened.items()
     }
-    inputs = [*chain(*texts.values()), *map(_existing, kept.values())]
+    files = _systems(system, texts, opened)
+    inputs = [*chain(*texts.values(), *files.values()), *map(_existing, kept.values())]
     check_streams(inputs)
     if page is not None:
         check_outputs([OutputPath(path=page, flag="--page")], inputs)
+    language = target_language(opened[first].info.target, searches[first].get("tag"))
+    groups = group_by_seed(
+        {name: model.info.without_seed() for name, model in opened.items()} | dict.fromkeys(files)
+    )
     results = []
-    for set_name, (source, *references) in texts.items():
+    for number, (set_name, sides) in enumerate(texts.items()):
         outputs = {
-            name: _translated(model, source, kept[set_name, name], settings, gpus)
+            name: _translated(model, sides[0], kept[set_name, name], settings, gpus)
             for name, model in opened.items()
         }
-        chosen = suitable(metrics, references[0])
-        scored = {
-            name: score_texts(
-                read(outputs[name]),
-                read_references(references, "reference"),
-                metrics=chosen,
-                config=config,
-                language=target_language(model.info.target, searches[name].get("tag")),
-                baseline=read(outputs[first]),  # also of the first model, for its intervals
-                source=read(source, "source", SOURCE) if "command" in chosen else {},
-                translated=source,
-                models=[model],
-            )
-            for name, model in opened.items()
-        }
-        result = SetResult(
-            name=set_name,
-            num_lines=scored[first].num_lines,
-            scores={name: each.scores for name, each in scored.items()},
-            outputs={name: str(output) for name, output in outputs.items()},
-            extra={
-                f"{name}: {figure}": value
-                for name, each in scored.items()
-                if each.seen is not None
-                for figure, value in each.seen.figures.items()
-            },
-        )
-        results.append(result)
-    evaluation = Evaluation(models=[*opened], sets=results)
+        outputs |= {name: paths[number] for name, paths in files.items()}
+        results.append(_scored(set_name, sides, outputs, opened, groups, metrics, config, language))
+    systems = {name: _facts(opened.get(name), files.get(name, ())) for name in outputs}
+    evaluation = Evaluation(systems=systems, groups=groups, sets=results)
     if page is not None:
-        evaluation.write_page(page)
+        evaluation.write_page(page, language)
     return evaluation
+
+
+def _scored(
+    name: str,
+    sides: Sequence[Path],
+    outputs: Mapping[str, Path],
+    models: Mapping[str, "ModelFolder"],
+    groups: Mapping[str, Sequence[str]],
+    metrics: Sequence[MetricName] | None,
+    config: ScoreConfig,
+    language: str,
+) -> SetResult:
+    """Score the outputs of all systems on a test set, given by its source and references."""
+    (source, *references), (first, *_) = sides, outputs
+    chosen, read_source = suitable(metrics, references[0]), read(source, "source", SOURCE)
+    texts = {system: read(path) for system, path in outputs.items()}
+    of_references = read_references(references, "reference")
+    results = {
+        system: score_texts(
+            text,
+            of_references,
+            metrics=chosen,
+            config=config,
+            language=language,
+            baseline={} if system == first else texts[first],
+            source=read_source if "command" in chosen else {},
+            translated=source,
+            models=[models[system]] if system in models else [],
+        )
+        for system, text in texts.items()
+    }
+    by_metric = {
+        group: [*zip(*(results[each].scores for each in systems), strict=True)]
+        for group, systems in groups.items()
+    }
+    baselines = by_metric[next(iter(groups))]
+    others = [] if "bracket-f1" in chosen else [each for each, *_ in groups.values()][1:]
+    return SetResult(
+        name=name,
+        results=results,
+        groups={group: [*map(mean_score, of, baselines)] for group, of in by_metric.items()},
+        differing={
+            other: differing_lines(
+                {each: next(iter(texts[each].values())) for each in (first, other)},
+                next(iter(read_source.values())),
+                [*of_references.values()],
+            )
+            for other in others
+        },
+    )
+
+
+def _systems(
+    given: Sequence[str], texts: Mapping[str, Sequence[Path]], models: Mapping[str, object]
+) -> dict[str, list[Path]]:
+    """Return the files of each system that is given as NAME=FILE, one for each text."""
+    files: dict[str, list[Path]] = {}
+    for each in given:
+        name, _, path = each.partition("=")
+        if not name or not path or name in models:
+            raise UsageError(f"--system {each}: give NAME=FILE, with a NAME that is no model here")
+        files.setdefault(name, []).append(existing_file(Path(path)))
+    for name, paths in files.items():
+        if len(paths) != len(texts):
+            raise UsageError(
+                f"--system {name} has {len(paths)} of {len(texts)} files: give {name}=FILE for "
+                f"each test set, in the order of --on ({', '.join(texts)})"
+            )
+        for file, (_, *references) in zip(paths, texts.values(), strict=True):
+            check_lengths({**read(file), **read_references(references, "reference")})
+    return files
+
+
+def _facts(model: "ModelFolder | None", files: Sequence[Path]) -> dict[str, str]:
+    """Return when a system was written, and of a model what is known about its training."""
+    from tfm.training.run_summaries import summarize_run
+
+    path = files[0] if model is None else model.path / CONFIG
+    written = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    facts = {"written": f"{written:%Y-%m-%d %H:%M}", "step": "", "run": "", "seed": ""}
+    if model is not None and model.info.step:
+        facts |= {"step": f"{model.info.step:,}", "seed": str(model.info.run.training.seed)}
+        runs = [each for each in model.path.resolve().parents[:2] if is_run(each)]
+        facts |= {"run": summarize_run(runs[0]).state} if runs else {}
+    return facts
 
 
 def _search(model: "ModelFolder", given: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,7 +255,6 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
 def _written_sides(path: Path, model: "ModelFolder", out: Path) -> Sequence[Path]:
     """Write source and reference of a table, JSON lines or TMX as plain text; return the files."""
     from tfm.dataset.test_sets import write_set
-    from tfm.disk.files import sha256_of
     from tfm.text.records import Records
     from tfm.text.tmx import read_tmx
 
@@ -292,12 +294,9 @@ def _kept_output(
 
 
 def _existing(kept: Path) -> Path:
-    """Return the file of a translation under the name that also has the hash of its content.
-
-    It is the path itself if there is no such file.
-    """
+    """Return the file under the name that also has a hash of its content; itself if missing."""
     for path in kept.parent.glob(f"{glob.escape(kept.stem)}.*.txt"):
-        if _named_by_content(path) != path:
+        if _named_by_content(kept, path) != path:
             raise DataError(
                 f"{path} has changed since tfm evaluate wrote it: delete it to translate again, or "
                 "move it elsewhere to score it with tfm score"
@@ -306,12 +305,9 @@ def _existing(kept: Path) -> Path:
     return kept
 
 
-def _named_by_content(path: Path) -> Path:
-    """Return the path of a file with a hash of the content before its suffix, if it has none."""
-    from tfm.disk.files import sha256_of
-
-    digest = sha256_of(path)[:_DIGITS]
-    return path if path.stem.endswith(f".{digest}") else path.with_suffix(f".{digest}.txt")
+def _named_by_content(kept: Path, path: Path) -> Path:
+    """Return the name of a translation with a hash of the content of a file."""
+    return kept.with_suffix(f".{sha256_of(path)[:_DIGITS]}.txt")
 
 
 def _translated(
@@ -328,17 +324,4 @@ def _translated(
             raise CheckpointError(f"{model} was removed or replaced meanwhile: evaluate it again")
         given = settings["steps"] | settings["search"] | settings["inference"]
         generate((model.path,), input=source, output=path, gpus=gpus, **given)
-    return path.rename(_named_by_content(path))
-
-
-def _cell(scores: Sequence[MetricScore], label: str) -> str:
-    """Return the score of a metric with its interval and p-value, as far as it has them."""
-    by_label = {score.label: score for score in scores}
-    if (score := by_label.get(label)) is None:
-        return ""
-    text, compared = f"{score.value:.{score.decimals}f}", score.comparison
-    if compared is not None and compared.interval is not None:
-        text += f" ± {compared.interval:.{score.decimals}f}"
-    if compared is not None and compared.p_value is not None:
-        text += f", p = {compared.p_value:.4f}{'*' * (compared.p_value < _SIGNIFICANT)}"
-    return text
+    return path.rename(_named_by_content(kept, path))

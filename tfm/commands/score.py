@@ -92,7 +92,7 @@ class ScoreResult(Result):
         from rich.text import Text as StyledText
 
         for score in self.scores:
-            value = f"{score.label} = {score.value:.{score.decimals}f}"
+            value = f"{score.label} = {score.shown}"
             fits = columns is None or len(value) + 2 + len(score.signature) <= columns
             separator = "  " if fits else "\n  "
             yield StyledText.assemble((value, "bold"), separator, (score.signature, "dim"))
@@ -305,7 +305,7 @@ def score_texts(
     of_clean = [each for each in metrics if each != "command"]  # which may take hours
     return ScoreResult(
         scores=scores,
-        seen=_seen(models, translated, every, partial(scored, metrics=of_clean)),
+        seen=_seen(models, translated, every, partial(scored, metrics=of_clean), compared),
         num_lines=len(lines),
         hypotheses=name,
         references=[*references],
@@ -318,6 +318,7 @@ def _seen(
     source: Text | None,
     texts: Sequence[Sequence[str]],
     score_clean: Callable[..., list[MetricScore]],
+    baseline: Sequence[str] | None,
 ) -> "SeenReport | None":
     """Return a report of the translations and references that models have seen in training.
 
@@ -333,7 +334,7 @@ def _seen(
 
     try:
         opened = [ModelFolder.open(each) if isinstance(each, Path) else each for each in models]
-        return find_seen(opened, sources, texts, score_clean)
+        return find_seen(opened, sources, texts, score_clean, baseline)
     except (TfmError, OSError) as error:
         say(f"warning: it is unknown what of the text was seen in training: {error}")
     return None

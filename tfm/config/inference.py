@@ -280,15 +280,13 @@ class ScoreConfig(Settings, section="score"):
     )
     bootstrap_samples: int = count(
         1000,
-        "Number of samples of the paired bootstrap test with --baseline.",
+        "Number of bootstrap samples of the lines, for intervals and for the test with --baseline.",
         most=100_000,
-        needs=("baseline",),
         only=_BOOTSTRAPPED,
     )
     bootstrap_seed: int = count(
         12_345,
-        "Random seed of the paired bootstrap test.",
+        "Random seed of the bootstrap samples.",
         most=2**32 - 1,
-        needs=("baseline",),
         only=_BOOTSTRAPPED,
     )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,15 @@ class ModelInfo:
     def origin(self) -> str | None:
         """The address or name of the imported model that it comes from; None if unknown."""
         return self._of_ancestors("origin")
+
+    def without_seed(self) -> tuple[str, int] | None:
+        """Return all that its training depends on but the seed, and the seed; None if imported."""
+        if not self.step:
+            return None
+        run = replace(self.run, training=replace(self.run.training, seed=0))
+        ancestors = [each.sha256 for each in self.ancestors]
+        text = (self.fingerprint, self.seen or self.data_dir, ancestors)
+        return repr((run, *text, len(self.averaged))), self.run.training.seed
 
     def _of_ancestors(self, name: str) -> str | None:
         found = (getattr(each, name) for each in reversed(self.ancestors))

@@ -4,9 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 from tfm.config import ScoreConfig
 from tfm.disk.files import write_text
+from tfm.metrics.page import MAX_LINES, PageLine, write_page
 from tfm.metrics.texts import Texts, read_confidences
 from tfm.reporting import printable
 from tfm.table import Table
@@ -34,6 +36,30 @@ class LineScore:
         rows = {f"line {self.line:,}": numbers, "  source": self.source}
         rows |= {"  reference": self.reference, "  output": self.text}
         return Table([(name, printable(text)) for name, text in rows.items() if text is not None])
+
+
+def differing_lines(
+    systems: Texts, sources: Sequence[str], references: Sequence[Sequence[str]], *, most: int = 10
+) -> list[PageLine]:
+    """Return the lines whose chrF differs most between two systems, `most` from each end.
+
+    They come in the order from the largest gain of the second system to its largest loss.
+    """
+    from tfm.metrics.sacre import sentence_chrf  # here, because few commands need it
+
+    chrf = [
+        sentence_chrf(*([normalize("NFC", line) for line in text] for text in (of, *references)))
+        for of in systems.values()
+    ]
+    gains = {number: round(b - a, 9) for number, (a, b) in enumerate(zip(*chrf, strict=True))}
+    order = sorted(filter(gains.get, gains), key=lambda number: -gains[number])
+    found = []
+    for number in dict.fromkeys([*order[:most], *order[-most:]]):
+        pairs = zip(systems.items(), chrf, strict=True)
+        texts = [(name, lines[number], {"chrF": of[number]}) for (name, lines), of in pairs]
+        label = f"Line {number + 1:,}"
+        found.append(PageLine(label, sources[number], references[0][number], texts))
+    return found
 
 
 def report_lines(
@@ -92,8 +118,6 @@ def _shown(value: object) -> str:
 
 
 def _write_page(path: Path, rows: Sequence[Sequence[LineScore]], language: str) -> None:
-    from tfm.metrics.page import MAX_LINES, PageLine, write_page  # here, because few scores need it
-
     lines = []
     for row in rows[:MAX_LINES]:
         scores = [

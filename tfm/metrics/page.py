@@ -1,12 +1,13 @@
 """A page of translations: sources, references and outputs of several systems side by side."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
 
 from tfm.disk.files import write_text
 from tfm.pages import render
+from tfm.reporting import say
 from tfm.table import Table
 from tfm.text.languages import name_of
 from tfm.text.units import units
@@ -18,7 +19,8 @@ MAX_LINES = 1000  # of a page; more would be slow to open
 PageText = tuple[str, str, Mapping[str, float | None]]
 
 
-class PageLine(NamedTuple):
+@dataclass(frozen=True)
+class PageLine:
     """A line of a page; readers sort lines by the scores of the first text."""
 
     label: str
@@ -41,19 +43,17 @@ def write_page(
     Words that are not in the reference are marked. `language` is the language of the translations.
     """
     keys = [{**line.texts[0][2], "length": len(line.source or line.texts[0][1])} for line in lines]
-    page = render(
-        "metrics/page.html",
-        title=title,
-        note=note,
-        rows=table,
-        lang=language.replace("_", "-") if name_of(language) != language else "",
-        names=[name for name in keys[0] if any(each[name] is not None for each in keys)],
-        lines=lines,
-        keys=keys,
-        figures=_figures,
-        marked=_marked,
-    )
-    write_text(path, page)
+    names = [name for name in keys[0] if any(each[name] is not None for each in keys)]
+    values = {"note": note, "rows": table, "names": names, "lines": lines, "keys": keys}
+    write_template("metrics/page.html", path, title, language, **values)
+
+
+def write_template(template: str, path: Path, title: str, language: str, **values: object) -> None:
+    """Write a page by a template that shows lines with `listed` of lines.html."""
+    lang = language.replace("_", "-") if name_of(language) != language else ""
+    tools = {"lang": lang, "figures": _figures, "marked": _marked}
+    write_text(path, render(template, title=title, **tools, **values))
+    say(f"page: {path}")
 
 
 def _figures(scores: Mapping[str, float | None]) -> str:

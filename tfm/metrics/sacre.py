@@ -1,18 +1,17 @@
 """BLEU, chrF and TER, and the paired bootstrap test, as sacreBLEU computes them (Post 2018)."""
 
-import contextlib
-import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from sacrebleu.metrics.base import Metric, Score, Signature
+import numpy as np
+from sacrebleu import __version__ as VERSION
+from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
-from typing_extensions import override
+from sacrebleu.significance import estimate_ci
 
 from tfm.config import ScoreConfig
 from tfm.errors import UsageError
@@ -22,7 +21,7 @@ from tfm.metrics.tokenizers import bleu_tokenizer, load_tokenizer
 
 SacreName = Literal["bleu", "chrf", "ter", "command"]
 
-_SEED_VARIABLE = "SACREBLEU_SEED"
+_MAX_RESAMPLED_LINES = 100_000  # more take minutes; a baseline is tested in any case
 
 
 def sacrebleu_score(
@@ -35,7 +34,7 @@ def sacrebleu_score(
     sources: Sequence[str] | None = None,
 ) -> MetricScore:
     """Score detokenized text as `tfm.metrics.scores.corpus_scores` does."""
-    metric: Metric
+    metric: AnyMetric
     match name:
         case "bleu":
             if config.tokenize != "auto":
@@ -57,12 +56,12 @@ def sacrebleu_score(
     return score_metric(metric, hypotheses, config, name=name, baseline=baseline)
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+def sentence_chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> list[float]:
     """Return the chrF of each sentence, from 0 to 100, with sacreBLEU's defaults."""
     metric = CHRF()
     return [
-        float(metric.sentence_score(hypothesis, [reference]).score)
-        for hypothesis, reference in zip(hypotheses, references, strict=True)
+        float(metric.sentence_score(hypothesis, others).score)
+        for hypothesis, *others in zip(hypotheses, *references, strict=True)
     ]
 
 
@@ -85,104 +84,84 @@ def sentence_scores(
         yield {name: metric.sentence_score(text, others).score for name, metric in metrics.items()}
 
 
-class _CommandSignature(Signature):
-    def __init__(self, args: dict[str, Any]) -> None:
-        super().__init__(args)
-        self.info |= {"source": args["has_sources"], "command": args["command"]}
+class _CommandMetric:
+    """The mean of the numbers that a program prints, with the methods of sacreBLEU's metrics."""
 
-
-class _CommandMetric(Metric):
-    """The mean of the numbers that a program prints, which sacreBLEU can resample."""
-
-    _SIGNATURE_TYPE = _CommandSignature
+    n_bootstrap, seed = 0, ""
 
     def __init__(
         self, command: str, sources: Sequence[str] | None, references: Sequence[Sequence[str]]
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         if len(references) != 1:
             raise UsageError("a metric command takes one reference: leave out the others")
         [self._references] = references
         self._sources = sources or [""] * len(self._references)
-        self.command, self.has_sources, self.num_refs = command, sources is not None, 1
+        self.command, self.has_sources = command, sources is not None
 
-    @override
-    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: object) -> Any:
+    def get_signature(self) -> str:
+        test = f"|bs:{self.n_bootstrap}|seed:{self.seed}" if self.seed else ""
+        source = "yes" if self.has_sources else "no"
+        return f"nrefs:1{test}|source:{source}|command:{self.command}|version:{VERSION}"
+
+    def _extract_corpus_statistics(self, hypotheses: Sequence[str], _: None) -> list[list[float]]:
         texts = [*map(ScoredText, self._sources, hypotheses, self._references)]
         with MetricCommand(self.command) as command:
             return [[value, 1.0] for value in command.scores(texts, is_last=True)]
 
-    @override
     def _aggregate_and_compute(self, stats: list[list[float]]) -> Score:
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
 
-    @override
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         total, number = stats
         return Score(self.command.split()[0], float(total / number))
 
-    @override
-    def _preprocess_segment(self, sent: str) -> str:
-        return sent
 
-    @override
-    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-        return {}
-
-    @override
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
-        raise NotImplementedError  # the program scores all segments together
+AnyMetric = Metric | _CommandMetric
 
 
 def score_metric(
-    metric: Metric,
+    metric: AnyMetric,
     hypotheses: Sequence[str],
     config: ScoreConfig,
     *,
     name: MetricName,
     baseline: Sequence[str] | None,
 ) -> MetricScore:
-    """Score translations with a sacreBLEU metric that was constructed with the references."""
+    """Score translations with a sacreBLEU metric that was constructed with the references.
+
+    Intervals and p-values equal those of sacreBLEU, which has all samples in memory.
+    """
+    texts = [hypotheses] if baseline is None else [hypotheses, baseline]
+    counts = [metric._extract_corpus_statistics(text, None) for text in texts]
+    result, *others = [metric._aggregate_and_compute(count) for count in counts]
+    score = MetricScore(
+        name=name,
+        label=result.name,
+        value=float(result.score),
+        signature=str(metric.get_signature()),
+    )
+    if len(hypotheses) > _MAX_RESAMPLED_LINES and baseline is None:
+        return score
+    samples = _bootstrap(metric, counts, config)
+    mean, interval = map(float, estimate_ci(samples[:, 0]))
+    score = replace(score, mean=mean, interval=interval)
     if baseline is None:
-        result = metric.corpus_score(hypotheses, None)
-        signature = str(metric.get_signature())
-        return MetricScore(name=name, label=result.name, value=result.score, signature=signature)
-    with _bootstrap_seed(config.bootstrap_seed):
-        signatures, results = PairedTest(
-            [("baseline", baseline), ("hypotheses", hypotheses)],
-            {name: metric},
-            references=None,
-            test_type="bs",
-            n_samples=config.bootstrap_samples,
-        )()
-    [(label, test_signature)] = signatures.items()
-    # The results are untyped, and some of their numbers are NumPy's.
-    of_baseline, result = cast("list[Any]", results[label])
+        return score
+    metric.n_bootstrap, metric.seed = config.bootstrap_samples, str(config.bootstrap_seed)
+    other = float(others[0].score)
+    differences = np.abs(samples[:, 0] - samples[:, 1])
+    num_larger = (differences - differences.mean() > abs(score.value - other)).sum()
     # For equal scores, the p-value means nothing: sacreBLEU counts the samples whose difference
     # exceeds the mean difference, and identical outputs would be significantly different.
-    is_equal = result.score == of_baseline.score
-    return MetricScore(
-        name=name,
-        label=label,
-        value=float(result.score),
-        signature=str(test_signature),
-        comparison=Comparison(
-            baseline=float(of_baseline.score),
-            p_value=None if is_equal else float(result.p_value),
-            mean=float(result.mean),
-            interval=float(result.ci),
-        ),
-    )
+    p_value = None if score.value == other else (int(num_larger) + 1) / (len(samples) + 1)
+    compared = Comparison(baseline=other, p_value=p_value)
+    return replace(score, signature=str(metric.get_signature()), comparison=compared)
 
 
-@contextlib.contextmanager
-def _bootstrap_seed(seed: int) -> Iterator[None]:
-    """Set the environment variable with the seed of sacreBLEU's resampling."""
-    before = os.environ.get(_SEED_VARIABLE)
-    os.environ[_SEED_VARIABLE] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ[_SEED_VARIABLE]
-        if before is not None:
-            os.environ[_SEED_VARIABLE] = before
+def _bootstrap(metric: AnyMetric, counts: Sequence[Any], config: ScoreConfig) -> Any:
+    """Return [S, T] the scores of T texts in S samples of their lines."""
+    generator = np.random.default_rng(config.bootstrap_seed)
+    texts, size = [np.array(count, dtype=np.float32) for count in counts], len(counts[0])
+    drawn = (generator.choice(size, size) for _ in range(config.bootstrap_samples))
+    score = metric._compute_score_from_stats
+    return np.array([[score(text[lines].sum(0)).score for text in texts] for lines in drawn])

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tfm.plotting import Axes, Figure, drawing, ticker
 from tfm.training.metrics_log import Record
 
-# Of training texts and further validation sets, in turn.
-_TEXT_COLORS = ("set-1", "set-2", "set-3", "muted")
+# The colors of training texts, further validation sets and runs, which have dashes in turn.
+_NUM_COLORS = 16
 _TEXT_DASHES = ("-", "--", ":", "-.")
 _FIGURE_INCHES = (4.2, 2.8)
 _AXES_BOX = (0.14, 0.17, 0.84, 0.73)
@@ -25,9 +25,7 @@ _COLORS = {
     "training": "#000004",
     "validation": "#000005",
     "best": "#000006",
-    "set-1": "#000007",
-    "set-2": "#000008",
-    "set-3": "#000009",
+    **{f"set-{number + 1}": f"#{number + 7:06x}" for number in range(_NUM_COLORS)},
 }
 
 Points = Sequence[tuple[int, float]]
@@ -113,8 +111,8 @@ def _draw_curves(axes: Axes, chart: Chart, curves: Mapping[str, Points]) -> None
         is_text = label not in _COLORS
         axes.plot(
             *zip(*points, strict=True),
-            color=_COLORS[_TEXT_COLORS[number % len(_TEXT_COLORS)] if is_text else label],
-            linestyle=_TEXT_DASHES[(number + number // 4) % 4] if is_text else "-",
+            color=_COLORS[f"set-{number % _NUM_COLORS + 1}" if is_text else label],
+            linestyle=_TEXT_DASHES[number % len(_TEXT_DASHES)] if is_text else "-",
             label=label.replace("$", r"\$"),  # which would start a formula
             linewidth=1.1 if label == "training" else 1.8,
             marker="o" if len(points) <= 40 else "",

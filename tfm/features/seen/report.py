@@ -36,10 +36,11 @@ class SeenReport:
     clean_scores: Sequence[MetricScore]
 
     @property
-    def figures(self) -> dict[str, float]:
-        """The number of clean lines and their scores, by name."""
-        scores = {f"{each.label} of these": round(each.value, 2) for each in self.clean_scores}
-        return {"lines not seen in training": self.num_clean, **scores}
+    def unseen(self) -> str:
+        """The number of clean lines and their scores, in words."""
+        return ", ".join(
+            [f"{self.num_clean:,} lines", *(x.beside_baseline for x in self.clean_scores)]
+        )
 
     @property
     def summary(self) -> str:
@@ -48,16 +49,15 @@ class SeenReport:
         counts = [
             f"{k} {v['exactly']:,} exactly, {v['nearly']:,} nearly" for k, v in self.seen.items()
         ]
-        scores = [f"{each.label} = {each.value:.{each.decimals}f}" for each in self.clean_scores]
-        rest = f"; the {self.num_clean:,} other lines: {', '.join(scores)}" if scores else ""
-        return f"seen in {', '.join(names)}: {'; '.join(counts)}{rest}"
+        return f"seen in {', '.join(names)}: {'; '.join(counts)}; neither: {self.unseen}"
 
 
 def find_seen(
     models: Sequence[ModelFolder],
     sources: Sequence[str],
     texts: Sequence[Sequence[str]],
-    score: Callable[[list[str], list[list[str]]], list[MetricScore]],
+    score: Callable[..., list[MetricScore]],
+    baseline: Sequence[str] | None = None,
 ) -> SeenReport | None:
     """Look for [N] lines in the text that models and their origins learned from, if recorded.
 
@@ -65,7 +65,8 @@ def find_seen(
         models: The models.
         sources: The source of each line.
         texts: Its translations, then one or several lists of references.
-        score: Returns the scores of translations and references.
+        score: Returns the scores of translations and references, and of a baseline.
+        baseline: Other translations of the lines, to compare.
     """
     found = _find_records(models)
     records = [record for record in found.values() if record is not None]
@@ -75,7 +76,9 @@ def find_seen(
     exact_target, target = _look_up(records, texts[1:])
     sides = {"sources": (exact_source, source), "targets": (exact_target, target)}
     sides["pairs"] = (exact_source & exact_target, source & target)
-    hypotheses, *references = [[*compress(lines, ~(source | target))] for lines in texts]
+    is_clean = ~(source | target)
+    hypotheses, *references = [[*compress(lines, is_clean)] for lines in texts]
+    others = {} if baseline is None else {"baseline": [*compress(baseline, is_clean)]}
     return SeenReport(
         datasets={
             name: None if each is None else each.false_hits() for name, each in found.items()
@@ -85,7 +88,9 @@ def find_seen(
             for name, (exactly, seen) in sides.items()
         },
         num_clean=len(hypotheses),
-        clean_scores=score(hypotheses, references) if 0 < len(hypotheses) < len(sources) else [],
+        clean_scores=score(hypotheses, references, **others)
+        if 0 < len(hypotheses) < len(sources)
+        else [],
     )
 
 
