@@ -44,7 +44,7 @@ class SourceAttention(nn.Module):
 
     - Soft: α as it is (Xu et al. 2015, §4.2).
     - Hard: the output is k_s of a single s, drawn from α in training and the likeliest one
-      otherwise (§4.1). As there, half of the words attend softly in training.
+      otherwise (§4.1). Half of the words attend softly in training; there, half of the pictures.
     - Local-m: the softmax is over positions in [p_t - D, p_t + D] alone, with p_t = t, or the last
       position of a shorter source (Luong et al. 2015, §3.2).
     - Local-p: the same with p_t = S · sigmoid(v_pᵀ tanh(W_p h)) (eq. 9), and each weight is then
@@ -122,7 +122,7 @@ def reinforce_loss(samples: Tensor, nll: Tensor) -> Tensor:
     With the word's log p(y), its reward, and log p(s) of the sampled position, the gradient is that
     of λ_r (log p(y) - b) log p(s) + λ_e H, with the entropy H. The paper's reward is that of the
     whole sentence, and its baseline b a moving average. Here b is learned from the decoder's state
-    (Mnih and Gregor 2014, §2.3), so that it is saved, resumed and shared as all weights are.
+    (Mnih and Gregor 2014), so that it is saved, resumed and shared as all weights are.
 
     Args:
         samples: [N, 3] of `Attended`, for N target tokens.
