@@ -39,7 +39,11 @@ from token_dataset import write_token_dataset  # noqa: E402
 
 from tfm.backends.plain import PLAIN_TRAINING  # noqa: E402
 from tfm.backends.selection import inference_backend, training_backend  # noqa: E402
-from tfm.backends.training_compiled import CompiledTraining, flash_problem  # noqa: E402
+from tfm.backends.training_compiled import (  # noqa: E402
+    AttentionKernel,
+    CompiledTraining,
+    kernel_problem,
+)
 from tfm.config import Precision, RunConfig, SearchConfig, run_config, run_toml  # noqa: E402
 from tfm.dataset.parallel import ParallelDataset  # noqa: E402
 from tfm.machine.compute import Compute, choose_compute  # noqa: E402
@@ -98,14 +102,20 @@ class Session:
         return ParallelDataset(folder / "bin", "train", vocab_sizes=(self.vocab_size,) * 2)
 
     def trainer(
-        self, run: RunConfig, compute: Compute, *, compiles: bool, flash: bool = True
+        self,
+        run: RunConfig,
+        compute: Compute,
+        *,
+        compiles: bool,
+        kernel: AttentionKernel | None = None,
     ) -> trainer.Trainer:
         """Make a trainer of a new model on the dataset."""
         sizes = self.vocab_size, self.vocab_size
         torch.manual_seed(run.training.seed)
         model = new_model(run.model, sizes).to(compute.device)
-        flash = flash and not self.is_dry
-        backend = CompiledTraining(flash=flash) if compiles else PLAIN_TRAINING
+        if kernel is None:
+            kernel = "efficient" if compute.dtype == torch.float32 else "flash"
+        backend = CompiledTraining(None if self.is_dry else kernel) if compiles else PLAIN_TRAINING
         with patch.object(trainer, "training_backend", lambda *_, **__: backend):
             cost = model_cost(run.model, sizes)
             return trainer.Trainer(model, self.data(), run, compute, cost=cost)
@@ -298,14 +308,14 @@ def speed(
     arch: str,
     *,
     compiles: bool,
-    flash: bool = True,
+    kernel: AttentionKernel = "flash",
     num_steps: tuple[int, int] = (20, 40),
 ) -> dict[str, Any]:
     """Time training steps, after some that do not count, and profile others."""
     untimed, timed = (1, 2) if session.is_dry else num_steps
     run, compute = session.run(arch), session.compute("bf16")
     started = time.perf_counter()
-    made = session.trainer(run, compute, compiles=compiles, flash=flash)
+    made = session.trainer(run, compute, compiles=compiles, kernel=kernel)
     batches = made.batches()
     losses_of = [made.step(batch)[0] for batch in islice(batches, untimed)]
     first = [step.report() for step in losses_of if step is not None]  # waits for the device
@@ -330,7 +340,7 @@ def speed(
     if compute.device.type == "cuda":
         found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         step = partial(_step, made, batches)
-        name = f"profile {arch}" + " compiled" * compiles + " padded" * (not flash)
+        name = f"profile {arch}" + " compiled" * compiles + f" {kernel}" * compiles
         found["profile"] = profile(step, session.out / f"{name}.txt", number=NUM_PROFILED)
     return found
 
@@ -417,15 +427,19 @@ def can_compile(session: Session) -> dict[str, Any]:
     compute = session.compute("bf16")
     problems: list[str] = []
     backend = training_backend(compute, "auto", notify=problems.append)
-    if not session.is_dry and (problem := flash_problem(compute.device, torch.float16)):
-        problems.append(problem)
+    kernels: list[tuple[AttentionKernel, torch.dtype]] = [("efficient", torch.float32)]
+    kernels += [(kernel, torch.float16) for kernel in ("flash", "efficient")]
+    kernels.append(("efficient", torch.bfloat16))
+    if not session.is_dry:
+        found = [kernel_problem(kernel, compute.device, dtype) for kernel, dtype in kernels]
+        problems += filter(None, found)
     is_ok = session.is_dry or (backend.compiles and not problems)
     return {"ok": is_ok, "backend": type(backend).__name__, "problems": problems}
 
 
 PLAIN: dict[str, Any] = {"compiles": False}
 COMPILED: dict[str, Any] = {"compiles": True}
-PADDED = COMPILED | {"flash": False}
+EFFICIENT = COMPILED | {"kernel": "efficient"}
 # By name: a step, and its limit in seconds.
 Steps = dict[str, tuple[Callable[[Session], dict[str, Any]], int]]
 CHECKS: Steps = {
@@ -449,7 +463,8 @@ TIMINGS: Steps = {
     "base compiled": (partial(speed, arch="base", **COMPILED), 90),
     "big compiled": (partial(speed, arch="big", **COMPILED), 90),
     "decode base": (partial(decode, arch="base", batch_sizes=(1, 64, 512)), 90),
-    "base padded": (partial(speed, arch="base", **PADDED), 90),
+    "base efficient": (partial(speed, arch="base", **EFFICIENT), 90),
+    "big efficient": (partial(speed, arch="big", **EFFICIENT), 90),
     "base plain": (partial(speed, arch="base", **PLAIN), 60),
 }
 SEVERAL: Steps = {

@@ -60,16 +60,16 @@ def test_a_gpu_casts_the_weights_of_half_precision_once():
 
 def test_a_gpu_compiles_training_unless_that_is_refused(monkeypatch):
     monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: None)
-    monkeypatch.setattr("tfm.backends.selection.flash_problem", lambda *_: None)
+    monkeypatch.setattr("tfm.backends.selection.working_kernel", lambda *_: ("flash", None))
     compute = Compute(GPU, torch.bfloat16)
     assert isinstance(training_backend(compute, "auto"), CompiledTraining)
     assert training_backend(compute, "auto", compiles=False) is PLAIN_TRAINING
     assert training_backend(compute, "plain") is PLAIN_TRAINING
 
 
-def test_a_gpu_without_flash_attention_says_so(monkeypatch):
+def test_a_gpu_without_kernels_of_attention_says_so(monkeypatch):
     monkeypatch.setattr("tfm.backends.selection.compilation_problem", lambda _: None)
-    monkeypatch.setattr("tfm.backends.selection.flash_problem", lambda *_: "too old")
+    monkeypatch.setattr("tfm.backends.selection.working_kernel", lambda *_: (None, "too old"))
     reported = []
     compute = Compute(GPU, torch.float16)
     assert isinstance(training_backend(compute, "auto", notify=reported.append), CompiledTraining)
@@ -91,10 +91,10 @@ def test_a_gpu_that_cannot_compile_trains_without_and_says_so(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
 @pytest.mark.parametrize(
-    "backend", [CpuTraining(torch.float32), CompiledTraining()], ids=["CPU", "compiled"]
+    "backend", [CpuTraining(torch.float32), CompiledTraining("flash")], ids=["CPU", "compiled"]
 )
 def test_fast_modules_of_training_have_the_same_parameters(backend):
-    model = transformer(20)
+    model = transformer(20, d_model=16)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     backend.install(model)
     assert dict(model.named_modules()) != modules

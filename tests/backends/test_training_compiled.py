@@ -8,21 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from claimed_gpu.kernels import attend as emulated_attention
+from claimed_gpu.kernels import attend_in_one_product
 from small_models import transformer
 from torch.nn.parallel import DistributedDataParallel
 
 from tfm.backends.plain import PLAIN_TRAINING
 from tfm.backends.training_compiled import (
     CompiledTraining,
-    PackedHeads,
     compilation_problem,
     compile_for_sizes,
-    flash_problem,
+    working_kernel,
 )
 from tfm.machine.group import Group
-from tfm.model.attention import Heads
 from tfm.model.build import evaluation_copy
-from tfm.model.packing import Packing
 from tfm.training import trainer as trainer_module
 from tfm.training.gradients import ReplicatedGradients
 from tfm.training.loss import BatchLoss
@@ -40,7 +38,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def train(new_trainer, monkeypatch):
+def kernel(monkeypatch):
+    """Replace the kernels of attention, which CPUs lack."""
+    name = "tfm.backends.training_compiled.packed_attention"
+    monkeypatch.setattr(name, attend_in_one_product)
+
+
+@pytest.fixture
+def train(new_trainer, monkeypatch, kernel):
     """Train with a backend from a state, if any; return losses and the trainer."""
 
     def run(backend, *, steps, state=None, weights=None, **model):
@@ -67,7 +72,7 @@ def test_losses_and_weights_equal_the_plain_ones_and_validation_compiles_nothing
     train, output_bias
 ):
     settings = {**NO_DROPOUT, "output_bias": output_bias}
-    found, trainer = train(CompiledTraining(), steps=4, **settings)
+    found, trainer = train(CompiledTraining("efficient"), steps=4, **settings)
     expected, plain = train(PLAIN_TRAINING, steps=4, **settings)
     assert found == pytest.approx(expected, rel=1e-5)
     for ours, theirs in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
@@ -87,40 +92,18 @@ def test_losses_and_weights_equal_the_plain_ones_and_validation_compiles_nothing
 
 @NEEDS_COMPILER
 def test_with_dropout_a_resumed_run_equals_an_uninterrupted_one_and_learns(train):
-    losses, uninterrupted = train(CompiledTraining(), steps=8)
+    losses, uninterrupted = train(CompiledTraining("efficient"), steps=8)
     assert losses[-1] < losses[0] - 0.1
-    first, stopped = train(CompiledTraining(), steps=4)
+    first, stopped = train(CompiledTraining("efficient"), steps=4)
     weights = {name: each.clone() for name, each in stopped.model.state_dict().items()}
-    second, resumed = train(CompiledTraining(), steps=4, state=stopped.state(), weights=weights)
+    second, resumed = train(
+        CompiledTraining("efficient"), steps=4, state=stopped.state(), weights=weights
+    )
     assert first + second == losses
     for ours, theirs in zip(
         resumed.model.parameters(), uninterrupted.model.parameters(), strict=True
     ):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"window": 2}])
-def test_attention_in_parts_equals_attention_of_the_whole_batch(settings):
-    torch.manual_seed(0)
-    queries = Packing(torch.tensor([9, 7, 4, 3, 2]), 30, part_starts=[2, 4])
-    keys = queries if settings else Packing(torch.tensor([5, 8, 2, 4, 1]), 24, part_starts=[2, 4])
-    heads = Heads(2, [6, 6, 6], dropout=0.0, **settings)
-    projections = (
-        [torch.randn(30, 18, dtype=torch.float64, requires_grad=True)]
-        if settings
-        else [
-            torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
-            for rows, width in ((30, 6), (24, 12))
-        ]
-    )
-    found = PackedHeads(**heads.arguments())(projections, queries, keys, None)
-    expected = heads(projections, queries, keys, None)
-    torch.testing.assert_close(found, expected)
-    gradients = [
-        torch.autograd.grad(x[: queries.num_tokens].sin().sum(), projections)
-        for x in (found, expected)
-    ]
-    torch.testing.assert_close(*gradients)
 
 
 def wrong_gradient(x):
@@ -135,9 +118,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("of_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("fault", [{}, *FAULTS.values()], ids=["none", *FAULTS])
-def test_flash_attention_with_a_fault_is_not_used(monkeypatch, fault, of_causal):
-    def attend(query, key, value, queries, keys, *, dropout, causal, window):
+def test_a_kernel_with_a_fault_is_not_used(monkeypatch, fault, dtype, of_causal):
+    def attend(kernel, query, key, value, queries, keys, *, dropout, causal, window):
         def changed(name, x):
             return fault[name](x) if name in fault and causal == of_causal else x
 
@@ -147,9 +131,43 @@ def test_flash_attention_with_a_fault_is_not_used(monkeypatch, fault, of_causal)
         )
         return changed("out", out)
 
-    monkeypatch.setattr("tfm.backends.training_compiled.flash_attention", attend)
-    problem = flash_problem(CPU, torch.bfloat16)
-    assert (problem is not None and problem.startswith("relative error")) is bool(fault)
+    monkeypatch.setattr("tfm.backends.training_compiled.packed_attention", attend)
+    kernel, problem = working_kernel(CPU, dtype)
+    if fault:
+        assert kernel is None
+        assert problem.startswith("relative error")
+    else:
+        assert kernel == ("efficient" if dtype == torch.float32 else "flash")
+
+
+def test_without_flash_attention_the_other_kernel_is_taken(monkeypatch):
+    def problem(kernel, *_):
+        return "FlashAttention only supports Ampere GPUs or newer." * (kernel == "flash") or None
+
+    monkeypatch.setattr("tfm.backends.training_compiled.kernel_problem", problem)
+    assert working_kernel(CPU, torch.float16) == ("efficient", None)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings", "packs"),
+    [
+        ("flash", {}, True),
+        ("flash", {"attention_window": 3}, True),
+        ("efficient", {}, True),
+        ("efficient", {"attention_window": 3}, False),
+        ("efficient", {"attention": "additive"}, False),
+        ("flash", {"d_k": 16}, False),
+        ("flash", {"num_heads": 4}, False),
+        (None, {}, False),
+    ],
+)
+def test_layers_are_compiled_if_a_kernel_computes_their_attention(kernel, settings, packs):
+    model, backend = transformer(20, **{"d_model": 16, **settings}), CompiledTraining(kernel)
+    before = dict(model.named_modules())
+    assert backend.packs(model) == packs
+    backend.install(model)
+    assert (dict(model.named_modules()) != before) == packs
+    assert backend.packs(model) == packs
 
 
 @pytest.fixture
@@ -183,11 +201,11 @@ def test_a_function_in_ddp_is_compiled_as_a_whole():
     assert counters["aot_autograd"]["total"] == 1
 
 
-@pytest.mark.usefixtures("ddp")
+@pytest.mark.usefixtures("ddp", "kernel")
 def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
     batcher = new_trainer(model=SMALL).batcher
     model = transformer(400, **SMALL, **NO_DROPOUT).train()
-    CompiledTraining().install(model)
+    CompiledTraining("efficient").install(model)
     loss = BatchLoss(model, label_smoothing=0.1, compiles=True)
     example = batcher.batch(batcher.epoch(1)[0])
     before = num_compiled()

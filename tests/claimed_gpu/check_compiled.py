@@ -42,7 +42,7 @@ def dataset(tmp_path_factory):
     return ParallelDataset(folder / "bin", "train", vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
 
 
-def train(dataset, fault=None) -> tuple[Device, set[str]]:
+def train(dataset, fault=None, kernel="flash") -> tuple[Device, set[str]]:
     """Train two steps on one batch; return the device, and what is wrong."""
     run = run_config("base", SETTINGS)
     cost = model_cost(run.model, SIZES)
@@ -52,7 +52,7 @@ def train(dataset, fault=None) -> tuple[Device, set[str]]:
     with (
         fake_gpu() as device,
         patch("tfm.backends.selection.compilation_problem", lambda *_: None),
-        patch("tfm.backends.selection.flash_problem", lambda *_: None),
+        patch("tfm.backends.selection.working_kernel", lambda *_: (kernel, None)),
         patch("tfm.dataset.batching.copy_to_device", device.copy),
         patch("tfm.model.packing.copy_to_device", device.copy),
         patch.object(GradientAccumulation, "_batch", make_batch_on_host),
@@ -83,8 +83,9 @@ def trained(dataset):
     return train(dataset)
 
 
-def test_a_step_compiles_whole_functions_once_and_launches_few_kernels(trained):
+def test_a_step_compiles_whole_functions_once_and_launches_few_kernels(trained, dataset):
     assert not trained[1]
+    assert not train(dataset, kernel="efficient")[1]
 
 
 def spilling(device: Device, capability: int, folder: Path, **limits) -> list[tuple[str, dict]]:

@@ -7,8 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from claimed_gpu.emulation import emulated_gpu
+from claimed_gpu.kernels import KERNELS
 
-from tfm.backends.training_compiled import flash_attention
+from tfm.backends.training_compiled import packed_attention
 from tfm.dataset.parallel import ParallelDataset
 from tfm.machine.compute import choose_compute
 from tfm.machine.group import Group
@@ -51,16 +52,21 @@ def new_trainer(data_dir, tiny_run):
     return make
 
 
+def refuse_old_gpu(*_, **__):  # as before sm_80
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
 def train(trainer: Trainer) -> list[PendingStep]:
     rows = trainer.batcher.epoch(1)[:NUM_STEPS]
     return [trainer.step(trainer.build(each))[0] for each in rows]
 
 
-def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str]:
+def problems(new_trainer, precision: str, settings: dict, fault=None, is_old=False) -> set[str]:
     """Return what differs between steps on the CPU and those on an emulated GPU with a fault."""
     expected = [each.report() for each in train(new_trainer("cpu", "fp32", "plain", settings))]
     uncompiled = patch("torch.compile", lambda function, **_: function)
-    with emulated_gpu() as emulation, uncompiled, fault or nullcontext():
+    old = patch.dict(KERNELS, {"_flash_attention_forward": refuse_old_gpu} if is_old else {})
+    with emulated_gpu() as emulation, uncompiled, old, fault or nullcontext():
         trainer = new_trainer("cuda", precision, "auto", settings)
         emulation.forget()
         steps = train(trainer)
@@ -72,10 +78,14 @@ def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str
         pairs = [[getattr(each, name) for each in reports] for reports in (found, expected)]
         if pairs[0] != pytest.approx(pairs[1], rel=bound):
             names.add(f"{name}: {pairs}")
-    num_attentions = emulation.launches["_flash_attention_forward"]
-    is_packed = precision != "fp32" and "attention" not in model
-    if is_packed and num_attentions != NUM_STEPS * NUM_ATTENTIONS:
-        names.add(f"attention: {num_attentions} kernels")
+    name = "efficient" if precision == "fp32" or is_old else "flash"
+    kernels = {x: n for x, n in emulation.launches.items() if x.endswith("attention_forward")}
+    is_packed = "attention" not in model and not (
+        name == "efficient" and "attention_window" in model
+    )
+    used = {f"_{name}_attention_forward"} if is_packed else set()
+    if kernels.keys() != used or any(n % NUM_ATTENTIONS for n in kernels.values()):
+        names.add(f"attention: {kernels}")
     return names
 
 
@@ -85,8 +95,9 @@ def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str
         ("bf16", {}),
         ("bf16", {"model": {"attention_dropout": 0.1}}),
         ("fp16", {}),
-        ("fp32", {}),  # attention in padded parts
-        ("bf16", {"model": {"attention": "additive"}}),  # likewise
+        ("fp32", {}),
+        ("bf16", {"model": {"attention": "additive"}}),  # in plain layers
+        ("fp32", {"model": {"attention_window": 3}}),  # likewise
         ("bf16", {"model": {"attention_window": 3, "learned_positions": 300}}),
         ("bf16", {"model": {"norm": "pre", "output_bias": True, "activation": "gelu"}}),
         ("fp16", {"optimizer": {"clip_norm": 0.1, "ema": 0.9}}),
@@ -96,6 +107,11 @@ def problems(new_trainer, precision: str, settings: dict, fault=None) -> set[str
 )
 def test_a_step_never_waits_and_computes_what_the_cpu_does(new_trainer, precision, settings):
     assert not problems(new_trainer, precision, settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"model": {"attention_dropout": 0.1}}])
+def test_a_gpu_without_flash_attention_computes_what_the_cpu_does(new_trainer, settings):
+    assert not problems(new_trainer, "fp16", settings, is_old=True)
 
 
 class OfTwo(Group):
@@ -154,7 +170,7 @@ def read_norm(gradients):
 
 
 def see_everything(*arguments, causal, **more):
-    return flash_attention(*arguments, causal=False, **more)
+    return packed_attention(*arguments, causal=False, **more)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +183,14 @@ def see_everything(*arguments, causal, **more):
         ("loss", "bf16", "tfm.training.loss.PADDING", -2),
         ("loss", "bf16", "torch.promote_types", lambda dtype, _: dtype),
         ("loss", "fp32", "tfm.model.masks.AttentionMask.allowed", lambda *_: None),
-        ("attention", "bf16", "tfm.backends.training_compiled.flash_attention", see_everything),
-        ("attention", "bf16", "tfm.machine.compute.Compute.autocast", lambda self: nullcontext()),
+        ("attention", "bf16", "tfm.backends.training_compiled.packed_attention", see_everything),
+        (
+            "attention",
+            "bf16",
+            "tfm.backends.training_compiled.CompiledTraining.packs",
+            lambda *_: False,
+        ),
+        ("attention", "fp16", "tfm.backends.training_compiled._MAX_ERRORS", {torch.float16: 0}),
         (
             "gradient_norm",
             "fp16",

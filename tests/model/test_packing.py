@@ -57,12 +57,6 @@ def test_pad_and_pack_have_the_gradients_of_a_gather(lengths):
     assert torch.autograd.gradcheck(pack, rows)
 
 
-def test_parts_are_packings_of_their_sentences():
-    packing = Packing(torch.tensor([9, 8, 4, 3, 1]), 30, part_starts=[2, 4])
-    assert [part.lengths.tolist() for part in packing.parts] == [[9, 8], [4, 3], [1]]
-    assert [part.num_rows for part in packing.parts] == [18, 8, 2]
-
-
 @pytest.mark.parametrize("num_rows", [26, 30, 100])
 def test_offsets_delimit_sentences_and_equal_segments_of_spare_rows(num_rows):
     packing = Packing(torch.tensor([9, 8, 4, 3, 1]), num_rows)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tfm.config import ModelConfig
 from tfm.machine.compute import Compute
 from tfm.model.build import Model, evaluation_copy
 from tfm.model.layers import Embedding
@@ -45,8 +44,8 @@ class TrainingBackend:
     def install(self, model: Model) -> None:
         """Replace submodules of a model by faster ones with the same parameters and names."""
 
-    def packs(self, config: ModelConfig) -> bool:
-        """Return whether models of this shape compute packed batches without padding."""
+    def packs(self, model: Model) -> bool:
+        """Return whether a model computes packed batches without padding once it is installed."""
         return False
 
     def seed(self, seed: int) -> None:

@@ -22,7 +22,7 @@ from tfm.backends.plain import (
     TrainingBackend,
 )
 from tfm.backends.sentence_attention import RandomMasks
-from tfm.backends.training_compiled import CompiledTraining, compilation_problem, flash_problem
+from tfm.backends.training_compiled import CompiledTraining, compilation_problem, working_kernel
 from tfm.backends.training_cpu import CpuTraining, fused_linear, fused_linear_relu_dropout
 from tfm.config import InferenceConfig, InferenceDevice, InferencePrecision, Kernels
 from tfm.errors import UsageError
@@ -235,15 +235,13 @@ def _compiled_training(compute: Compute, notify: Callable[[str], None]) -> Train
             "slowly; install a C compiler, or set --no-compile"
         )
         return PLAIN_TRAINING
-    if compute.dtype not in (torch.float16, torch.bfloat16):
-        return CompiledTraining()
-    problem = flash_problem(compute.device, compute.dtype)
-    if problem is not None:
+    kernel, problem = working_kernel(compute.device, compute.dtype)
+    if kernel is None:
         notify(
-            f"warning: flash attention does not work on this GPU ({problem}): training without, "
-            "more slowly"
+            f"warning: torch's kernels for attention do not work on this GPU ({problem}): training "
+            "with padded batches, more slowly"
         )
-    return CompiledTraining(flash=problem is None)
+    return CompiledTraining(kernel)
 
 
 def _cpu_inference(compute: Compute, notify: Callable[[str], None]) -> InferenceBackend:

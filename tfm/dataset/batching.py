@@ -266,10 +266,9 @@ def build_batch(dataset: ParallelDataset, indices: Integers, *, coarse_rows: boo
     """Pack sentence pairs [B] and add BOS and EOS."""
     source_ids, source_lengths = dataset.source.concatenate(indices)
     target_ids, target_lengths = dataset.target.concatenate(indices)
-    starts = _part_starts(np.maximum(source_lengths, target_lengths))
     source_rows, target_rows = numbers_of_rows(len(source_ids), len(target_ids), coarse=coarse_rows)
-    source, sources = _pack(source_ids, source_lengths, starts, source_rows)
-    target_output, targets = _pack(target_ids, target_lengths, starts, target_rows)
+    source, sources = _pack(source_ids, source_lengths, source_rows)
+    target_output, targets = _pack(target_ids, target_lengths, target_rows)
     target_input = torch.full_like(target_output, PAD)
     target_input[1 : targets.num_tokens] = target_output[: targets.num_tokens - 1]
     target_output[targets.num_tokens :] = PADDING
@@ -283,26 +282,10 @@ def build_batch(dataset: ParallelDataset, indices: Integers, *, coarse_rows: boo
     )
 
 
-def _part_starts(lengths: Integers) -> list[int]:
-    """Return where parts of sentences of similar lengths start, except for the first part.
-
-    The lengths [B] of the sentences descend: each part starts at half the length of the one before.
-    """
-    starts, first = [], int(lengths[0]) if len(lengths) else 0
-    for index, length in enumerate(lengths.tolist()):
-        if 2 * length <= first:
-            starts.append(index)
-            first = length
-    return starts
-
-
-def _pack(
-    ids: Integers, lengths: Integers, part_starts: list[int], num_rows: int
-) -> tuple[Tensor, Packing]:
+def _pack(ids: Integers, lengths: Integers, num_rows: int) -> tuple[Tensor, Packing]:
     """Return the ids [N] of sentences, each followed by EOS, and their packing."""
     ids = np.pad(ids, (0, num_rows - len(ids)))
-    packing = Packing(torch.from_numpy(lengths), num_rows, part_starts=part_starts)
-    return torch.from_numpy(ids), packing
+    return torch.from_numpy(ids), Packing(torch.from_numpy(lengths), num_rows)
 
 
 def numbers_of_rows(num_sources: int, num_targets: int, *, coarse: bool) -> tuple[int, int]:

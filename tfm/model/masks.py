@@ -58,7 +58,7 @@ class AttentionMask:
         before, after = self.window_size()
         distance = columns - rows
         window_mask = ((distance >= -before) & (distance <= after))[None, None]
-        ends = columns.new_tensor([num_keys]) if self.key_lengths is None else self.key_lengths
+        ends = columns.new_full((1,), num_keys) if self.key_lengths is None else self.key_lengths
         end = ends.view(-1, 1, *[1] * rows.dim())
         # Outputs at padding are ignored, but a softmax over no key is NaN: padding sees padding.
         return window_mask & (columns >= 0) & ((columns < end) | (rows >= end))

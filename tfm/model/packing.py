@@ -1,6 +1,5 @@
 """The layouts of a batch: padded, or packed on one axis without padding."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,7 +50,6 @@ class Packing:
         lengths: [B] numbers of tokens, on the CPU.
         num_rows: Size of the axis, greater than the number of tokens.
         device: Device of the rows.
-        part_starts: Where parts of sentences of similar length start, from the second part on.
     """
 
     def __init__(
@@ -59,11 +57,8 @@ class Packing:
         lengths: Tensor,
         num_rows: int,
         device: torch.device = _CPU,
-        *,
-        part_starts: Sequence[int] = (),
     ) -> None:
         self.lengths = lengths
-        self.part_starts = part_starts
         self.num_rows = num_rows
         self.num_tokens = int(lengths.sum())
         self.longest = int(lengths.max()) if len(lengths) else 0
@@ -73,22 +68,15 @@ class Packing:
 
     def to(self, device: torch.device) -> "Packing":
         """Return the same packing with its indices on a device, computed at once."""
-        packing = Packing(self.lengths, self.num_rows, device, part_starts=self.part_starts)
-        for each in (packing, *packing.parts):
-            for name in ("device_lengths", "positions", "offsets", "pack_indices", "pad_indices"):
-                getattr(each, name)
+        packing = Packing(self.lengths, self.num_rows, device)
+        for name in ("device_lengths", "positions", "offsets", "pack_indices", "pad_indices"):
+            getattr(packing, name)
         return packing
 
     @cached_property
     def device_lengths(self) -> Tensor:
         """[B] numbers of tokens, on the device."""
         return self._to_device(self.lengths)
-
-    @cached_property
-    def parts(self) -> "list[Packing]":
-        """The packings of the parts, each with one spare row."""
-        lengths = torch.tensor_split(self.lengths, list(self.part_starts))
-        return [Packing(each, int(each.sum()) + 1, self._device) for each in lengths]
 
     @cached_property
     def offsets(self) -> Tensor:

@@ -76,7 +76,7 @@ class GradientAccumulation:
             self._device,
             cost,
             num_processes=group.world.size,
-            packed=backend.packs(run.model),
+            packed=backend.packs(loss.model),
             memory_bytes=device_memory_bytes(self._device),
         )
         self.out_of_memory = 0

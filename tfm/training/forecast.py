@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tfm.backends.selection import verified_compute
-from tfm.backends.training_compiled import can_pack
+from tfm.backends.training_compiled import AttentionKernel, CompiledTraining
 from tfm.config import RunConfig
 from tfm.dataset.batching import Batcher
 from tfm.folders.model_folder import ModelFolder
@@ -23,6 +23,7 @@ from tfm.machine.compute import (
 )
 from tfm.machine.cpu import num_cores
 from tfm.machine.world import World
+from tfm.model.build import empty_model
 from tfm.model.cost import Cost
 from tfm.reporting import Result, format_duration
 from tfm.table import Table
@@ -199,7 +200,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     set_num_threads(training.threads, num_processes=num_processes)
     cost = cost_of(data)
     compiles = compute.device.type == "cuda" and training.kernels == "auto" and training.compile
-    packed = compiles and can_pack(run.model)
+    kernel: AttentionKernel = "efficient" if compute.dtype == torch.float32 else "flash"
+    model = empty_model(run.model, data.info.vocab_sizes)
+    packed = compiles and CompiledTraining(kernel).packs(model)
     max_tokens = max_microbatch_tokens(
         run,
         compute.device,

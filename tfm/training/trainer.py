@@ -77,7 +77,7 @@ class Trainer:
             run.batching,
             seed=run.training.seed,
             coarse_rows=backend.compiles,
-            packed=backend.packs(run.model),
+            packed=backend.packs(model),
             group=self._group,
             augmentation=augmentation,
         )
