@@ -1,5 +1,7 @@
 """Stories as tensors."""
 
+from collections.abc import Callable
+
 import torch
 from networks import EMPTY, Batch, encode_positions
 from stories import FROGS, FROGS_TASK, Story, make
@@ -10,9 +12,11 @@ _EMPTY_FRACTION = 0.1
 class Task:
     """Stories of one task as tensors: 9 of 10 to train, the others to validate, and a test set."""
 
-    def __init__(self, number: int, num_stories: int) -> None:
+    def __init__(
+        self, number: int, num_stories: int, draw: Callable[..., list[Story]] = make
+    ) -> None:
         self.number = number
-        stories = make(number, 2 * num_stories, seed=number)
+        stories = draw(number, 2 * num_stories, seed=number)
         shown = [FROGS] if number == FROGS_TASK else []
         told = {s for each in stories + shown for s in (*each.sentences, each.question)}
         sentences = ["", *sorted(told)]
@@ -27,7 +31,8 @@ class Task:
         num_train = num_stories - num_stories // 10
         self.train = self.batch(stories[:num_train])
         self.valid = self.batch(stories[num_train:num_stories])
-        self.test = self.batch(stories[num_stories:])
+        self.test_stories = stories[num_stories:]
+        self.test = self.batch(self.test_stories)
 
     def batch(self, stories: list[Story]) -> Batch:
         """Return stories as tensors."""

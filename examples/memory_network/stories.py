@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-_PEOPLE = ("Mary", "John", "Sandra", "Daniel")
+PEOPLE = ("Mary", "John", "Sandra", "Daniel")
 _PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 _THINGS = ("apple", "football", "milk")
-_MOVES = ("moved to", "went to", "journeyed to", "travelled to")
-_TAKES = ("took", "got", "grabbed", "picked up")
+MOVES = ("moved to", "went to", "journeyed to", "travelled to")
+TAKES = ("took", "got", "grabbed", "picked up")
 _DROPS = ("dropped", "left", "discarded", "put down")
 
 _PLURALS = {"mouse": "mice", "cat": "cats", "wolf": "wolves", "sheep": "sheep"}
@@ -54,7 +54,7 @@ def make(task: int, num_stories: int, seed: int) -> list[Story]:
 
 
 @dataclass
-class _World:
+class World:
     """People who walk about and carry things.
 
     Attributes:
@@ -72,13 +72,13 @@ class _World:
 
     def move(self) -> None:
         """Let somebody walk to another place with all that they carry."""
-        person = self.random.choice(_PEOPLE)
+        person = self.random.choice(PEOPLE)
         place = self.random.choice([p for p in _PLACES if p != self.place_of.get(person)])
         self.place_of[person] = place
         for thing, carrier in self.carrier_of.items():
             if carrier == person:
                 self.history_of[thing].append(place)
-        self.sentences.append(f"{person} {self.random.choice(_MOVES)} the {place}")
+        self.sentences.append(f"{person} {self.random.choice(MOVES)} the {place}")
 
     def take_or_drop(self) -> None:
         """Let somebody drop a thing or take one that lies there; else, walk."""
@@ -89,7 +89,7 @@ class _World:
         if thing in self.carrier_of:
             person, verbs = self.carrier_of.pop(thing), _DROPS
         else:
-            person, verbs = self.random.choice(self._takers(thing)), _TAKES
+            person, verbs = self.random.choice(self._takers(thing)), TAKES
             self.carrier_of[thing] = person
             self.history_of.setdefault(thing, [self.place_of[person]])
         self.sentences.append(f"{person} {self.random.choice(verbs)} the {thing}")
@@ -107,7 +107,7 @@ class _World:
 
 def _one_fact(random_: random.Random) -> Story:
     """Make a story of task 1: Where is Mary?"""
-    world = _World(random_)
+    world = World(random_)
     for _ in range(random_.randint(2, 10)):
         world.move()
     person = random_.choice(list(world.place_of))
@@ -116,7 +116,7 @@ def _one_fact(random_: random.Random) -> Story:
 
 def _two_facts(random_: random.Random) -> Story | None:
     """Make a story of task 2: Where is the milk? None if nobody took anything."""
-    world = _walk(random_, shortest=4, longest=16)
+    world = walk(random_, shortest=4, longest=16)
     if not world.history_of:
         return None
     thing = random_.choice(list(world.history_of))
@@ -125,7 +125,7 @@ def _two_facts(random_: random.Random) -> Story | None:
 
 def _three_facts(random_: random.Random) -> Story | None:
     """Make a story of task 3: Where was the milk before the office? None if nothing moved."""
-    world = _walk(random_, shortest=8, longest=24)
+    world = walk(random_, shortest=8, longest=24)
     travelled = [thing for thing, places in world.history_of.items() if len(places) > 1]
     if not travelled:
         return None
@@ -138,9 +138,9 @@ def _three_facts(random_: random.Random) -> Story | None:
     return world.story(question, places[arrival - 1])
 
 
-def _walk(random_: random.Random, *, shortest: int, longest: int) -> _World:
+def walk(random_: random.Random, *, shortest: int, longest: int) -> World:
     """Let people walk, take and drop things."""
-    world = _World(random_)
+    world = World(random_)
     for _ in range(random_.randint(shortest, longest)):
         random_.choice((world.move, world.take_or_drop))()
     return world
