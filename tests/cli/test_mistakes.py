@@ -90,7 +90,7 @@ def test_a_missing_model_is_reported_alike_from_python(run, elsewhere, data_dir,
 
 
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
-    (elsewhere / "x.toml").write_text("[model]\nwidth = 3\ndropout = 2\n[optim]\na = 1\n")
+    (elsewhere / "x.toml").write_text("\ufeff[model]\nwidth = 3\ndropout = 2\n[optim]\na = 1\n")
     pattern = (
         r"4 mistakes:\n"
         r"  x\.toml:4: unknown section 'optim'.*\n"

@@ -481,9 +481,11 @@ def test_an_invalid_toml_file_is_named_in_one_line(tmp_path, content):
         (b"a = " + b"[" * 100_000, "nests too deeply"),
         (b"a = " + b"9" * 5_000, "is not a TOML file"),
         (b"a." * 50_000 + b"b = 1", "more than 100 dots"),
+        (b'p = "C:\\Users"', "write paths with /"),
+        ("a = 1".encode("utf-16"), "save it as UTF-8"),
         (b"#" * (1 << 20) + b"\n", "larger than"),
     ],
-    ids=["brackets", "digits", "dots", "size"],
+    ids=["brackets", "digits", "dots", "paths", "encoding", "size"],
 )
 def test_a_file_that_would_exhaust_time_or_stack_is_refused(tmp_path, content, message):
     path = tmp_path / "run.toml"

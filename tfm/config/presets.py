@@ -228,7 +228,7 @@ def read_toml(path: Path) -> TomlTable:
             raise UsageError(
                 f"{path} is larger than {_MAX_BYTES:,} bytes: is it a file of settings?"
             )
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
         if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
             raise UsageError(f"{path} has a line with more than {_MAX_DOTS} dots: split the line")
         return TomlTable(tomllib.loads(text), path=path, lines=_lines_of_keys(text))
@@ -238,8 +238,11 @@ def read_toml(path: Path) -> TomlTable:
         raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
     except RecursionError:
         raise UsageError(f"{path} is not a TOML file of settings: it nests too deeply") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a TOML file: it is not UTF-8, save it as UTF-8") from error
     except ValueError as error:  # not only TOMLDecodeError: int() refuses thousands of digits
-        raise UsageError(f"{path} is not a TOML file: {error}") from error
+        advice = ": write paths with /, or in single quotes" if "\\" in text else ""
+        raise UsageError(f"{path} is not a TOML file: {error}{advice}") from error
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:

@@ -213,7 +213,10 @@ class TextSources:
                 say(f"{source_path}: {records.description}")
             return records.pairs(strict=strict, num_lines=text.lines)
         if text.source == text.target and SOURCE not in columns_in(source_path):
-            raise DataError(f"{source_path} has no <src> beside its <ref>: give two files")
+            raise DataError(
+                f"{source_path} has no <src> beside its <ref>: give two files; if it is TMX, "
+                "rename it to .tmx"
+            )
         parts: tuple[str, str] = (SOURCE, REFERENCE)
         return read_pairs(
             source_path, target_path, strict=strict, num_lines=text.lines, parts=parts

@@ -120,7 +120,7 @@ class Recipe:
             if not LANGUAGE.fullmatch(language):
                 yield f"language {language!r} must be letters, digits and dashes, such as en"
         if self.source == self.target:
-            yield f"source and target are both {self.source!r}"
+            yield f"source and target are both {self.source!r}: give two languages"
         for split in SPLITS:
             for number, text in enumerate(self.texts(split), 1):
                 if text.task != self.task:
