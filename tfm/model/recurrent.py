@@ -223,7 +223,7 @@ class Recurrent(nn.Module):
         return self.decode(source, lengths, target_input).outputs
 
     def decode(self, source: Tensor, lengths: Tensor, target_input: Tensor) -> Attended:
-        """Decode as `forward` does; return the outputs with their attention."""
+        """Decode as `forward` does; return the outputs [B, T, d_model] with their attention."""
         state = self.start(source, lengths)
         return cast("Attended", self.decoder(self.target_embedding(target_input), state))
 
