@@ -13,8 +13,8 @@ _MAX_SHOWN = 10  # numbers of lines in a message
 _BETWEEN = r"[\s!-/:-@،、，。]{0,2}"
 # A part that begins with a letter, four times in a row; three times if it is long.
 _REPEATED = re.compile(
-    rf"(?=[^\W\d_])(?:(?P<long>.{{12,80}}?)(?:{_BETWEEN}(?P=long)){{2}}"
-    rf"|(?P<short>.{{2,40}}?)(?:{_BETWEEN}(?P=short)){{3}})"
+    rf"(?=[^\W\d_])(?:(?P<short>.{{2,40}}?)(?:{_BETWEEN}(?P=short)){{3}}"
+    rf"|(?P<long>.{{12,80}}?)(?:{_BETWEEN}(?P=long)){{2}})"
 )
 _REPEATED_IN_SOURCE = re.compile(rf"(?=[^\W\d_])(.{{1,80}}?)(?:{_BETWEEN}\1){{2}}")
 
