@@ -87,6 +87,7 @@ def only_training() -> Iterator[None]:
         if "torch" in sys.modules:  # tests that need neither start without it
             patch.setattr("tfm.training.report.write_report", lambda _: None)
             patch.setattr("tfm.machine.compute._MEASURING_SECONDS", 1e-3)
+            patch.setattr("tfm.training.forecast._PROBE_SECONDS", 0.0)
             patch.setattr("tfm.training.loop.measure_fp32_flops", lambda _: 1e11)
         yield
 
@@ -339,10 +340,12 @@ if stdin:
     sys.stdin = open(stdin)
 sys.argv = ["-c", *arguments]
 from tfm.machine import compute
+from tfm.training import forecast
 from tfm.training import loop
 from tfm.training import report
 # As `only_training`.
 compute._MEASURING_SECONDS, loop.measure_fp32_flops = 1e-3, lambda _: 1e11
+forecast._PROBE_SECONDS = 0.0
 os.fsync = report.write_report = lambda _: None
 exec(source, {"__name__": "__main__"})
 """

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import binarize, edit_json, metrics_of, number_pairs, same_weights, steps_of
 
+from tfm.commands.runs import runs
 from tfm.commands.train import train_model
 from tfm.config import BinarizeConfig, TrainingConfig, read_toml, run_config, settings_to
 from tfm.disk.lock import LockedFolderError, lock_folder
@@ -481,6 +482,7 @@ def test_the_steps_of_medium_follow_from_the_size_of_the_text(data_dir, tiny_run
 @pytest.fixture
 def slow_device(monkeypatch):
     monkeypatch.setattr("tfm.training.forecast.measure_product_flops", lambda *_, **__: 1e3)
+    monkeypatch.setattr("tfm.training.forecast._measure_steps", lambda *_: (1e3, 1e3))
 
 
 @pytest.mark.usefixtures("slow_device")
@@ -507,8 +509,37 @@ def test_limits_shorten_the_estimate(data_dir, tiny_run, limit):
         assert (limited.seconds <= 3600, limited.warning) == (True, None)
 
 
+@pytest.mark.parametrize("share", [0.9, 0.1])
+def test_the_forecast_counts_the_fastest_step_and_says_if_others_were_delayed(
+    data_dir, tiny_run, monkeypatch, share
+):
+    monkeypatch.setattr("tfm.training.forecast._measure_steps", lambda *_: (1e9, share * 1e9))
+    found = forecast(data_dir, tiny_run()).estimate
+    assert found.seconds_per_step == pytest.approx(found.flops_per_step / 1e9)
+    assert found.slowdown == pytest.approx(1 / share)
+    assert ("beside other programs" in found.shown_time) is (share < 0.5)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_that_ends_does_so_with_the_epochs_of_the_run(
+    data_dir, tiny_run, tmp_path, schedule
+):
+    run = tiny_run(
+        optimizer={"lr_schedule": schedule, "warmup_steps": 2, "learning_rate": 1e-3},
+        training={"max_steps": 100_000, "max_epochs": 2, "log_steps": 1, "validation_beam": 0},
+    )
+    step = train_model(data_dir, tmp_path / "run", run).step
+    lines = records(tmp_path / "run", "train")
+    rates = [line["learning_rate"] for line in lines]
+    assert max(rates) == 1e-3
+    assert 0 < rates[-1] < 0.2e-3
+    [summary] = runs([tmp_path / "run"])
+    planned = forecast(data_dir, run).estimate.num_steps
+    assert step == planned == summary.max_steps == {line["last_step"] for line in lines}.pop()
+
+
 def test_processes_on_a_cpu_are_no_faster_than_its_cores(data_dir, tiny_run, monkeypatch):
-    monkeypatch.setattr("tfm.training.forecast.measure_product_flops", lambda *_, **__: 1e9)
+    monkeypatch.setattr("tfm.training.forecast._measure_steps", lambda *_: (1e9, 1e9))
     for module in ("training.forecast", "machine.compute"):
         monkeypatch.setattr(f"tfm.{module}.num_cores", lambda: 2)
 

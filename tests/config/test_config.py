@@ -379,9 +379,12 @@ def test_a_schedule_that_ends_before_its_warmup_is_refused(schedule):
         "optimizer": {"lr_schedule": schedule, "warmup_steps": 11},
         "training": {"max_steps": 10},
     }
-    assert problem("tiny", table).startswith("warmup_steps is 11, but must be at most max_steps 10")
-    table["training"]["max_steps"] = 11
-    assert run_config("tiny", table).optimizer.lr_schedule == schedule
+    assert problem("tiny", table).startswith("warmup_steps is 11, but must be at most 10, the last")
+    table["training"] = {"max_steps": 99, "max_epochs": 3}
+    run = run_config("tiny", table)
+    assert [run.last_step(number) for number in (4, 33, 40)] == [12, 99, 99]
+    with pytest.raises(UsageError, match="warmup_steps is 11, but must be at most 9, the last"):
+        run.last_step(3)
 
 
 def test_with_given_head_widths_num_heads_need_not_divide_d_model():

@@ -17,9 +17,9 @@ def rate_of(step, *, d_model=512, max_steps=100_000, **settings):
     run = RunConfig(
         model=TransformerConfig(d_model=d_model),
         optimizer=OptimizerConfig(**settings),
-        training=TrainingConfig(max_steps=max_steps),
+        training=TrainingConfig(max_epochs=3),
     )
-    return learning_rate(step, run)
+    return learning_rate(step, run, max_steps)
 
 
 @given(st.integers(1, 1_000_000), st.integers(1, 10_000), st.sampled_from([16, 512, 1024]))

@@ -21,6 +21,7 @@ from tfm.config.schema import (
     count,
     setting,
 )
+from tfm.errors import refuse
 
 Task = Literal["translation", "parsing"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -72,7 +73,7 @@ class OptimizerConfig(Settings, section="optimizer"):
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
     lr_schedule: Schedule = setting(
         "inverse-sqrt",
-        "Rate after warmup; linear and cosine fall to 0 at max_steps; or your function, all steps.",
+        "Rate after warmup; linear and cosine fall to 0 at the last step; or your function, all steps.",
         metavar="inverse-sqrt|linear|cosine|constant|MODULE:NAME",
     )
     algorithm: Literal["adam", "adamw"] = setting(
@@ -114,7 +115,7 @@ class OptimizerConfig(Settings, section="optimizer"):
 
     @property
     def depends_on_max_steps(self) -> bool:
-        """Whether the learning rate falls to 0 at max_steps."""
+        """Whether the learning rate falls to 0 at the last step."""
         return self.lr_schedule in ("linear", "cosine")
 
 
@@ -318,14 +319,24 @@ class RunConfig:
     augmentation: AugmentationConfig = AugmentationConfig()
     training: TrainingConfig = TrainingConfig()
 
-    def problems(self) -> Iterator[str]:
+    def problems(self, last_step: int | None = None) -> Iterator[str]:
         """Yield a message for each conflict between settings of different groups."""
-        warmup_steps, max_steps = self.optimizer.warmup_steps, self.training.max_steps
-        if self.optimizer.depends_on_max_steps and warmup_steps > max_steps:
+        warmup_steps, last_step = self.optimizer.warmup_steps, last_step or self.training.max_steps
+        if self.optimizer.depends_on_max_steps and warmup_steps > last_step:
             yield (
-                f"warmup_steps is {warmup_steps}, but must be at most max_steps {max_steps}, at "
-                f"which lr_schedule {self.optimizer.lr_schedule} ends"
+                f"warmup_steps is {warmup_steps}, but must be at most {last_step}, the last step, "
+                f"at which lr_schedule {self.optimizer.lr_schedule} ends"
             )
+
+    def last_step(self, steps_per_epoch: int) -> int:
+        """Return the step at which a run ends, unless time or patience ends it before.
+
+        Raises UsageError if its schedule would end before its warmup.
+        """
+        max_steps, max_epochs = self.training.max_steps, self.training.max_epochs
+        last = max_steps if max_epochs is None else min(max_steps, max_epochs * steps_per_epoch)
+        refuse(self.problems(last))
+        return last
 
 
 # The groups of settings of a run, for both kinds of models.

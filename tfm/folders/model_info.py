@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,24 +115,29 @@ class Ancestor:
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """The part of a `ModelInfo` that goes with a model to another program and back."""
+    """The part of the description of a model that goes with it to another program and back.
 
-    arch: str
+    Attributes:
+        source: Source language.
+        target: Target language.
+        search: Values of SearchConfig that suit its dataset better than the defaults.
+        normalization: The rules of its training text, which text to translate must follow, too.
+        tags: The tags before the sources of its training texts; empty if a text has none.
+    """
+
     source: str
     target: str
-    search: Mapping[str, Any]
-    normalization: Normalization
-    tags: tuple[str, ...]
+    search: Mapping[str, Any] = field(default_factory=dict)
+    normalization: Normalization = LATEST_NORMALIZATION
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInfo:
+class ModelInfo(Portable):
     """Description of a model, besides its weights.
 
     Attributes:
         run: Settings of its training.
-        source: Source language.
-        target: Target language.
         vocab_sizes: Number of source and target pieces.
         fingerprint: The vocabulary's fingerprint.
         data_dir: Training dataset, as the user gave it.
@@ -140,9 +145,6 @@ class ModelInfo:
         metrics: Validation loss (nats per token), perplexity, score; empty without validation.
         averaged: Steps of the checkpoints that it averages; empty if it is not an average.
         task: "translation" or "parsing".
-        search: Values of SearchConfig that suit its dataset better than the defaults.
-        normalization: The rules of its training text, which text to translate must follow, too.
-        tags: The tags before the sources of its training texts; empty if a text has none.
         calibration: The confidence in its translations; None if it was not calibrated.
         ancestors: The models that its training started from, oldest first; empty if from scratch.
         bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
@@ -150,8 +152,6 @@ class ModelInfo:
     """
 
     run: RunConfig
-    source: str
-    target: str
     vocab_sizes: tuple[int, int]
     fingerprint: str
     data_dir: str
@@ -159,9 +159,6 @@ class ModelInfo:
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     averaged: tuple[int, ...] = ()
     task: Task = "translation"
-    search: Mapping[str, Any] = field(default_factory=dict)
-    normalization: Normalization = LATEST_NORMALIZATION
-    tags: tuple[str, ...] = ()
     calibration: Calibration | None = None
     ancestors: tuple[Ancestor, ...] = ()
     bleu_tokenizer: BleuTokenizer = "13a"
@@ -176,14 +173,7 @@ class ModelInfo:
     @property
     def portable(self) -> Portable:
         """The part that another program keeps."""
-        return Portable(
-            arch=self.run.arch,
-            source=self.source,
-            target=self.target,
-            search=self.search,
-            normalization=self.normalization,
-            tags=self.tags,
-        )
+        return Portable(**{each.name: getattr(self, each.name) for each in fields(Portable)})
 
     @property
     def license(self) -> str | None:

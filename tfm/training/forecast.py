@@ -1,9 +1,11 @@
 """The cost of a run, before it trains: tfm train --dry-run, and a warning if it is very long."""
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import harmonic_mean
 
 import torch
 
@@ -16,10 +18,10 @@ from tfm.folders.saving import NUM_STATES_KEPT
 from tfm.machine.compute import (
     DTYPES,
     Compute,
+    ComputeThreads,
     device_memory_bytes,
     measure_product_flops,
     oversubscription,
-    set_num_threads,
 )
 from tfm.machine.cpu import num_cores
 from tfm.machine.world import World
@@ -32,14 +34,19 @@ from tfm.training.data import (
     TrainingData,
     check_start,
     cost_of,
+    first_model,
     num_first_shards,
     open_data,
     shortage,
 )
+from tfm.training.trainer import Trainer
 
 _MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
+# Measured steps on a CPU. Their number of target tokens, and how much slower than the fastest their
+# mean is on a busy machine.
+_PROBE_SECONDS, _MIN_PROBES, _PROBE_TOKENS, _BUSY = 5.0, 3, 1_000, 1.3
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
 _MAX_PLANNED = 10_000  # batches to divide into microbatches
 _MAX_MEASURED_WIDTH = 4096  # products of wider matrices are not faster
@@ -53,6 +60,7 @@ class Estimate:
     epochs: float
     flops_per_step: float  # mean over an epoch
     seconds_per_step: float  # NaN if there is no device to measure
+    slowdown: float = 1.0  # by other programs, while it was measured
     checkpoint_bytes: float
 
     @property
@@ -65,8 +73,14 @@ class Estimate:
         """The time of a step and of all, in words."""
         if math.isnan(self.seconds_per_step):
             return "unknown: run the same command on the machine with the GPUs, to measure one"
-        per_step, in_all = format_duration(self.seconds_per_step), format_duration(self.seconds)
-        return f"{per_step} per step, {in_all} for {self.num_steps:,} steps"
+        per_step, in_all = self._range(self.seconds_per_step), self._range(self.seconds)
+        busy = " beside other programs" if self.slowdown > _BUSY else ""
+        return f"{per_step} per step, {in_all} for {self.num_steps:,} steps{busy}"
+
+    def _range(self, seconds: float) -> str:
+        """Return a time, or the times without and with other programs, in words."""
+        times = dict.fromkeys(format_duration(seconds * each) for each in (1, self.slowdown))
+        return " to ".join(times)
 
     @property
     def warning(self) -> str | None:
@@ -93,23 +107,27 @@ def estimate_run(
     *,
     num_processes: int,
     num_local: int,
+    measured: tuple[float, float] | None = None,
 ) -> Estimate:
-    """Estimate time and disk space of a new run; measure the device if this machine has it.
+    """Estimate time and disk space of a new run; measure products if this machine has the device.
 
     Without the device, the time is NaN. The `num_local` processes on the CPU of each machine share
-    its cores.
+    its cores. `measured` are the FLOP/s of the fastest training step and their mean, if known.
     """
     limits, steps_per_epoch = data.info.run.training, batcher.num_batches()
     lengths = batcher.lengths(batcher.sample())
     flops = cost.training_flops(*lengths) / int(lengths[1].sum())  # of a target token
     flops *= batcher.num_tokens / steps_per_epoch
-    width, rate = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH), math.nan
-    if _is_here(compute.device):
-        rate = num_processes * measure_product_flops(compute, d_in=width, d_out=4 * width)
+    if measured is None and _is_here(compute.device):
+        width = min(data.info.run.model.d_model, _MAX_MEASURED_WIDTH)
+        products = measure_product_flops(compute, d_in=width, d_out=4 * width)
+        measured = (products / _TIME_PER_PRODUCT_TIME,) * 2
+    rate, mean_rate = measured or (math.nan, math.nan)
+    sharing = 1.0
     if compute.device.type == "cpu":
-        rate *= min(1, num_cores() / torch.get_num_threads() / num_local)
-    seconds = _TIME_PER_PRODUCT_TIME * flops / rate
-    num_steps = min(limits.max_steps, (limits.max_epochs or math.inf) * steps_per_epoch)
+        sharing = min(1, num_cores() / torch.get_num_threads() / num_local)
+    seconds = flops / (rate * num_processes * sharing)
+    num_steps = data.info.run.last_step(steps_per_epoch)
     # A NaN in second place is neither smaller nor larger.
     num_steps = int(min(num_steps, 60 * (limits.max_minutes or math.inf) / seconds))
     interval = limits.checkpoint_steps or max(1.0, 60 * limits.checkpoint_minutes / seconds)
@@ -124,9 +142,34 @@ def estimate_run(
         epochs=num_steps / steps_per_epoch,
         flops_per_step=flops,
         seconds_per_step=seconds,
+        slowdown=rate / mean_rate,
         checkpoint_bytes=cost.num_parameters
         * (_WEIGHT_BYTES * num_weights + state_bytes * num_states),
     )
+
+
+def _measure_steps(
+    data: TrainingData, compute: Compute, cost: Cost, threads: ComputeThreads
+) -> tuple[float, float]:
+    """Measure the FLOP/s of short training steps on a CPU: the fastest one, and their mean.
+
+    The threads adapt to other programs first; the second half of the steps counts.
+    """
+    run = data.info.run
+    alone = replace(run, training=replace(run.training, shard=False))
+    model = first_model(data, None)
+    trainer = Trainer(model, data.train, alone, compute, cost=cost, threads=threads)
+    indices = next(trainer.batches()).indices
+    pairs = indices[: math.ceil(len(indices) * min(1, _PROBE_TOKENS / run.batching.batch_tokens))]
+    flops, rates, end = cost.training_flops(*trainer.batcher.lengths(pairs)), [0.0], 0.0
+    started = time.perf_counter()
+    while len(rates) < _MIN_PROBES or end - started < _PROBE_SECONDS:
+        begun = time.perf_counter()
+        trainer.step(trainer.build(pairs))
+        end = time.perf_counter()
+        rates.append(flops / (end - begun))
+    counted = rates[(len(rates) + 1) // 2 :]
+    return max(counted), harmonic_mean(counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +240,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     if run.from_model is not None:
         check_start(ModelFolder(Path(run.from_model)), data)
     compute, device, warnings = _planned_compute(run, num_processes)
-    set_num_threads(training.threads, num_processes=num_processes)
+    threads = ComputeThreads(training.threads, num_processes=num_processes)
     cost = cost_of(data)
     compiles = compute.device.type == "cuda" and training.kernels == "auto" and training.compile
     kernel: AttentionKernel = "efficient" if compute.dtype == torch.float32 else "flash"
@@ -219,14 +262,20 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         len(stored.split(indices, max_tokens=max_tokens, multiple_of=num_shards))
         for _, indices in islice(stored.batches(), num_planned)
     )
+    world = World(size=num_processes, local_size=num_processes)
+    problem = shortage(data, cost, compute.device, world) if _is_here(compute.device) else None
+    on_cpu = compute.device.type == "cpu" and problem is None
     estimate = estimate_run(
-        data, batcher, cost, compute, num_processes=num_processes, num_local=num_processes
+        data,
+        batcher,
+        cost,
+        compute,
+        num_processes=num_processes,
+        num_local=num_processes,
+        measured=_measure_steps(data, compute, cost, threads) if on_cpu else None,
     )
     warnings += filter(None, [estimate.warning])
-    if _is_here(compute.device):
-        world = World(size=num_processes, local_size=num_processes)
-        problem = shortage(data, cost, compute.device, world)
-        warnings += [] if problem is None else [f"warning: {problem}"]
+    warnings += [] if problem is None else [f"warning: {problem}"]
     return Forecast(
         data=data,
         device=device or str(compute),

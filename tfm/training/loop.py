@@ -207,13 +207,10 @@ class TrainingRun:
 
     def _new_bar(self) -> Progress:
         limits, deadline = self._run.training, None
-        num_steps = limits.max_steps
-        if limits.max_epochs is not None:
-            num_steps = min(num_steps, limits.max_epochs * self.trainer.batcher.num_batches())
         if limits.max_minutes is not None:
             deadline = self._started + 60 * (limits.max_minutes - self._state.minutes)
-        step = self.trainer.position.step
-        return Progress("train", total=num_steps, unit="steps", initial=step, deadline=deadline)
+        step, last = self.trainer.position.step, self.trainer.last_step
+        return Progress("train", total=last, unit="steps", initial=step, deadline=deadline)
 
     def _poll(self) -> ControlFlags:
         """Return the control flags of this process."""
@@ -280,6 +277,7 @@ class TrainingRun:
                 "processes": self.group.world.size,
                 "out_of_memory": self.trainer.accumulation.out_of_memory,
                 "minutes": self._minutes(),
+                "last_step": self.trainer.last_step,
             }
         )
 

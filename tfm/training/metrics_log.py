@@ -15,7 +15,9 @@ from tfm.folders.run_folder import METRICS
 from tfm.reporting import say
 
 MEASURED = ("train", "validation")  # the kinds of records with measured values
-_NOT_MEASURED = ("kind", "signature", "ranked_by", "text_pairs", "text_losses", "samples")
+_NOT_MEASURED = (
+    *("kind", "last_step", "signature", "ranked_by", "text_pairs", "text_losses", "samples"),
+)
 _MAX_NUMBER = 1e300
 
 Record = dict[str, Any]

@@ -17,12 +17,12 @@ _STEPS_TO_GROW = 2_000
 _DEFAULT_WEIGHT_DECAY = 0.01  # as in torch.optim.AdamW
 
 
-def learning_rate(step: int, run: RunConfig) -> float:
+def learning_rate(step: int, run: RunConfig, last_step: int) -> float:
     """Return a rate that rises linearly to the peak, then follows the schedule; or a user's rate.
 
     Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, with which the
     inverse root gives the paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (§5.3). The
-    linear and the cosine schedule would be 0 at the step after the last. A schedule of the user is
+    linear and the cosine schedule would be 0 at the step after the last, `last_step`. A schedule of the user is
     called with the step and the settings.
     """
     schedule = run.optimizer.lr_schedule
@@ -39,12 +39,11 @@ def learning_rate(step: int, run: RunConfig) -> float:
         peak = (run.model.d_model * warmup) ** -0.5
     if step <= warmup:
         return float(peak * (step / warmup))
-    max_steps = run.training.max_steps
     match schedule:
         case "linear":
-            factor = 1 - _elapsed(step, warmup, max_steps)
+            factor = 1 - _elapsed(step, warmup, last_step)
         case "cosine":
-            factor = (1 + math.cos(math.pi * _elapsed(step, warmup, max_steps))) / 2
+            factor = (1 + math.cos(math.pi * _elapsed(step, warmup, last_step))) / 2
         case "constant":
             factor = 1.0
         case _:
@@ -52,9 +51,9 @@ def learning_rate(step: int, run: RunConfig) -> float:
     return float(peak * factor)
 
 
-def _elapsed(step: int, warmup: int, max_steps: int) -> float:
+def _elapsed(step: int, warmup: int, last_step: int) -> float:
     """Return the fraction of the decay that is done: 0 after warmup, 1 one step after the last."""
-    return min(1.0, (step - warmup) / (max_steps + 1 - warmup))
+    return min(1.0, (step - warmup) / (last_step + 1 - warmup))
 
 
 class Adam:

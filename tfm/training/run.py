@@ -233,6 +233,7 @@ def _fixed_values(info: ModelInfo) -> dict[str, Any]:
     }
     if info.run.optimizer.depends_on_max_steps:
         settings["training.max_steps"] = info.run.training.max_steps
+        settings["training.max_epochs"] = info.run.training.max_epochs
     return {
         "task": info.task,
         "source language": info.source,

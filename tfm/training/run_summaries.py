@@ -92,6 +92,8 @@ def summarize_run(run_dir: Path) -> RunSummary:
     try:
         metrics = read_metrics(run_dir, max_training=1)
         max_steps, stall_minutes = _max_steps_and_stall_minutes(run_dir)
+        if max_steps is None:  # the lines of training know how many steps the epochs are
+            max_steps = next((each.get("last_step") for each in metrics.training[-1:]), None)
         trained_on(run_dir)
         check_newest(run_dir)
     except TfmError as error:
@@ -153,7 +155,8 @@ def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:
     settings, problems = settings_and_problems(TrainingConfig, given)
     if problems:
         raise UsageError(f"{path}: {problems[0]}")
-    return (settings.max_steps if "max_steps" in given else None), settings.stall_minutes
+    has_steps = "max_steps" in given and "max_epochs" not in table
+    return (settings.max_steps if has_steps else None), settings.stall_minutes
 
 
 def _all_settings(run_dir: Path) -> dict[str, object]:

@@ -81,6 +81,7 @@ class Trainer:
             group=self._group,
             augmentation=augmentation,
         )
+        self.last_step = run.last_step(self.batcher.num_batches())
         loss = BatchLoss(
             model,
             label_smoothing=run.optimizer.label_smoothing,
@@ -164,7 +165,7 @@ class Trainer:
         gradients = self._optimizer.gradients()
         norm = gradient_norm(gradients.values()) / scale
         skipped = (~(loss.isfinite() & norm.isfinite())).float()
-        rate = learning_rate(self.position.step + 1, self._run)
+        rate = learning_rate(self.position.step + 1, self._run, self.last_step)
         limit = self._run.optimizer.clip_norm
         grad_scale = scale * (norm / limit).clamp(min=1.0) if limit else scale
         is_scaled = limit or self._loss_scale.is_fp16

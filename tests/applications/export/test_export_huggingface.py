@@ -128,7 +128,7 @@ def test_a_model_that_transformers_saves_again_is_imported_with_its_subword_mode
     ("changes", "message"),
     [
         ({"tfm": None}, "Pegasus model that tfm export did not write"),
-        ({"tfm": {"arch": "tiny"}}, "source is missing"),
+        ({"tfm": {"target": "de"}}, "source is missing"),
         ({"tfm": "tiny"}, "export it again"),
         ({"encoder_ffn_dim": 5}, "ffn_dim that differ"),
     ],

@@ -76,7 +76,6 @@ class ForeignModel:
         tokens: The tokens of source and target.
         vocabulary: The subword models with these ids.
         takes_tokens: Whether its text is tokens separated by spaces.
-        arch: The preset for adapting it; by default, a preset of its width.
         search: Values of SearchConfig that suit it better than the defaults.
     """
 
@@ -90,7 +89,6 @@ class ForeignModel:
     tokens: tuple[Tokens, Tokens]
     vocabulary: Vocabulary
     takes_tokens: bool = False
-    arch: str | None = None
     search: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -261,7 +259,7 @@ def convert(model: ForeignModel) -> tuple[RunConfig, dict[str, Tensor]]:
     if model.positions:
         settings["learned_positions"] = min(map(len, model.positions.values()))
     given = run_config("base", {"model": settings}).model
-    arch = model.arch or next(name for width, name in _ARCHS if given.d_model >= width)
+    arch = next(name for width, name in _ARCHS if given.d_model >= width)
     run = run_config(arch, {"model": settings_to(given)})
     order = _order(run.model.d_model, has_sinusoids=not model.positions)
     try:

@@ -71,7 +71,6 @@ def read_transformers(folder: Path, languages: tuple[str | None, str | None]) ->
             languages=(languages[0] or exported.source, languages[1] or exported.target),
             tokens=(tokens, tokens),
             vocabulary=vocabulary,
-            arch=exported.arch,
             search=exported.search,
         )
     both, segmenters = _read_vocabulary(folder, config, embeddings)
