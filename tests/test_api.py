@@ -312,3 +312,12 @@ def test_the_package_offers_its_names_and_types():
     with pytest.raises(AttributeError, match="module 'tfm' has no attribute 'trian'"):
         tfm.trian  # noqa: B018
     assert (resources.files(tfm) / "py.typed").is_file()
+
+
+def test_notebooks_show_results_as_tables_and_pictures(trained_run, tmp_path):
+    assert f"<td>{trained_run}" in tfm.runs(trained_run)._repr_html_()
+    attended = tfm.attend(str(trained_run), "seven", out=tmp_path / "a.html")
+    assert attended._repr_html_().startswith('<iframe srcdoc="&lt;!')
+    assert tfm.Translator(trained_run).translate(["seven"], beam=1)
+    with pytest.raises(UsageError, match="'seven' is no file: give a file, or a list of lines"):
+        tfm.score("seven", ["sieben"])

@@ -375,7 +375,7 @@ def train(
         encoder_width: For --arch rnn: width of the encoder's outputs; d_model if unset.
         learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
         warmup_steps: Number of linear warmup steps.
-        lr_schedule: Rate after warmup; linear and cosine fall to 0 at the last step; or your function, all steps.
+        lr_schedule: Rate after warmup; linear and cosine fall to 0 at the end; or your function, all steps.
         algorithm: Adam (§5.3), or AdamW, which decays weights.
         weight_decay: AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.
         adam_beta1: Adam's β1.

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,11 +15,10 @@ from typing_extensions import Buffer, override
 
 from tfm.errors import DETAIL
 from tfm.machine.world import current_world
+from tfm.table import Table
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from tfm.table import Table
 
 _PLAIN_LINE_SECONDS = 15.0
 _BAR_SECONDS = 0.1
@@ -92,6 +92,12 @@ class Result:
     def record(self) -> Any:
         """Return what --json prints."""
         return asdict(self)  # type: ignore[call-overload]
+
+    def _repr_html_(self) -> str:
+        """Return what is printed, or else the fields, in HTML: notebooks show it."""
+        lines = [*self.lines(None)] or [Table([[k, str(v)] for k, v in self.record().items()])]
+        texts = (each.html() if isinstance(each, Table) else escape(str(each)) for each in lines)
+        return "".join(f"<div>{text}</div>" for text in texts)
 
 
 def format_number(value: float, *, decimals: int) -> str:

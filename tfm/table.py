@@ -48,6 +48,10 @@ class Table:
         """Return the table in LaTeX, with the rules of booktabs."""
         return self._tabulate("latex_booktabs", {})  # which escapes by itself
 
+    def html(self) -> str:
+        """Return the table in HTML."""
+        return self._tabulate("html", {})  # which escapes by itself
+
     def _tabulate(self, form: str, escapes: dict[str, str]) -> str:
         from tabulate import tabulate  # here, because only some commands need it
 

@@ -516,7 +516,6 @@ def test_the_forecast_counts_the_fastest_step_and_says_if_others_were_delayed(
     monkeypatch.setattr("tfm.training.forecast._measure_steps", lambda *_: (1e9, share * 1e9))
     found = forecast(data_dir, tiny_run()).estimate
     assert found.seconds_per_step == pytest.approx(found.flops_per_step / 1e9)
-    assert found.slowdown == pytest.approx(1 / share)
     assert ("beside other programs" in found.shown_time) is (share < 0.5)
 
 

@@ -380,8 +380,7 @@ def test_a_schedule_that_ends_before_its_warmup_is_refused(schedule):
         "training": {"max_steps": 10},
     }
     assert problem("tiny", table).startswith("warmup_steps is 11, but must be at most 10, the last")
-    table["training"] = {"max_steps": 99, "max_epochs": 3}
-    run = run_config("tiny", table)
+    run = run_config("tiny", {**table, "training": {"max_steps": 99, "max_epochs": 3}})
     assert [run.last_step(number) for number in (4, 33, 40)] == [12, 99, 99]
     with pytest.raises(UsageError, match="warmup_steps is 11, but must be at most 9, the last"):
         run.last_step(3)

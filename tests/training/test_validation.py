@@ -138,7 +138,7 @@ def test_outputs_are_scored_in_the_order_of_their_sources(validate, monkeypatch)
         lengths = [len(source) for source in data.valid.sources]
         assert lengths != sorted(lengths, reverse=True)
         engine = Engine([model], Compute(torch.device("cpu"), torch.float32))
-        translator = Translator(engine, data.vocabulary)
+        translator = Translator.of(engine, data.vocabulary)
         assert scored == [translator.translate(data.valid.sources, SearchConfig(beam_size=1))]
         assert len(set(scored[0])) > 1
 

@@ -45,7 +45,7 @@ def translators(request, trained_norms):
     path = checkpoints(trained_norms[request.param])[-1]
     ours = Translator.load(path, device="cpu", precision="fp32")
     engine = start_ctranslate2(ModelFolder.open(path), CPU, needs_no_torch)
-    return ours, Translator(engine, ours.vocabulary)
+    return ours, Translator.of(engine, ours.vocabulary)
 
 
 def assert_same(found, expected):

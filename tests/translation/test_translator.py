@@ -245,7 +245,7 @@ def test_a_model_brings_its_search_settings(model_dir):
 def test_text_beyond_the_learned_positions_is_refused(translator):
     models = [transformer(400, learned_positions=positions) for positions in (8, 20, None)]
     engine = Engine(models, choose_compute("cpu", "fp32"))
-    short_translator = Translator(engine, translator.vocabulary)
+    short_translator = Translator.of(engine, translator.vocabulary)
     long = "six " * 9
     count = r"has \d+ tokens, but the model has learned positions for at most 7 and EOS: shorten it"
     with pytest.raises(
@@ -420,6 +420,6 @@ def test_dropout_is_off_after_loading(trained_run):
 def test_word_alignments_are_an_option_of_models_in_folders(translator):
     [[best]] = translator.search(["one two"], align=True)
     assert best.alignment is not None
-    plain = Translator(translator.engine, translator.vocabulary)
+    plain = Translator.of(translator.engine, translator.vocabulary)
     with pytest.raises(UsageError, match=r"align needs a translator of Translator\.load"):
         plain.search(["one two"], align=True)

@@ -2,8 +2,10 @@
 
 import os
 import shlex
+from base64 import b64encode
 from collections.abc import Sized
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,6 +32,14 @@ class AttendResult:
     model_dir: Path
     target: str
     paths: list[Path]
+
+    def _repr_html_(self) -> str:
+        """Return the first picture as HTML: notebooks show it."""
+        path = self.paths[0]
+        if path.suffix.lower() == ".png":
+            return f'<img src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
+        page = escape(path.read_text(encoding="utf-8"))  # HTML, or SVG, which is a part of it
+        return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
 
 def _pictures(paths: tuple[Path, ...]) -> tuple[Path, ...]:

@@ -41,6 +41,7 @@ _NEXT_STEPS = (
         'echo "two red apples cost five euros" | tfm generate',
         "translate your own sentence, similar to those above",
     ),
+    ('tfm attend "two red apples cost five euros"', "see what each word of it attends to"),
     ("tfm train --help-all", "list all settings"),
     ("tfm prepare multi30k-en-de", "a real corpus: captions of pictures, 29,000 pairs"),
     (

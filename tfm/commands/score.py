@@ -351,6 +351,8 @@ def _text(
     if not isinstance(text, str | os.PathLike):
         return list(argument(name, text, tuple[Line, ...]))
     path: Path = argument(name, text, Path)
+    if isinstance(text, str) and path != STANDARD_STREAM and not os.path.exists(text):  # noqa: PTH110
+        raise UsageError(f"{name}: {shown(text)} is no file: give a file, or a list of lines")
     check(path)
     return None if path == STANDARD_STREAM else path
 

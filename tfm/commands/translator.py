@@ -43,16 +43,50 @@ class Translator:
     defaults. A `SearchConfig` replaces all of them, and excludes settings by name.
 
     Args:
-        engine: The models, in this process or in others.
-        vocabulary: The models' shared vocabulary.
-        default_search: Search settings of calls without their own.
-        info: The description of the models: their languages and the confidence in translations.
-        folders: The folders of the models, the first of which aligns words.
-        device: Where it does that.
-        is_plain: Whether only searches are allowed that CTranslate2 supports.
+        path: A model or run folder.
+        *more_paths: Further members of an ensemble.
+        **settings: Settings of [inference]: device, precision, kernels, threads, engine. The
+            number of threads holds for all of torch in this process; if unset, it is not changed.
+
+    Raises:
+        CheckpointError: A folder has no valid model, or models differ in task, languages or
+            vocabulary.
+        UsageError: A folder does not exist, a setting is wrong, or this machine does not support
+            it.
     """
 
-    def __init__(
+    def __init__(self, path: Path | str, *more_paths: Path | str, **settings: Any) -> None:
+        given = by_section([InferenceConfig], settings)
+        inference = settings_from(InferenceConfig, given.get("inference", {}))
+        paths = [argument("path", each, Path) for each in (path, *more_paths)]
+        folders = [ModelFolder.open(each) for each in paths]
+        info = ensemble_info(folders)
+        search = SearchConfig.for_model(info.search, {})
+        start = partial(_load_torch, folders, inference)
+        is_plain = choose_engine(folders, search, inference).engine == "ctranslate2"
+        self._start(
+            start_ctranslate2(folders[0], inference, start) if is_plain else start(),
+            folders[0].vocabulary,
+            default_search=search,
+            info=info,
+            folders=folders,
+            device=inference.device,
+            is_plain=is_plain,
+        )
+
+    @classmethod
+    def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
+        """Load one model, or an ensemble of several, as `Translator(path)` does."""
+        return cls(path, *more_paths, **settings)
+
+    @classmethod
+    def of(cls, engine: BatchEngine, vocabulary: Vocabulary) -> "Translator":
+        """Return a translator with models in this process or others, and their vocabulary."""
+        translator = cls.__new__(cls)
+        cls._start(translator, engine, vocabulary)
+        return translator
+
+    def _start(
         self,
         engine: BatchEngine,
         vocabulary: Vocabulary,
@@ -71,41 +105,6 @@ class Translator:
         self._aligners: dict[str | None, Align] = {}
         if folders and folders[0].info.task != "parsing":
             self._aligners[None] = Align.of(folders[0], None, device).hold()
-
-    @classmethod
-    def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
-        """Load one model, or an ensemble of several.
-
-        Args:
-            path: A model or run folder.
-            *more_paths: Further members of the ensemble.
-            **settings: Settings of [inference]: device, precision, kernels, threads, engine. The
-                number of threads holds for all of torch in this process; if unset, it is not
-                changed.
-
-        Raises:
-            CheckpointError: A folder has no valid model, or models differ in task, languages or
-                vocabulary.
-            UsageError: A folder does not exist, a setting is wrong, or this machine does not
-                support it.
-        """
-        given = by_section([InferenceConfig], settings)
-        inference = settings_from(InferenceConfig, given.get("inference", {}))
-        paths = [argument("path", each, Path) for each in (path, *more_paths)]
-        folders = [ModelFolder.open(each) for each in paths]
-        info = ensemble_info(folders)
-        search = SearchConfig.for_model(info.search, {})
-        start = partial(_load_torch, folders, inference)
-        is_plain = choose_engine(folders, search, inference).engine == "ctranslate2"
-        return cls(
-            start_ctranslate2(folders[0], inference, start) if is_plain else start(),
-            folders[0].vocabulary,
-            default_search=search,
-            info=info,
-            folders=folders,
-            device=inference.device,
-            is_plain=is_plain,
-        )
 
     @overload
     def translate(self, lines: str, config: SearchConfig | None = None, **settings: Any) -> str: ...

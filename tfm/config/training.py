@@ -73,7 +73,7 @@ class OptimizerConfig(Settings, section="optimizer"):
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
     lr_schedule: Schedule = setting(
         "inverse-sqrt",
-        "Rate after warmup; linear and cosine fall to 0 at the last step; or your function, all steps.",
+        "Rate after warmup; linear and cosine fall to 0 at the end; or your function, all steps.",
         metavar="inverse-sqrt|linear|cosine|constant|MODULE:NAME",
     )
     algorithm: Literal["adam", "adamw"] = setting(

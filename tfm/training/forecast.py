@@ -73,14 +73,11 @@ class Estimate:
         """The time of a step and of all, in words."""
         if math.isnan(self.seconds_per_step):
             return "unknown: run the same command on the machine with the GPUs, to measure one"
-        per_step, in_all = self._range(self.seconds_per_step), self._range(self.seconds)
-        busy = " beside other programs" if self.slowdown > _BUSY else ""
-        return f"{per_step} per step, {in_all} for {self.num_steps:,} steps{busy}"
-
-    def _range(self, seconds: float) -> str:
-        """Return a time, or the times without and with other programs, in words."""
-        times = dict.fromkeys(format_duration(seconds * each) for each in (1, self.slowdown))
-        return " to ".join(times)
+        per_step, in_all = format_duration(self.seconds_per_step), format_duration(self.seconds)
+        slowed = format_duration(self.seconds * self.slowdown)
+        range_ = in_all if slowed == in_all else f"{in_all} to {slowed}"
+        busy = ", beside other programs" if self.slowdown > _BUSY else ""
+        return f"{per_step} per step, {range_} for {self.num_steps:,} steps{busy}"
 
     @property
     def warning(self) -> str | None:
@@ -155,10 +152,9 @@ def _measure_steps(
 
     The threads adapt to other programs first; the second half of the steps counts.
     """
-    run = data.info.run
-    alone = replace(run, training=replace(run.training, shard=False))
+    run = replace(data.info.run, training=replace(data.info.run.training, shard=False))
     model = first_model(data, None)
-    trainer = Trainer(model, data.train, alone, compute, cost=cost, threads=threads)
+    trainer = Trainer(model, data.train, run, compute, cost=cost, threads=threads)
     indices = next(trainer.batches()).indices
     pairs = indices[: math.ceil(len(indices) * min(1, _PROBE_TOKENS / run.batching.batch_tokens))]
     flops, rates, end = cost.training_flops(*trainer.batcher.lengths(pairs)), [0.0], 0.0
@@ -264,7 +260,7 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
     )
     world = World(size=num_processes, local_size=num_processes)
     problem = shortage(data, cost, compute.device, world) if _is_here(compute.device) else None
-    on_cpu = compute.device.type == "cpu" and problem is None
+    measures_steps = compute.device.type == "cpu" and problem is None
     estimate = estimate_run(
         data,
         batcher,
@@ -272,10 +268,9 @@ def forecast(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Forec
         compute,
         num_processes=num_processes,
         num_local=num_processes,
-        measured=_measure_steps(data, compute, cost, threads) if on_cpu else None,
+        measured=_measure_steps(data, compute, cost, threads) if measures_steps else None,
     )
-    warnings += filter(None, [estimate.warning])
-    warnings += [] if problem is None else [f"warning: {problem}"]
+    warnings += filter(None, [estimate.warning, problem and f"warning: {problem}"])
     return Forecast(
         data=data,
         device=device or str(compute),

@@ -22,8 +22,8 @@ def learning_rate(step: int, run: RunConfig, last_step: int) -> float:
 
     Steps count from 1. Unless it is set, the peak is (d_model · warmup)^-0.5, with which the
     inverse root gives the paper's d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (§5.3). The
-    linear and the cosine schedule would be 0 at the step after the last, `last_step`. A schedule of the user is
-    called with the step and the settings.
+    linear and the cosine schedule would be 0 at the step after `last_step`. A schedule of the user
+    is called with the step and the settings.
     """
     schedule = run.optimizer.lr_schedule
     if ":" in schedule:

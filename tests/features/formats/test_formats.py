@@ -722,7 +722,7 @@ def test_mistakes_are_one_line(run, trained_run, tmp_path, monkeypatch, content,
 
 def test_only_loaded_translators_read_texts_of_any_length(trained_run, make_model):
     loaded = Translator.load(trained_run, device="cpu")
-    translator = Translator(loaded.engine, loaded.vocabulary)
+    translator = Translator.of(loaded.engine, loaded.vocabulary)
     with pytest.raises(UsageError, match=r"Translator\.load"):
         translator.translate_text("<p>seven", format="html")
     copied = "<!-- " + "long " * 10_000 + "-->"

@@ -66,7 +66,7 @@ def read_transformers(folder: Path, languages: tuple[str | None, str | None]) ->
         output_bias=None if output_bias is None else output_bias.flatten(),
     )
     if exported is not None:
-        tokens, vocabulary = _exported_vocabulary(folder, exported, len(embeddings[0]))
+        tokens, vocabulary = _exported_vocabulary(folder, exported)
         return model(
             languages=(languages[0] or exported.source, languages[1] or exported.target),
             tokens=(tokens, tokens),
@@ -100,17 +100,14 @@ def _described(config: Mapping[str, Any], folder: Path) -> Portable | None:
     return None
 
 
-def _exported_vocabulary(
-    folder: Path, exported: Portable, num_rows: int
-) -> tuple[Tokens, Vocabulary]:
+def _exported_vocabulary(folder: Path, exported: Portable) -> tuple[Tokens, Vocabulary]:
     """Return the tokens and the subword model of an export, whose ids are those of tfm."""
     [path] = model_paths(folder, separate=False)
     if not path.is_file():
         raise DataError(f"{path} is missing: copy it from the folder that tfm export wrote")
     model = SubwordModel(path.read_bytes(), origin=path)
-    if (size := len(model)) != num_rows:
-        raise DataError(f"{path} has {size:,} pieces, but the model {num_rows:,}: export it again")
-    tokens = Tokens(pieces=model.pieces(range(size)), original_ids=range(size), has_own_start=True)
+    ids = range(len(model))
+    tokens = Tokens(pieces=model.pieces(ids), original_ids=ids, has_own_start=True)
     return tokens, Vocabulary(model, model, exported.normalization, exported.tags)
 
 
