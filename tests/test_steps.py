@@ -25,14 +25,15 @@ def test_candidates_are_chosen_first_and_documents_joined_last(trained_run):
     search = SearchConfig(n_best=4, mbr="chrf")
     model = ModelSteps(info=info, folder=folder)
     found = names(model.around(search, TEXTS))
-    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Sentences"]
-    found = names(model.around(search, ALIGNED))
-    assert found[::-1] == ["MinimumBayesRisk", "Confidence", "Protect", "Align"]
+    chosen = ["MinimumBayesRisk", "Confidence", "Repetition", "Protect"]
+    assert found[::-1] == [*chosen, "Sentences"]
+    assert names(model.around(search, ALIGNED))[::-1] == [*chosen, "Align"]
     given = names(model.around(SearchConfig(), ALIGNED, scores_given=True))
     assert given == ["Align"]
     model = ModelSteps(info=None)
-    assert names(model.around(search)) == ["Protect", "MinimumBayesRisk"]
-    assert names(model.around(search, StepsConfig(no_protect=True))) == ["MinimumBayesRisk"]
+    assert names(model.around(search)) == ["Protect", "Repetition", "MinimumBayesRisk"]
+    plain = StepsConfig(no_protect=True)
+    assert names(model.around(search, plain)) == ["Repetition", "MinimumBayesRisk"]
 
 
 def test_translator_takes_no_settings_of_whole_texts(trained_run):

@@ -860,23 +860,19 @@ def evaluate(
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
-    Models whose settings and text differ only by --seed form a group: the means of groups are
-    compared, too.
+    Runs that differ only by --seed form a group, which has their mean.
 
     Examples::
 
         tfm evaluate runs/base runs/big --on wmt14 --on wmt24 --beam 4
-        tfm evaluate runs/mine --on test --on news.en:news.de --page scores.html
-        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de --page scores.html
+        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
-            (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
+        on: Split, test set of sacreBLEU, SOURCE:REFERENCE, or one file with both sides; repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
-        system: Translations by another program, to compare; repeat a NAME to give a FILE for each
-            --on, in their order.
-        out: Folder that keeps the translations.
+        system: Other translations; a NAME has a FILE for each --on.
+        out: Folder of translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.

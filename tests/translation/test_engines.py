@@ -45,7 +45,7 @@ def translators(request, trained_norms):
     path = checkpoints(trained_norms[request.param])[-1]
     ours = Translator.load(path, device="cpu", precision="fp32")
     engine = start_ctranslate2(ModelFolder.open(path), CPU, needs_no_torch)
-    return ours, Translator.of(engine, ours.vocabulary)
+    return tuple(Translator.of(each, ours.vocabulary) for each in (ours.engine, engine))
 
 
 def assert_same(found, expected):
@@ -131,6 +131,7 @@ OBEYED = {
     "max_extra_length": "--max-extra-length 1",
     "min_length": "--min-length 5",
     "n_best": f"{_BEAM} --n-best 3",
+    "no_repetition": f"{_BEAM} --no-repetition",
     "mbr": f"{_BEAM} --n-best 3 --mbr chrf",
     "mbr_tokenize": f"{_BEAM} --n-best 3 --mbr bleu --mbr-tokenize char",
     "metric_command": f"{_BEAM} --n-best 2 --mbr command --metric-command {{metric}}",
@@ -173,7 +174,7 @@ REFUSED = {
     "models": ("{model}", "an ensemble"),
 }
 # By the text, the vocabulary, the machine or another model, whatever the engine.
-ELSEWHERE = {"split", "tag", "gpus", "align_reverse", "engine"}
+ELSEWHERE = {"split", "tag", "gpus", "align_reverse", "engine", "step"}
 
 
 def test_the_table_has_every_option():

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tfm.commands.declaration import Flag, NewFile, NewFolder, command
+from tfm.commands.declaration import Flag, Hidden, NewFile, NewFolder, command
 from tfm.commands.evaluation import Evaluation, SetResult
 from tfm.commands.generate import Models, generate, where_to_compute
 from tfm.commands.score import metrics_and_config, score_texts, suitable
@@ -59,29 +59,25 @@ def evaluate(
     system: Annotated[tuple[str, ...], Flag("NAME=FILE")] = (),
     out: NewFolder = Path("evaluation"),
     page: NewFile = None,
-    mirror: str | None = None,
+    mirror: Hidden[str | None] = None,
     gpus: Annotated[str | None, Flag("[N|auto]")] = None,
     **settings: Any,
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
-    Models whose settings and text differ only by --seed form a group: the means of groups are
-    compared, too.
+    Runs that differ only by --seed form a group, which has their mean.
 
     Examples::
 
         tfm evaluate runs/base runs/big --on wmt14 --on wmt24 --beam 4
-        tfm evaluate runs/mine --on test --on news.en:news.de --page scores.html
-        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de --page scores.html
+        tfm evaluate runs/new --on news.en:news.de --system old=news.old.de
 
     Args:
         models: Model or run folders (default: the newest run); the first is the baseline.
-        on: Split of the dataset, test set of sacreBLEU, SOURCE:REFERENCE, or a file with both sides
-            (XML of WMT, .tsv, .csv, .jsonl, .tmx); repeatable.
+        on: Split, test set of sacreBLEU, SOURCE:REFERENCE, or one file with both sides; repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
-        system: Translations by another program, to compare; repeat a NAME to give a FILE for each
-            --on, in their order.
-        out: Folder that keeps the translations.
+        system: Other translations; a NAME has a FILE for each --on.
+        out: Folder of translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.
         gpus: Divide the work among N GPUs of this machine; auto uses all GPUs.

@@ -7,8 +7,6 @@ from dataclasses import replace
 from os.path import commonprefix
 from statistics import fmean, stdev
 
-import numpy as np
-
 from tfm.metrics.metric import Comparison, MetricScore
 
 _NUM_ANGLES = 1_000_000  # of a numerical integral
@@ -57,6 +55,8 @@ def welch_p_value(one: Sequence[float], other: Sequence[float]) -> float | None:
 
     It is None if a side has fewer than two values, or all are equal within their side.
     """
+    import numpy as np  # not needed to start a command
+
     sizes = (len(one), len(other))
     parts = [stdev(values) ** 2 / len(values) for values in (one, other) if len(values) > 1]
     if len(parts) < 2 or not sum(parts):
