@@ -90,7 +90,7 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
-            optimizer.step(optimizer.gradients(), learning_rate(step, run))
+            optimizer.step(optimizer.gradients(), learning_rate(step, run, num_steps))
             bar.update(1, [f"loss {loss.item():.3f}"])
             if step % 500 == 0 or step == num_steps:
                 valid_loss = mean_loss(model, valid)
