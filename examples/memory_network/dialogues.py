@@ -150,7 +150,7 @@ def draw(network: MemoryNetwork, task: Task, path: Path) -> None:
             panel = torch.zeros(len(sentences), len(hops))  # in the order of the story
             panel[: len(turn.sentences)] = hops[:, : len(turn.sentences)].flip(1).mT
             axis.imshow(panel.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1)
-            title = f"{turn.question}?\n{task.words[int(answer)]} (correct: {turn.answer})"
+            title = f"{turn.question}?\n{task.words[int(answer)]}\n(correct: {turn.answer})"
             axis.set(title=title, xlabel="hop", yticks=range(len(sentences)))
             axis.set_xticks(range(len(hops)), range(1, 1 + len(hops)))
         axes[0].set_yticklabels(sentences)
