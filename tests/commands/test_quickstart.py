@@ -88,8 +88,8 @@ def test_the_commands_to_try_next_work_in_a_shell(tmp_path, program, capfd):
         str(folder),
     ]
     for line in commands:
-        words = shlex.split(line.rpartition("tfm ")[2])
-        if "tfm " in line and not any(flag.startswith("--help") for flag in words):
+        words = shlex.split(line.rpartition("tfm ")[2]) if "tfm " in line else ["--help"]
+        if not any(flag.startswith("--help") for flag in words):
             parsed_command(words)
             assert "--train" not in words or "--out" in words
 
