@@ -375,7 +375,7 @@ def train(
         encoder_width: For --arch rnn: width of the encoder's outputs; d_model if unset.
         learning_rate: Peak learning rate; if unset, (d_model · warmup_steps)^-0.5 (§5.3).
         warmup_steps: Number of linear warmup steps.
-        lr_schedule: Rate after warmup; linear and cosine fall to 0 at the end; or your function, all steps.
+        lr_schedule: Learning rate after warmup; linear and cosine end at 0; MODULE:NAME is your function.
         algorithm: Adam (§5.3), or AdamW, which decays weights.
         weight_decay: AdamW: decay of matrices, as a multiple of the learning rate; 0.01 if unset.
         adam_beta1: Adam's β1.
@@ -387,7 +387,7 @@ def train(
         freeze: With --from: keep a part unchanged; embeddings include the output matrix; repeatable.
         batch_tokens: Target tokens per step, summed over all devices and their microbatches.
         bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
-        max_tokens: Most tokens of a microbatch's side, with padding unless compiled; by device if unset.
+        max_tokens: Maximum tokens per side of a microbatch, with padding unless packed; by device if unset.
         num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
         unpunctuated_share: Share of the pairs to write without final punctuation.
         typo_share: Share of the pairs to put typos into the source of.
@@ -860,7 +860,7 @@ def evaluate(
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
-    Runs that differ only by --seed form a group, which has their mean.
+    Runs that differ only by --seed are a group, compared by its mean.
 
     Examples::
 
@@ -871,7 +871,7 @@ def evaluate(
         models: Model or run folders (default: the newest run); the first is the baseline.
         on: Split, test set of sacreBLEU, SOURCE:REFERENCE, or one file with both sides; repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
-        system: Other translations; a NAME has a FILE for each --on.
+        system: Translations of another system, a FILE for each --on.
         out: Folder of translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.

@@ -65,7 +65,7 @@ def evaluate(
 ) -> Evaluation:
     """Score models on test sets, and test whether they differ from the first.
 
-    Runs that differ only by --seed form a group, which has their mean.
+    Runs that differ only by --seed are a group, compared by its mean.
 
     Examples::
 
@@ -76,7 +76,7 @@ def evaluate(
         models: Model or run folders (default: the newest run); the first is the baseline.
         on: Split, test set of sacreBLEU, SOURCE:REFERENCE, or one file with both sides; repeatable.
         metric: Metric; repeatable (default: bleu and chrf, or bracket-f1 for trees).
-        system: Other translations; a NAME has a FILE for each --on.
+        system: Translations of another system, a FILE for each --on.
         out: Folder of translations.
         page: HTML page to write.
         mirror: Folder or URL that has the files of test sets by their names.

@@ -73,7 +73,7 @@ class OptimizerConfig(Settings, section="optimizer"):
     warmup_steps: int = count(4000, "Number of linear warmup steps.")
     lr_schedule: Schedule = setting(
         "inverse-sqrt",
-        "Rate after warmup; linear and cosine fall to 0 at the end; or your function, all steps.",
+        "Learning rate after warmup; linear and cosine end at 0; MODULE:NAME is your function.",
         metavar="inverse-sqrt|linear|cosine|constant|MODULE:NAME",
     )
     algorithm: Literal["adam", "adamw"] = setting(
@@ -134,7 +134,7 @@ class BatchingConfig(Settings, section="batching"):
     )
     max_tokens: int | None = count(
         None,
-        "Most tokens of a microbatch's side, with padding unless compiled; by device if unset.",
+        "Maximum tokens per side of a microbatch, with padding unless packed; by device if unset.",
     )
     num_dropout_shards: int = count(
         1, "Draw the dropout masks of a run on N processes, to reproduce it on fewer.", most=65_536

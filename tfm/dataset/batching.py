@@ -236,7 +236,7 @@ def _padded_stop(lengths: Integers, start: int, max_tokens: int) -> int:
 
 
 def _packed_stop(ends: Integers, start: int, max_tokens: int) -> int:
-    """Return it without padding, given the tokens of each side before each pair [2, B + 1]."""
+    """Return where it has to end without padding; `ends` [2, B + 1] are tokens before each pair."""
     stops = (np.searchsorted(side, side[start] + max_tokens, side="right") - 1 for side in ends)
     return max(start + 1, int(min(stops)))
 

@@ -81,8 +81,7 @@ class ModelFolder:
         try:
             self.info = ModelInfo.of_record(record)
         except (UsageError, ValueError) as error:
-            message = " ".join(str(error).split())  # several problems have a line each
-            raise damaged(path / CONFIG, UsageError(message)) from error
+            raise damaged(path / CONFIG, UsageError(str(error))) from error
 
     def __str__(self) -> str:
         return str(self.path)

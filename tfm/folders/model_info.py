@@ -263,7 +263,7 @@ def damaged(file: Path, error: Exception | None) -> CheckpointError:
         case OSError():
             kind, reason = CheckpointError, str(error.strerror or error)
         case UsageError():
-            reason = str(error)
+            reason = " ".join(str(error).split())  # several problems have a line each
         case _:
             reason = "it is damaged"
     return kind(f"cannot read {file}: {reason}; choose another checkpoint")

@@ -44,8 +44,8 @@ from tfm.training.trainer import Trainer
 _MAX_SECONDS, _MAX_EPOCHS = 86_400, 1000  # warn about a longer run
 # A training step takes about this many times as long as its matrix products.
 _TIME_PER_PRODUCT_TIME = 2
-# Measured steps on a CPU. Their number of target tokens, and how much slower than the fastest their
-# mean is on a busy machine.
+# Steps that are measured on a CPU: seconds of all, their least number, and target tokens of each.
+# If their mean takes this many times as long as the fastest, the machine is busy.
 _PROBE_SECONDS, _MIN_PROBES, _PROBE_TOKENS, _BUSY = 5.0, 3, 1_000, 1.3
 _WEIGHT_BYTES, _STATE_BYTES = 4, 8  # per parameter, in a checkpoint
 _MAX_PLANNED = 10_000  # batches to divide into microbatches

@@ -17,8 +17,8 @@ from tfm.translation.ctranslate2_files import obstacles_of, package_problem
 MAX_DIFFERENCES = {"fp32": 1e-2, "int8": 1.0}
 # With a higher one, the best output may end long after others, when CTranslate2 has stopped.
 MAX_LENGTH_PENALTY = 1.0
-# Of a wider model, torch computes a sentence with all cores. CTranslate2 has one thread by default:
-# if other programs take a core, its threads wait for each other, and two take 20 times as long.
+# For a wider model, a server takes torch, which computes a sentence with all cores. CTranslate2 has
+# one thread by default: two wait for each other, and take up to 20 times as long on a busy machine.
 MAX_WIDTH = 256
 
 

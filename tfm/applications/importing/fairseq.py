@@ -62,9 +62,13 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
             raise CheckpointError(
                 f"{path} is not loaded: it names code to run ({named[1]}), which tfm refuses"
             ) from error
-        raise CheckpointError(f"{path} is damaged or no checkpoint: download it again") from error
+        raise CheckpointError(
+            f"{path} is damaged, or is no checkpoint: download it again"
+        ) from error
     except Exception as error:  # which of them torch raises depends on where a byte is wrong
-        raise CheckpointError(f"{path} is damaged or no checkpoint: download it again") from error
+        raise CheckpointError(
+            f"{path} is damaged, or is no checkpoint: download it again"
+        ) from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name: name another file")
     return content
