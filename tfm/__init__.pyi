@@ -569,7 +569,8 @@ def runs(
 ) -> list[RunSummary]:
     """List runs with state, step, best validation, speed and age, the newest first.
 
-    Run folders that are named are also drawn: their curves and different settings in one page.
+    Runs that differ only by --seed have a line of their mean and its deviation, too. Run folders
+    that are named are also drawn: their curves and different settings in one page.
 
     A run is running if a process on this machine holds its lock. A run on another machine counts as
     running if its newest metrics are at most --stall-minutes old, or three times the interval

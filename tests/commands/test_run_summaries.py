@@ -30,10 +30,12 @@ def line(kind, step, **figures):
 def make_run(tmp_path):
     """Make a run of 1,000 steps at most, with some lines of metrics and a checkpoint."""
 
-    def make(name, *lines, step=None, **model):
+    def make(name, *lines, step=None, seed=1, **model):
         run_dir = tmp_path / "runs" / name
         run_dir.mkdir(parents=True)
-        settings = run_config("tiny", {"training": {"max_steps": 1_000}, "model": model})
+        settings = run_config(
+            "tiny", {"training": {"max_steps": 1_000, "seed": seed}, "model": model}
+        )
         (run_dir / "config.toml").write_text(run_toml(settings))
         record_dataset(run_dir, tmp_path / "data")
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
@@ -259,6 +261,23 @@ def test_a_run_without_bleu_does_not_change_the_colors_of_others(make_run, tmp_p
     assert "var(--set-1)" not in bleu
     assert "var(--set-1)" in loss
     assert "var(--set-2)" in bleu
+
+
+def test_runs_of_several_seeds_have_their_mean_and_one_color(make_run, run, tmp_path):
+    names = [make_run(f"a-{n}", validation(50, bleu), seed=n) for n, bleu in ((1, 10), (2, 13))]
+    names += [make_run("other", validation(50, 20), seed=3, dropout=0.25), make_run("a", seed=4)]
+    out, _ = run.ok("runs", tmp_path / "runs")
+    assert re.search(r"/a\{,-1,-2\} +3 seeds$", out, re.MULTILINE)  # one has no BLEU yet
+    shutil.rmtree(names.pop())
+    out, _ = run.ok("runs", *names, "--out", tmp_path / "page.html")
+    assert re.search(r"/a-\{1,2\} +2 seeds +BLEU 11\.5 ± 2\.1$", out, re.MULTILINE)
+    [group] = json.loads(run.ok("runs", *names, "--json")[0])["groups"]
+    assert (group["runs"], group["metric"]) == ([*map(str, names[:2])], "bleu")
+    assert (group["mean"], group["deviation"]) == (11.5, pytest.approx(2.1213, abs=1e-4))
+    page = read_page(tmp_path / "page.html")
+    assert [row[0][:2] for row in rows(next(page.iter("table")))[1:3]] == ["1 ", "2 "]
+    bleu = ET.tostring(next(page.iter("svg")), "unicode")
+    assert [f"var(--set-{number})" in bleu for number in (1, 2, 3)] == [True, False, True]
 
 
 def test_more_runs_than_lines_that_differ_are_refused(make_run, tmp_path):

@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 class Listing(list[Any], Result):
     """Runs or models, and how they are printed: as a table, in a pipe one a line."""
 
-    def __init__(self, name: str, items: Iterable[Any]) -> None:
+    def __init__(self, name: str, items: Iterable[Any], groups: Sequence[Any] = ()) -> None:
         super().__init__(items)
-        self._name = name
+        self._name, self._groups = name, groups
 
     def summary(self) -> list[str]:
         """Return a warning for each that is damaged."""
         return [f"warning: {each.problem}" for each in self if each.problem is not None]
 
     def lines(self, columns: int | None) -> "Iterator[Table]":
-        """Yield a table, unless there are none."""
-        rows = [{name: printable(cell) for name, cell in each.cells().items()} for each in self]
+        """Yield a table, which ends with the groups, unless there are none."""
+        cells = (each.cells() for each in (*self, *self._groups))
+        rows = [{name: printable(cell) for name, cell in row.items()} for row in cells]
         if rows:
             yield Table.of(rows)
 
     def record(self) -> dict[str, Any]:
-        """Return all as JSON objects."""
-        return {self._name: [asdict(each) for each in self]}
+        """Return all as JSON objects, with their groups if there are some."""
+        record = {self._name: [asdict(each) for each in self]}
+        return record | ({"groups": [*map(asdict, self._groups)]} if self._groups else {})
 
 
 Folders = Annotated[tuple[Path, ...], existing_folder, Flag("DIR")]

@@ -18,7 +18,8 @@ def runs(
 ) -> "list[RunSummary]":
     """List runs with state, step, best validation, speed and age, the newest first.
 
-    Run folders that are named are also drawn: their curves and different settings in one page.
+    Runs that differ only by --seed have a line of their mean and its deviation, too. Run folders
+    that are named are also drawn: their curves and different settings in one page.
 
     A run is running if a process on this machine holds its lock. A run on another machine counts as
     running if its newest metrics are at most --stall-minutes old, or three times the interval
@@ -36,7 +37,7 @@ def runs(
     Raises:
         UsageError: A folder does not exist, or a page cannot show as many runs.
     """
-    from tfm.training.run_summaries import draw_runs, find_runs, summarize_run
+    from tfm.training.run_summaries import draw_runs, find_runs, seed_groups, summarize_run
 
     named = folders_or_default(folders, RUNS_ROOT)
     found = [summarize_run(run) for run in find_runs(named)]
@@ -44,4 +45,4 @@ def runs(
         draw_runs(found, out)
     if not found:
         say_none("run", named)
-    return Listing("runs", sorted(found, key=lambda run: run.age_seconds))
+    return Listing("runs", sorted(found, key=lambda run: run.age_seconds), seed_groups(found))

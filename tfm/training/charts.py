@@ -63,18 +63,33 @@ class Drawing(NamedTuple):
 
 
 def draw_charts(
-    charts: Iterable[Chart], records: Mapping[str, Sequence[Record]], last_step: int
+    charts: Iterable[Chart],
+    records: Mapping[str, Sequence[Record]],
+    last_step: int,
+    colors: Mapping[str, int] | None = None,
 ) -> list[Drawing]:
-    """Draw the charts that have points, with a curve for each name."""
+    """Draw the charts that have points, with a curve for each name.
+
+    Args:
+        charts: The charts.
+        records: By name, the records of a curve.
+        last_step: The end of the axis.
+        colors: By name, the number of a color, from 0; if not given, each name has its own.
+    """
     drawings = []
     for chart in charts:
         curves = {name: points_of(each, chart) for name, each in records.items()}
         if any(curves.values()):
-            drawings.append(draw_chart(chart, curves, last_step))
+            drawings.append(draw_chart(chart, curves, last_step, colors))
     return drawings
 
 
-def draw_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> Drawing:
+def draw_chart(
+    chart: Chart,
+    curves: Mapping[str, Points],
+    last_step: int,
+    colors: Mapping[str, int] | None = None,
+) -> Drawing:
     """Draw a chart over the steps of training."""
     file = io.StringIO()
     # Text is not converted to paths, and ids are deterministic.
@@ -82,7 +97,7 @@ def draw_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> Dr
         picture = Figure(figsize=_FIGURE_INCHES)
         picture.patch.set_visible(False)
         axes = picture.add_axes(_AXES_BOX)
-        _draw_curves(axes, chart, curves)
+        _draw_curves(axes, chart, curves, colors or {})
         _label(axes, chart, last_step)
         picture.savefig(file, format="svg", metadata={"Date": None})
     _, _, svg = file.getvalue().partition("<svg ")
@@ -100,7 +115,9 @@ def draw_chart(chart: Chart, curves: Mapping[str, Points], last_step: int) -> Dr
     return Drawing(chart.title, description, svg)
 
 
-def _draw_curves(axes: Axes, chart: Chart, curves: Mapping[str, Points]) -> None:
+def _draw_curves(
+    axes: Axes, chart: Chart, curves: Mapping[str, Points], colors: Mapping[str, int]
+) -> None:
     """Draw lines, with dots if there are few points, and a ring around the best value.
 
     A curve without points takes a color, too: then a run or set has the same color in all charts.
@@ -109,9 +126,10 @@ def _draw_curves(axes: Axes, chart: Chart, curves: Mapping[str, Points]) -> None
         if not points:
             continue
         is_text = label not in _COLORS
+        color = colors.get(label, number) % _NUM_COLORS
         axes.plot(
             *zip(*points, strict=True),
-            color=_COLORS[f"set-{number % _NUM_COLORS + 1}" if is_text else label],
+            color=_COLORS[f"set-{color + 1}" if is_text else label],
             linestyle=_TEXT_DASHES[number % len(_TEXT_DASHES)] if is_text else "-",
             label=label.replace("$", r"\$"),  # which would start a formula
             linewidth=1.1 if label == "training" else 1.8,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
@@ -71,13 +70,19 @@ def write_report(run_dir: Path) -> None:
     write_text(run_dir / "report.html", page)
 
 
-def write_comparison(path: Path, runs: Mapping[Path, Mapping[str, object]], table: Table) -> None:
+def write_comparison(
+    path: Path,
+    runs: Mapping[Path, Mapping[str, object]],
+    table: Table,
+    colors: Sequence[int],
+) -> None:
     """Write one page with the curves of several runs, and the settings in which they differ.
 
     Args:
         path: The page.
         runs: Run folders, each with its settings by name.
-        table: A row for each run, which begins with its folder.
+        table: A row for each run, which begins with its number, and further rows.
+        colors: The number of the color of each run, from 0.
     """
     # The numbers make names unique.
     names = [f"{number} {run.resolve().name}" for number, run in enumerate(runs, start=1)]
@@ -86,14 +91,13 @@ def write_comparison(path: Path, runs: Mapping[Path, Mapping[str, object]], tabl
     training = dict(zip(names, (each.training for each in metrics), strict=True))
     steps = [records[-1]["step"] for each in metrics for records in each[:2] if records]
     last_step = max(steps, default=0)
-    rows = [[f"{number} {row[0]}", *row[1:]] for number, row in enumerate(table.rows, start=1)]
+    draw = partial(draw_charts, last_step=last_step, colors=dict(zip(names, colors, strict=True)))
     page = render(
         "training/report.html",
         title=", ".join(run.resolve().name for run in runs),
-        runs=replace(table, rows=rows),
-        charts=draw_charts(_MAIN_CHARTS, validation, last_step)
-        + draw_charts([_TRAINING_LOSS], training, last_step),
-        more_charts=draw_charts(_OTHER_CHARTS, training, last_step),
+        runs=table,
+        charts=draw(_MAIN_CHARTS, validation) + draw([_TRAINING_LOSS], training),
+        more_charts=draw(_OTHER_CHARTS, training),
         differences=_differences(names, list(runs.values())),
     )
     write_text(path, page)

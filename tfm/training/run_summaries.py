@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from tfm.config import TrainingConfig, read_toml
@@ -15,6 +16,7 @@ from tfm.errors import TfmError, UsageError, explain_os_error
 from tfm.folders.model_folder import check_newest
 from tfm.folders.model_info import MAX_NOISE, DamagedCheckpointError
 from tfm.folders.run_folder import METRICS, SETTINGS, is_run, newest_step, trained_on
+from tfm.metrics.seeds import group_by_seed
 from tfm.reporting import format_duration
 from tfm.table import Table
 from tfm.training.metrics_log import EndState, Metrics, Record, read_metrics
@@ -78,6 +80,62 @@ class RunSummary:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeedGroup:
+    """Runs that differ only by their seeds.
+
+    Attributes:
+        name: The names of the runs in one, such as "runs/base-{1,2,3}".
+        runs: The run folders.
+        metric: The metric of their best validations; None if it is not the same for all.
+        mean: The mean of the best values.
+        deviation: Their standard deviation.
+    """
+
+    name: str
+    runs: Sequence[str]
+    metric: str | None
+    mean: float | None
+    deviation: float | None
+
+    def cells(self) -> dict[str, str]:
+        """Return the columns of a table of runs."""
+        best = ""
+        if self.metric is not None:
+            name, decimals = _BEST_NAMES[self.metric]
+            best = f"{name} {self.mean:.{decimals}f} ± {self.deviation:.{decimals}f}"
+        cells = {"run": self.name, "state": f"{len(self.runs)} seeds", "best validation": best}
+        return (
+            dict.fromkeys(("run", "state", "step", "best validation", "tokens/s", "age"), "")
+            | cells
+        )
+
+
+def seed_groups(runs: Sequence[RunSummary]) -> list[SeedGroup]:
+    """Return the groups of two runs or more that differ only by their seeds."""
+    by_name = {run.run: run for run in runs}
+    settings = {name: _all_settings(Path(name)) for name in by_name}
+    seeds = {name: each.pop("training.seed", None) for name, each in settings.items()}
+    known = {
+        name: (repr(settings[name]), seed) if isinstance(seed, int) else None
+        for name, seed in seeds.items()
+    }
+    groups = group_by_seed(known)
+    return [_group(name, [by_name[each] for each in of]) for name, of in groups.items() if of[1:]]
+
+
+def _group(name: str, runs: Sequence[RunSummary]) -> SeedGroup:
+    metrics = {run.metric for run in runs}
+    bests = [run.best for run in runs if run.best is not None and len(metrics) == 1]
+    return SeedGroup(
+        name=name,
+        runs=[run.run for run in runs],
+        metric=metrics.pop() if bests else None,
+        mean=fmean(bests) if bests else None,
+        deviation=stdev(bests) if bests else None,
+    )
+
+
 def find_runs(folders: Iterable[Path]) -> list[Path]:
     """Return the run folders at and below some folders, each once."""
     return list(dict.fromkeys(run for folder in folders for run in find_folders(folder, is_run)))
@@ -131,7 +189,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
 
 
 def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
-    """Draw the curves of some runs into one page."""
+    """Draw the curves of some runs into one page; those of a group of seeds have one color."""
     if not 1 <= len(runs) <= _MAX_DRAWN:
         raise UsageError(
             f"a page shows the curves of 1 to {_MAX_DRAWN} runs, not of {len(runs)}: name others"
@@ -139,10 +197,17 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
     from tfm.training.report import write_comparison  # matplotlib would delay the list
 
     rows = [run.cells() | {"updated": run.updated[:16].replace("T", " ")} for run in runs]
+    for number, row in enumerate(rows, start=1):
+        row["run"] = f"{number} {row['run']}"
+    groups = seed_groups(runs)
+    rows += [group.cells() | {"updated": ""} for group in groups]
     for row in rows:
         del row["age"]
     settings = {Path(run.run): _all_settings(Path(run.run)) for run in runs}
-    write_comparison(out, settings, Table.of(rows, is_numeric=True))
+    first = {run: group.runs[0] for group in groups for run in group.runs}
+    names = [run.run for run in runs]
+    colors = [names.index(first.get(name, name)) for name in names]
+    write_comparison(out, settings, Table.of(rows, is_numeric=True), colors)
 
 
 def _max_steps_and_stall_minutes(run_dir: Path) -> tuple[int | None, float]:
