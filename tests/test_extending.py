@@ -39,6 +39,32 @@ def test_a_schedule_sets_the_rate_and_runs_only_if_it_is_named_again(mine, data_
     assert train(run="run", max_steps=4, lr_schedule="mine:triangles").step == 4
 
 
+def losses(run):
+    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_a_loss_trains_and_is_counted_as_cross_entropy(mine, data_dir):
+    with (mine / "mine.py").open("a") as file:
+        file.write("def plain(logits, targets): return focal(logits.detach(), targets) * 0 + ")
+        file.write("-logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]\n")
+    settings = {**_RUN, "max_steps": 4, "precision": "fp32", "learning_rate": 0.01}
+    train(data_dir, run="own", label_smoothing=0, **settings)
+    train(data_dir, run="same", loss="mine:plain", **settings)
+    train(data_dir, run="focal", loss="mine:focal", **settings)
+    assert losses("same") == pytest.approx(losses("own"), rel=1e-4)
+    assert losses("focal")[0] == losses("same")[0]  # before any update
+    assert losses("focal")[-1] != losses("same")[-1]
+    with pytest.raises(UsageError, match="resume with --loss mine:focal"):
+        train(run="focal", max_steps=5)
+
+
+def test_a_loss_of_another_shape_is_refused(mine, data_dir):
+    (mine / "mine.py").write_text("def total(logits, targets):\n    return logits.sum()\n")
+    with pytest.raises(UsageError, match=r"loss mine:total returns \[\], but must return \["):
+        train(data_dir, run="run", loss="mine:total", max_steps=1, **_RUN)
+
+
 def test_a_step_is_around_those_of_tfm(mine, trained_run):
     Path("in.en").write_text('one two\n"one two"\n', encoding="utf-8")
     plain, quoted = generate(trained_run, input="in.en", step="mine:Quotes")

@@ -286,6 +286,7 @@ def train(
     adam_beta1: float | None = ...,
     adam_beta2: float | None = ...,
     adam_epsilon: float | None = ...,
+    loss: StrPath | None = ...,
     label_smoothing: float | None = ...,
     clip_norm: float | None = ...,
     ema: float | None = ...,
@@ -381,6 +382,7 @@ def train(
         adam_beta1: Adam's β1.
         adam_beta2: Adam's β2.
         adam_epsilon: Adam's ε.
+        loss: Loss of a target token, with label smoothing (§5.4); MODULE:NAME is your function.
         label_smoothing: Probability spread over all tokens but the correct one.
         clip_norm: Clip gradients to this norm; 0 turns clipping off, as in the paper.
         ema: Validate and save a moving average of the weights with this decay, such as 0.999.

@@ -122,7 +122,7 @@ def test_a_compiled_loss_has_equal_chunks_that_fit_into_memory(monkeypatch, memo
         return loss._chunk_loss(chunk, *arguments)
 
     settings = {"label_smoothing": 0.1}
-    found = label_smoothed_cross_entropy(states, weight, targets, compiled=compiled, **settings)
+    found = label_smoothed_cross_entropy(states, weight, targets, chunk_loss=compiled, **settings)
     expected = label_smoothed_cross_entropy(states, weight, targets, **settings)
     torch.testing.assert_close(found, expected)
     assert sizes == rows

@@ -231,10 +231,9 @@ class TrainingPlan:
     def check(self, *, needs_extras: bool = True) -> None:
         """Raise UsageError for mistakes that show without a dataset, or if a package is missing."""
         run = self.merged(None)
-        training, schedule = run.training, run.optimizer.lr_schedule
-        if ":" in schedule:
-            imported(schedule, "lr_schedule")
-        if needs_extras and training.tensorboard and find_spec("tensorboardX") is None:
+        for setting, name in run.optimizer.named().items():
+            imported(name, setting)
+        if needs_extras and run.training.tensorboard and find_spec("tensorboardX") is None:
             raise UsageError(
                 "--tensorboard needs tensorboardX, which is not installed: run "
                 f"{install_command('tensorboard')}, or leave it out"
@@ -361,12 +360,12 @@ def _adapting_settings(
 
 def _check_named_again(run: Path, resumed: RunConfig, given: Mapping[str, Values]) -> None:
     """Raise UsageError if a run records code of its user that this call does not name, too."""
-    name = resumed.optimizer.lr_schedule
-    if ":" in name and given.get("optimizer", {}).get("lr_schedule") != name:
-        raise UsageError(
-            f"{run} records lr_schedule {name}, whose code would run: resume with --lr-schedule "
-            f"{name} if you trust it"
-        )
+    for setting, name in resumed.optimizer.named().items():
+        if given.get("optimizer", {}).get(setting) != name:
+            raise UsageError(
+                f"{run} records {setting} {name}, whose code would run: resume with "
+                f"--{setting.replace('_', '-')} {name} if you trust it"
+            )
 
 
 def _check_same_start(run: Path | None, recorded: object, given: Path | None) -> None:

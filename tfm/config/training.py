@@ -45,6 +45,7 @@ Schedule = Annotated[
     re.compile(rf"inverse-sqrt|linear|cosine|constant|{NAMED.pattern}"),
     "inverse-sqrt, linear, cosine, constant or MODULE:NAME",
 ]
+Loss = Annotated[str, re.compile(rf"cross-entropy|{NAMED.pattern}"), "cross-entropy or MODULE:NAME"]
 Command = Annotated[
     str, re.compile(r"[^\n\0]*[^\s\0][^\n\0]*"), "a program with its arguments, on one line"
 ]
@@ -88,8 +89,16 @@ class OptimizerConfig(Settings, section="optimizer"):
     adam_beta1: float = setting(0.9, "Adam's β1.", limits=(0, 0.9999))
     adam_beta2: float = setting(0.98, "Adam's β2.", limits=(0, 0.99999))
     adam_epsilon: float = setting(1e-9, "Adam's ε.", limits=(1e-20, 1))
+    loss: Loss = setting(
+        "cross-entropy",
+        "Loss of a target token, with label smoothing (§5.4); MODULE:NAME is your function.",
+        metavar="cross-entropy|MODULE:NAME",
+    )
     label_smoothing: float = setting(
-        0.1, "Probability spread over all tokens but the correct one.", limits=(0, 0.9)
+        0.1,
+        "Probability spread over all tokens but the correct one.",
+        limits=(0, 0.9),
+        only={"loss": ("cross-entropy",)},
     )
     clip_norm: float = setting(
         0.0,
@@ -112,6 +121,11 @@ class OptimizerConfig(Settings, section="optimizer"):
         if set(self.freeze) == set(get_args(ModelPart)):
             text = "freeze has all parts of the model, so that nothing is trained: leave one out"
             yield Problem("freeze", text)
+
+    def named(self) -> dict[str, str]:
+        """Return the settings that name code of the user."""
+        settings = {"lr_schedule": self.lr_schedule, "loss": self.loss}
+        return {setting: name for setting, name in settings.items() if ":" in name}
 
     @property
     def depends_on_max_steps(self) -> bool:
@@ -327,6 +341,8 @@ class RunConfig:
                 f"warmup_steps is {warmup_steps}, but must be at most {last_step}, the last step, "
                 f"at which lr_schedule {self.optimizer.lr_schedule} ends"
             )
+        if ":" in self.optimizer.loss and getattr(self.model, "source_attention", "") == "hard":
+            yield "loss is your function, but source_attention hard needs cross-entropy"
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Return the step at which a run ends, unless time or patience ends it before.

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tfm.backends.training_compiled import compile_for_sizes
+from tfm.config.imported import imported
 from tfm.dataset.batching import PADDING, Batch
+from tfm.errors import UsageError
 from tfm.machine.compute import autocast_dtype, device_memory_bytes
 from tfm.model.build import Model
 from tfm.model.recurrent import Recurrent
@@ -55,6 +57,7 @@ class BatchLoss(nn.Module):
     Args:
         model: The model.
         label_smoothing: ε, the probability that the wrong classes share.
+        custom: MODULE:NAME of a loss of the user, to import in the place of cross-entropy.
         autocast: Returns the context of a forward pass.
         compiles: Whether to compile the loss.
     """
@@ -64,6 +67,7 @@ class BatchLoss(nn.Module):
         model: Model,
         *,
         label_smoothing: float,
+        custom: str | None = None,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
         compiles: bool = False,
     ) -> None:
@@ -71,7 +75,11 @@ class BatchLoss(nn.Module):
         self.model = model
         self._label_smoothing = label_smoothing
         self._autocast = autocast
-        self._compiled = compile_for_sizes(_chunk_loss) if compiles else None
+        self._chunk_loss: Callable[..., ChunkLoss] | None = None
+        if custom is not None:
+            self._chunk_loss = partial(_custom_chunk_loss, custom, imported(custom, "loss"))
+        elif compiles:
+            self._chunk_loss = compile_for_sizes(_chunk_loss)
 
     @override
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -92,7 +100,7 @@ class BatchLoss(nn.Module):
                 batch.target_output,
                 label_smoothing=self._label_smoothing,
                 num_tokens=batch.num_tokens,
-                compiled=self._compiled if self.training and samples is None else None,
+                chunk_loss=self._chunk_loss if self.training and samples is None else None,
                 token_nll=token_nll,
             )
         if samples is not None and token_nll is not None:
@@ -122,7 +130,7 @@ def label_smoothed_cross_entropy(
     *,
     label_smoothing: float,
     num_tokens: int,
-    compiled: Callable[..., ChunkLoss] | None = None,
+    chunk_loss: Callable[..., ChunkLoss] | None = None,
     token_nll: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss against targets with 1 - ε for the right class and ε for the others (§5.4).
@@ -133,9 +141,9 @@ def label_smoothed_cross_entropy(
         targets: [N] token ids, then `PADDING` in spare rows.
         label_smoothing: ε.
         num_tokens: The number of rows before the spare rows.
-        compiled: `_chunk_loss`, compiled; None to compute without.
-        token_nll: [N] in which to write the negative log-likelihood of each token; needs `compiled`
-            to be None.
+        chunk_loss: `_chunk_loss`, compiled, or a loss of the user; None to compute without.
+        token_nll: [N] in which to write the negative log-likelihood of each token; needs
+            `chunk_loss` to be None.
 
     Returns:
         The smoothed loss and the negative log-likelihood: scalars, each summed over rows, in nats.
@@ -143,8 +151,8 @@ def label_smoothed_cross_entropy(
     if not torch.is_grad_enabled():  # an autograd.Function does not see this
         hidden_states, weight = hidden_states.detach(), weight.detach()
     weights = ClassWeights.of(label_smoothing, len(weight))
-    if compiled is not None:
-        compute = partial(_compute_compiled, compiled, targets=targets, weights=weights)
+    if chunk_loss is not None:
+        compute = partial(_compute_by_chunks, chunk_loss, targets=targets, weights=weights)
     else:
         compute = partial(
             _compute, targets=targets, num_tokens=num_tokens, weights=weights, token_nll=token_nll
@@ -238,7 +246,7 @@ def _compute(
     return loss, nll
 
 
-def _compute_compiled(
+def _compute_by_chunks(
     chunk_loss: Callable[..., ChunkLoss],
     hidden_states: Tensor,
     weight: Tensor,
@@ -293,6 +301,29 @@ def _chunk_loss(
     grad = grad.to(states.dtype)
     loss = gold * nll.sum() + other * all_nll.sum()
     return torch.stack([loss, nll.sum()]), grad @ matrix, grad.T @ states
+
+
+def _custom_chunk_loss(
+    name: str,
+    token_losses: Callable[[Tensor, Tensor], Tensor],
+    states: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    _: ClassWeights,
+) -> ChunkLoss:
+    """Return what `_chunk_loss` returns, for the losses of tokens by a function of the user."""
+    precision = torch.promote_types(states.dtype, torch.float32)
+    is_real, index = targets != PADDING, targets.clamp(min=0)
+    logits = (states @ matrix.T).to(precision)
+    nll = F.cross_entropy(logits, index, reduction="none") * is_real
+    with torch.enable_grad():
+        losses = token_losses(logits.requires_grad_(), index)
+        if not isinstance(losses, Tensor) or losses.shape != index.shape:
+            shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise UsageError(f"loss {name} returns {shape}, but must return {list(index.shape)}")
+        loss = (losses * is_real).sum()
+    grad = torch.autograd.grad(loss, logits)[0].to(states.dtype)
+    return torch.stack([loss.detach(), nll.sum()]), grad @ matrix, grad.T @ states
 
 
 def _chunks(num_rows: int, num_chunks: int) -> list[slice]:

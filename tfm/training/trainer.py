@@ -85,6 +85,7 @@ class Trainer:
         loss = BatchLoss(
             model,
             label_smoothing=run.optimizer.label_smoothing,
+            custom=run.optimizer.named().get("loss"),
             autocast=compute.autocast,
             compiles=backend.compiles,
         )
