@@ -23,6 +23,12 @@ def text_and_words(words: list[str], separator: str) -> tuple[str, list[int]]:
     return separator.join(words), numbers
 
 
+def read_links(path: Path) -> list[Links]:
+    """Read the links of each pair, such as 1-2."""
+    lines = path.read_text("utf-8").splitlines()
+    return [{(int(a), int(b)) for a, b in (x.split("-") for x in line.split())} for line in lines]
+
+
 def aligned(model: Path, pairs: list[list[str]], separator: str) -> Iterator[Links]:
     """Yield the links between the words of each source and target, counted from 1."""
     align = Align.of(ModelFolder.open(model), None, "cpu").load()
@@ -53,12 +59,8 @@ def main() -> None:
     parser.add_argument("--unspaced-source", action="store_true")
     given = parser.parse_args()
     pairs = [line.split(" ||| ") for line in given.text.read_text("utf-8").splitlines()]
-    gold = [
-        {(int(a), int(b)) for a, b in (link.split("-") for link in line.split())}
-        for line in given.gold.read_text("utf-8").splitlines()
-    ]
     links = aligned(given.model, pairs, "" if given.unspaced_source else " ")
-    error, precision, recall = rates(zip(links, gold, strict=True))
+    error, precision, recall = rates(zip(links, read_links(given.gold), strict=True))
     print(f"alignment error rate {error:.3f}, precision {precision:.3f}, recall {recall:.3f}")
 
 
