@@ -50,6 +50,10 @@ def make(trained_run):
         touch("model/config.json", "model/model.safetensors", "empty")
         Path("folder").mkdir()
         Path("in.en").write_text("one\n")
+        Path("codes").write_text("#version: 0.2\nt h\n")
+        Path("tokenizer.json").write_text('{"version": "1.0", "truncation": null}')
+        Path("other.jsonl").write_text('{"text": "one"}\n')
+        os.mkfifo("pipe")
 
     def folders():
         touch("data/d/manifest.json", "data/d/train.en", "data/d/bin/dataset.json")
@@ -87,6 +91,14 @@ def test_a_missing_model_is_reported_alike_from_python(run, elsewhere, data_dir,
         Translator.load(path)
     message = re.escape(str(caught.value))
     run.fails(caught.value.exit_code, message, "generate", path, "--input", "in.en")
+
+
+def test_files_may_have_any_name_but_folders_only_one_in_utf8(run, trained_run):
+    name = os.fsdecode(b"x\xff.html")
+    run.ok("attend", trained_run, "seven", "--out", name)
+    assert Path(name).is_file()
+    pattern = r"cannot write to x\\udcff\.html: its name is not UTF-8: .*"
+    run.fails(2, pattern, "train", "--run", name)
 
 
 def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):

@@ -94,7 +94,7 @@ def test_translations_may_be_json_lines_with_confidences(run, files):
 def test_other_json_lines_are_refused(run, files, line):
     write_lines(files / "bad.jsonl", [line] * 3)
     run.fails(
-        *(1, r"bad\.jsonl, line 1 is not of tfm generate --json: .*", "score"),
+        *(1, r"bad\.jsonl, line 1 has no translation as .*", "score"),
         *("--hypotheses", "bad.jsonl", "--reference", "ref.de"),
     )
 

@@ -67,6 +67,14 @@ def test_zstd_is_read(tmp_path, reader):
 
 
 @EVERY_READER
+def test_zstd_of_any_window_is_read(tmp_path, reader):
+    pytest.importorskip(text_files._ZSTD, reason="needs Python 3.14 or the extra zstd")
+    packing = ["zstd", "-q", "--long=31", "-o", tmp_path / "text"]  # of a pipe, whose size it lacks
+    subprocess.run(packing, input=TEXTS["vi"].encode(), check=True)
+    assert READERS[reader](tmp_path / "text") == LINES
+
+
+@EVERY_READER
 def test_zstd_without_its_module_names_the_extra(tmp_path, reader, monkeypatch):
     monkeypatch.setitem(sys.modules, text_files._ZSTD, None)
     path = write(tmp_path, b"\x28\xb5\x2f\xfd" + bytes(9))

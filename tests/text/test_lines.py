@@ -124,5 +124,5 @@ def test_the_numbers_of_lines_are_checked(tmp_path):
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_folders_pipes_and_devices_are_refused(tmp_path, make):
     make(tmp_path / "text.en")
-    with pytest.raises(DataError, match=r"text\.en is a folder, a pipe or a device"):
+    with pytest.raises(DataError, match=r"text\.en is a (folder|pipe or a device)"):
         list(read_lines(tmp_path / "text.en", strict=False))

@@ -109,6 +109,11 @@ def test_corpora_with_files_of_equal_names_and_other_languages_are_told_apart(re
     assert recipe.train[1].target == "TED2020.en-zh_CN.zh_CN"
 
 
+def test_members_of_older_releases_have_other_names(prepare_text, mirror):
+    write_corpus(mirror / ZIP, name="Europarl8.de-en")
+    assert prepare_text() == "".join(SOURCES)
+
+
 def test_a_corpus_is_read_from_a_folder_or_a_server_in_the_layout_of_opus(
     prepare_text, mirror, serve, tmp_path, monkeypatch
 ):
@@ -145,7 +150,7 @@ def test_a_file_that_is_not_that_of_the_first_download_is_refused_also_with_forc
 def test_a_damaged_archive_or_another_content_is_one_line(fail, mirror):
     path = mirror / ZIP
     write_corpus(path, name="Europarl.en-de")
-    (code, line), missing = fail(), "Europarl.de-en.de and no Europarl.de-en.en"
+    (code, line), missing = fail(), "de-en.de and no de-en.en"
     assert (code, f"{ZIP} has no member {missing}; it holds README" in line) == (1, True)
     path.unlink()
     code, line = fail()

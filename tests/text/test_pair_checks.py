@@ -239,8 +239,12 @@ def test_a_language_that_cannot_be_identified_is_refused():
         broken("", "", ("en", "tlh"), drop_other_language=True)
 
 
-def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+_OLD = SimpleNamespace(MODEL_FILE="", LanguageIdentifier=str)
+
+
+@pytest.mark.parametrize("found", [None, _OLD])
+def test_without_py3langid_a_message_says_how_to_install_it(monkeypatch, found):
+    monkeypatch.setitem(sys.modules, "py3langid.langid", found)
     monkeypatch.setitem(sys.modules, "py3langid", ModuleType("py3langid"))
     languages.language_identifier.cache_clear()
     with pytest.raises(UsageError, match=r"py3langid.*not installed.*pip install py3langid$"):

@@ -1,6 +1,7 @@
 """Learning subword models: deterministic, from any text, of a size that fits it."""
 
 import itertools
+import random
 
 import pytest
 from helpers import write_lines
@@ -11,6 +12,7 @@ from tfm.vocabulary.learning import (
     VocabularySizeError,
     default_vocab_size,
     learn_subword_model,
+    learn_subword_models,
     learn_word_model,
 )
 from tfm.vocabulary.subword import UNK
@@ -42,6 +44,18 @@ FALLBACKS = [
     {"model_type": "bpe", "byte_fallback": True},
     {"model_type": "unigram", "byte_fallback": False},
 ]
+
+
+def test_a_default_vocabulary_has_room_for_more_than_its_characters(tmp_path, capsys):
+    draw = random.Random(1)
+    words = ["".join(map(chr, draw.choices(range(0x4E00, 0x5200), k=2))) for _ in range(900)]
+    lines = ["".join(draw.choices(words, k=8)) for _ in range(400)]
+    text = write_lines(tmp_path / "text", lines)
+    [model] = learn_subword_models([text], [text], SubwordConfig())
+    assert len(model) > 2 * len({*"".join(lines)})
+    assert "single characters" not in capsys.readouterr().err
+    [model] = learn_subword_models([text], [text], SubwordConfig(vocab_size=1_500))
+    assert "of 1,500 pieces are single characters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings", FALLBACKS)

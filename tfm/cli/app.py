@@ -83,8 +83,7 @@ class Command(typer.core.TyperCommand):
                 continue
             taken = _strings(values.get(flag.name))
             if swallowed := [word for word in taken if word.startswith("--") and word in names]:
-                what = flag.metavar or "a value"
-                raise UsageError(f"{flag.opts[0]} needs {what}, but {swallowed[0]} follows")
+                raise UsageError(f"{flag.opts[0]} needs {_taken(flag)}, but {swallowed[0]} follows")
             if count > 1 and not flag.multiple:
                 raise UsageError(f"{flag.opts[0]} is given {count} times: give it once")
 
@@ -107,6 +106,12 @@ class Command(typer.core.TyperCommand):
                 # Few settings need no sections.
                 rows.append((title.partition(" [")[0] if is_short else title, row))
         _write_panels(rows, formatter)
+
+
+def _taken(flag: Any, other: str = "a value") -> str:
+    """Return what a flag takes: the name of its value, or of several values."""
+    names = (flag.metavar or other).split() if flag.nargs > 1 else [flag.metavar or other]
+    return names[0] if len(names) == 1 else f"{len(names)} words, {' and '.join(names)}"
 
 
 def _strings(value: Any) -> list[str]:
@@ -186,7 +191,7 @@ def _explain_value(
         meant = words_of_toolkits("values").get(str(value), "")
         advice = f": did you mean {meant}?" if meant and meant in expected else ""
         return f"{name} is {shown(value)}, but must be {expected}{advice}"
-    return f"{name} needs {parameter.metavar or expected}"
+    return f"{name} needs {_taken(parameter, expected)}"
 
 
 def _explain_unknown_option(name: str, context: typer.Context) -> str:

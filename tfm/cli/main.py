@@ -26,7 +26,8 @@ def main() -> None:
     _replace_closed_streams()
     sys.stderr = best_effort(sys.stderr)  # messages never end a run
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # independent of the locale
+        # Independent of the locale. Names of files are printed in their own bytes.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     # Else torch prints many lines about each connection to a process that has ended.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     stop_with_launcher()

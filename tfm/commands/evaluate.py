@@ -187,7 +187,10 @@ def _systems(
         name, _, path = each.partition("=")
         if not name or not path or name in models:
             raise UsageError(f"--system {each}: give NAME=FILE, with a NAME that is no model here")
-        files.setdefault(name, []).append(existing_file(Path(path)))
+        try:
+            files.setdefault(name, []).append(existing_file(Path(path)))
+        except UsageError as error:
+            raise UsageError(f"--system {each}: {error}") from None
     for name, paths in files.items():
         if len(paths) != len(texts):
             raise UsageError(

@@ -10,7 +10,7 @@ from tfm.config import Normalization, Settings, Task, Values
 from tfm.config.values import from_table
 from tfm.dataset.shards import Shard, TrainingText, sum_of_texts
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
-from tfm.disk.paths import DATA_ROOT, where_instead
+from tfm.disk.paths import DATA_ROOT, kind_of, where_instead
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
 from tfm.text.corpus.recipe import Recipe
@@ -314,6 +314,8 @@ def _read(data_dir: Path) -> _Content:
     if not path.is_file():
         problem = f"{data_dir} is no dataset (no manifest.json)"
         advice = where_instead(data_dir, "dataset") or _MAKE_ONE
+        if kind_of(data_dir) == "run":
+            advice += "; tfm train resumes it with --run, and starts from its model with --from"
         raise DataError(f"{problem}: {advice}", exit_code=UsageError.exit_code)
     advice = "prepare the dataset again with --force"
     return read_record(path, _Content, format_=FORMAT, advice=advice)

@@ -53,6 +53,8 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
             obstacle = f"it is a link, and there is no folder {needed}"
     except OSError as error:  # such as a loop of links
         obstacle = str(error.strerror)
+    if is_folder and not is_utf8(path):
+        obstacle = "its name is not UTF-8"
     if obstacle is not None:
         advice = f"leave {flag} out, or " if flag and obstacle == STREAMS[1] else ""
         raise UsageError(f"cannot write to {path}: {obstacle}: {advice}choose another name")
@@ -71,6 +73,11 @@ def _obstacle(path: Path, target: Path, status: os.stat_result, *, is_folder: bo
     if is_open_as(0, status):
         raise UsageError(f"{path} would be both read and overwritten: choose another name")
     return "it is an open file" if _is_open_file(target) else None
+
+
+def is_utf8(path: Path) -> bool:
+    """Return whether the name of a path is UTF-8, which safetensors needs."""
+    return str(path) == str(path).encode(errors="ignore").decode()
 
 
 def is_open_as(descriptor: int, status: os.stat_result) -> bool:
@@ -222,7 +229,7 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a small UTF-8 text file atomically."""
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # paths that are not UTF-8
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -22,7 +22,7 @@ from tfm.config import (
     run_table,
 )
 from tfm.config.values import Measured, from_table
-from tfm.disk.files import read_json, write_json
+from tfm.disk.files import is_utf8, read_json, write_json
 from tfm.errors import CheckpointError, DataError, UsageError
 
 FORMAT = 3
@@ -265,7 +265,8 @@ def damaged(file: Path, error: Exception | None) -> CheckpointError:
         case UsageError():
             reason = " ".join(str(error).split())  # several problems have a line each
         case _:
-            reason = "it is damaged"
+            renamed = "its path is not UTF-8: rename the folder"
+            reason = "it is damaged" if is_utf8(file) else renamed
     return kind(f"cannot read {file}: {reason}; choose another checkpoint")
 
 

@@ -91,8 +91,9 @@ def _best_of_json(lines: Sequence[str], path: Path) -> Iterator[tuple[str, float
             yield text, confidence
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"{path}, line {number:,} is not of tfm generate --json: give plain text a name "
-                "with another suffix"
+                f"{path}, line {number:,} has no translation as tfm generate --json writes it: "
+                "take the text out of other JSON, as with jq -r .FIELD, or give plain text another "
+                "suffix"
             ) from error
 
 

@@ -36,14 +36,17 @@ _DAMAGE_ERRORS: tuple[type[Exception], ...] = (
 Member = tuple[str, Callable[[], Any] | None]
 
 
-def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
+def extract_members(
+    archive: Path, outputs: Mapping[str, Path], named: Callable[[str], str] = str
+) -> None:
     """Extract members of a zip or tar archive, plain or compressed, to {member: path}.
 
+    `named` returns the name in `outputs` by which a member is known.
     Members whose name ends in .gz are decompressed. If several members have one name, the last is
     extracted, as tar does. Other members of a zip archive are not read, and may be damaged. A tar
     archive is read to its end, because compressed files have their checksum there.
     """
-    names = extract_found(archive, outputs)
+    names = extract_found(archive, outputs, named)
     if missing := outputs.keys() - set(names):
         shown = [name if name.isprintable() else repr(name) for name in names[:_MAX_NAMES_SHOWN]]
         more = ", …" if len(names) > _MAX_NAMES_SHOWN else ""
@@ -54,7 +57,9 @@ def extract_members(archive: Path, outputs: Mapping[str, Path]) -> None:
         )
 
 
-def extract_found(archive: Path, outputs: Mapping[str, Path]) -> list[str]:
+def extract_found(
+    archive: Path, outputs: Mapping[str, Path], named: Callable[[str], str] = str
+) -> list[str]:
     """Extract the members that an archive has, as `extract_members`; return all names in it."""
     names: list[str] = []
     with _open(archive) as packed:
@@ -62,8 +67,8 @@ def extract_found(archive: Path, outputs: Mapping[str, Path]) -> list[str]:
         is_zip = packed.read(512)[257:262] != b"ustar" and zipfile.is_zipfile(packed)
         packed.seek(0)
         members = _zip_members(packed, archive) if is_zip else _tar_members(packed, archive)
-        for name, open_member in members:
-            names.append(name)
+        for full_name, open_member in members:
+            names.append(name := named(full_name))
             if name not in outputs:
                 continue
             if open_member is None:

@@ -20,6 +20,10 @@ from typing import Any
 from tfm.errors import DataError, UsageError, install_command
 
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+PIPE = (
+    "is a pipe or a device, but is read several times: write it to a file, compressed if you like "
+    f"({', '.join(PACKED_SUFFIXES)})"
+)
 
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 _BINARY = {
@@ -78,7 +82,10 @@ def open_packed(file: Any, start: bytes) -> Any | None:
     if not re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", start):
         return None
     try:
-        return importlib.import_module(_ZSTD).open(file)
+        zstd = importlib.import_module(_ZSTD)
+        # By default, windows of more than 128 MB are refused.
+        largest = zstd.DecompressionParameter.window_log_max.bounds()[1]
+        return zstd.open(file, options={zstd.DecompressionParameter.window_log_max: largest})
     except ImportError as error:
         raise UsageError(
             f"text that zstd has compressed needs {_ZSTD}, which is not installed: run "

@@ -182,9 +182,11 @@ def language_identifier(purpose: str) -> "LanguageIdentifier":
     """Return the identifier; raise UsageError if it is not installed, with what needs it."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
+
+        load = LanguageIdentifier.from_model_file
+    except (ImportError, AttributeError) as error:  # of versions before 0.4
         raise UsageError(
-            f"{purpose} needs py3langid, which is not installed ({error}): "
+            f"{purpose} needs py3langid, which is not installed or too old ({error}): "
             f"run {install_command('langid')}"
         ) from error
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    return load(MODEL_FILE, norm_probs=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.errors import DataError, explain_os_error
-from tfm.text.files import TextFile, conversion, suffix_of
+from tfm.text.files import PIPE, TextFile, conversion, suffix_of
 from tfm.text.formats import TABLES, open_text
 from tfm.text.segments import ALL
 
@@ -153,7 +153,8 @@ def decode_lines(
 def _read_blocks(path: Path, part: str | None, *, strict: bool) -> Iterator[list[bytes]]:
     """Read the lines of a text in blocks of at least one line."""
     if path.exists() and not path.is_file():  # reading a pipe might block, or never end
-        raise DataError(f"{path} is a folder, a pipe or a device, not a file: check its name")
+        mistake = "is a folder, not a file: check its name" if path.is_dir() else PIPE
+        raise DataError(f"{path} {mistake}")
     try:
         with path.open("rb") as file:
             blocks = _plain_blocks(open_text(file, path, part), path, strict=strict)

@@ -15,6 +15,7 @@ from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import (
     SPLITS,
     Archive,
+    OpusArchive,
     Split,
     Text,
     TextFiles,
@@ -141,12 +142,15 @@ class TextSources:
 
         The checksums of files that the recipe has none of are recorded once they prove intact.
         """
-        for name, file in fetched.items():
+        for each in self.recipe.downloads():
+            named = OpusArchive.member if isinstance(each, OpusArchive) else str
             members = {
-                side: path for (archive, side), path in self._unpacked.items() if archive == name
+                named(side): path
+                for (archive, side), path in self._unpacked.items()
+                if archive == each.name
             }
             if members:
-                extract_members(file.path, members)
+                extract_members(fetched[each.name].path, members, named)
         names = {file.url: file.name for file in self.recipe.downloads()}
         for (archive, side), path in self._unpacked.items():
             if archive is None:

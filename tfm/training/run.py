@@ -209,8 +209,8 @@ def _checkpoint_to_resume(run_dir: Path, requested: ModelInfo, group: Group) -> 
     info = folder.info
     if changes := differences(_fixed_values(info), _fixed_values(requested)):
         summary = (
-            f"{run_dir} was started with other settings: use the same, or choose another folder "
-            "with --run"
+            f"{run_dir} was started with other settings: use the same, or start another --run, "
+            f"perhaps from the model of this one with --from {run_dir}"
         )
         raise UsageError(DETAIL.join([summary, *changes]))
     max_steps = requested.run.training.max_steps

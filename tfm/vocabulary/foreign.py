@@ -5,6 +5,7 @@ order gives the ids, and its field 2 holds the settings that it was trained with
 """
 
 import io
+import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,16 @@ _VOCABULARY_SIZE = 200  # as `SubwordModel` reads it
 _MODEL_TYPE, _WORD, _NORMALIZER_NAME = 3, 3, 1
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
+_START_BYTES = 1 << 12
+# Files of other programs that users take for a model, by how they begin.
+_OTHER_FILES = {
+    rb"#version: [\d.]+\s": "BPE codes of subword-nmt",
+    rb"(?:[^\s]+ [^\s]+ \d+\r?\n){2}": "BPE codes of fastBPE",
+    rb"\s*\{.*\"(?:added_tokens|pre_tokenizer|truncation)\"\s*:": "a tokenizer.json",
+    rb"(?:[^\t\n]+\t-?[\d.e-]+\r?\n){2}": "the list of pieces beside a SentencePiece model",
+    rb"(?:[^\s]+ \d+\r?\n){2}": "a dictionary of fairseq",
+}
+
 Field = tuple[int, bytes]
 
 
@@ -52,6 +63,11 @@ def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
             raise UsageError(f"{path} does not exist: check the path of the subword model")
         if path.is_dir() and len(paths) > 1:
             raise UsageError(f"{path} is a folder, which has all subword models: give it alone")
+        if other := other_file(path):
+            raise UsageError(
+                f"{path} is {other}, not a SentencePiece model: name a model (.model or .spm), or "
+                "leave --subwords out to learn one from the text"
+            )
     if paths[0].is_dir():
         vocabulary = Vocabulary.load(_folder_of_models(paths[0]))
         models = [vocabulary.source, vocabulary.target]
@@ -59,6 +75,16 @@ def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
     return [
         SubwordModel(with_fixed_ids(path.read_bytes(), origin=path), origin=path) for path in paths
     ]
+
+
+def other_file(path: Path) -> str | None:
+    """Return what a file of another program is that is not a model; None if it may be one."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES)
+    kinds = (kind for begin, kind in _OTHER_FILES.items() if re.match(begin, start, re.DOTALL))
+    return next(kinds, None)
 
 
 def _folder_of_models(path: Path) -> Path:

@@ -27,6 +27,7 @@ _TREE_VOCABULARIES = ((500, 1_000), (40_000, 16_000), (2_000_000, 32_000))
 
 _SEED = 1
 _MAX_WORDS = 1_000_000
+_MOST = 0.5  # of the pieces
 _MAX_SENTENCE_BYTES = 4_192  # longer lines are skipped in learning, but can be encoded
 
 
@@ -59,7 +60,23 @@ def learn_subword_models(
 
 
 def _learn_sides(sides: Sequence[Sequence[Path]], config: SubwordConfig) -> SubwordModel:
-    """Learn one model; the default vocabulary size is reduced if the text is too small for it."""
+    """Learn one model, and say if most of its pieces are single characters."""
+    model = _of_chosen_size(sides, config)
+    pieces = model.pieces(range(len(model)))
+    num_single = sum(len(piece.removeprefix(SPACE_MARK)) == 1 for piece in pieces)
+    if num_single > _MOST * len(model):
+        say(
+            f"learn-bpe: {num_single:,} of {len(model):,} pieces are single characters, which "
+            "makes sentences long: give a larger --vocab-size, or a lower --character-coverage"
+        )
+    return model
+
+
+def _of_chosen_size(sides: Sequence[Sequence[Path]], config: SubwordConfig) -> SubwordModel:
+    """Learn a model; the default size is changed if the text is too small, or has more characters.
+
+    If it has more characters, there is room for as many pieces besides.
+    """
     learn = partial(learn_subword_model, [*chain(*sides)], config)
     if config.vocab_size is not None:
         return learn(vocab_size=config.vocab_size)
@@ -68,7 +85,11 @@ def _learn_sides(sides: Sequence[Sequence[Path]], config: SubwordConfig) -> Subw
     try:
         model = learn(vocab_size=size)
     except VocabularySizeError as error:
-        model = learn(vocab_size=error.nearest)
+        larger = 2 * error.nearest if error.nearest > size else error.nearest
+        try:
+            model = learn(vocab_size=larger)
+        except VocabularySizeError as smaller:
+            model = learn(vocab_size=smaller.nearest)
     say(
         f"learn-bpe: chose {len(model):,} pieces for {num_pairs:,} pairs (choose another number "
         "with --vocab-size)"

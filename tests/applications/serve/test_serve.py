@@ -476,7 +476,7 @@ FIELDS = [
     ({"q": [""] * 101}, 413, "q has 101 characters"),
     ({"source": None}, 400, "source is missing"),
     ({"source": "xx"}, 400, "does not translate from xx to de, only from en to de"),
-    ({"target": ["de"]}, 400, "target is missing"),
+    ({"target": ["de"]}, 400, "target must be the code of one language"),
     ({"target": "\x00"}, 400, "target is not the code"),
     ({"target": "auto"}, 400, "does not translate from en to auto"),
     ({"format": "markdown"}, 400, 'format must be "text" or "html"'),

@@ -1,6 +1,7 @@
 """Glossaries: their files, terms in texts, outputs with the translations, and what is missing."""
 
 import json
+import random
 import re
 import unicodedata
 
@@ -10,7 +11,7 @@ from native_models import new_native
 
 from tfm.commands.translator import Translator
 from tfm.errors import DataError, UsageError
-from tfm.features.glossary.finding import Finder, capitalized
+from tfm.features.glossary.finding import Finder, Found, apart, capitalized
 from tfm.features.glossary.step import Glossary
 from tfm.features.glossary.terms import finder_of, read_terms
 from tfm.translation.steps import Output, RequiredText, Segment
@@ -353,6 +354,16 @@ def test_a_wrong_term_of_a_mapping_is_named(translator, terms, message):
 
 def test_an_empty_mapping_changes_nothing(translator):
     assert translator.translate(LINES, glossary={}) == translator.translate(LINES)
+
+
+def test_of_overlapping_finds_the_first_given_are_kept():
+    draw = random.Random(1).randrange
+    found = [Found(start, start + 1 + draw(5), i) for i, start in enumerate(map(draw, [40] * 60))]
+    kept = []
+    for each in found:
+        if all(each.end <= other.start or other.end <= each.start for other in kept):
+            kept.append(each)
+    assert apart(found) == sorted(kept)
 
 
 def test_a_finder_of_many_terms_reads_a_text_once():

@@ -24,8 +24,10 @@ from tfm.applications.importing.foreign import (
     unscaled,
 )
 from tfm.config.values import shown
+from tfm.disk.paths import kind_of
 from tfm.errors import CheckpointError, DataError, UsageError
 from tfm.text.lines import read_lines
+from tfm.vocabulary.foreign import other_file
 
 
 class Record:
@@ -57,15 +59,17 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
             warnings.catch_warnings(action="ignore"),  # about protocols of pickles
         ):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if named := _NAMED.search(str(error)):
+    except Exception as error:  # which of them torch raises depends on where a byte is wrong
+        named = _NAMED.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if named:
             raise CheckpointError(
                 f"{path} is not loaded: it names code to run ({named[1]}), which tfm refuses"
             ) from error
-        raise CheckpointError(
-            f"{path} is damaged, or is no checkpoint: download it again"
-        ) from error
-    except Exception as error:  # which of them torch raises depends on where a byte is wrong
+        if other := other_file(path):
+            raise UsageError(
+                f"{path} is {other}, not a model: name the model that was trained with it, such as "
+                "a checkpoint of fairseq (.pt), or train one on text with tfm prepare"
+            ) from error
         raise CheckpointError(
             f"{path} is damaged, or is no checkpoint: download it again"
         ) from error
@@ -116,6 +120,8 @@ def find_checkpoint(path: Path) -> Path:
         names = ", ".join(each.name for each in found)
         raise UsageError(f"{path} has several models ({names}): name the file of one")
     if not found:
+        if kind_of(path) == "run":
+            raise UsageError(f"{path} is a run of tfm, which needs no import: use it as it is")
         raise UsageError(
             f"{path} has neither a Marian model of transformers (config.json with model_type "
             "marian) nor one of fairseq (checkpoint.pt): check its name"

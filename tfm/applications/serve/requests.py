@@ -214,7 +214,7 @@ def file_of(
     text_format = FILE_FORMATS.get(path.suffix.lower())
     if text_format is None:
         raise HTTPException(
-            400, f"the name of the file must end with {', '.join(FILE_FORMATS)}: rename it"
+            400, f"files are translated if they end with {', '.join(FILE_FORMATS)}: convert it"
         )
     try:
         text = file[1].decode()
@@ -320,8 +320,10 @@ def _as_list(text: Any) -> Any:
 
 def _language(fields: Fields, side: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Return the code of the language of a side, source or target, or "auto"."""
-    code = fields.get(side)
-    code = code.strip() if isinstance(code, str) else ""
+    code = fields.get(side) or ""
+    if not isinstance(code, str):
+        raise HTTPException(400, f'{side} must be the code of one language, such as "en"')
+    code = code.strip()
     code = _OLDER_CODES.get(code.lower(), code)
     if not code:
         sources, targets = zip(*pairs, strict=True)

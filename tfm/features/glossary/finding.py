@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -122,11 +123,13 @@ def folded(text: str) -> str:
 
 def apart(found: Iterable[Found[ValueT]]) -> list[Found[ValueT]]:
     """Return the finds that overlap no earlier one, in the order of the text."""
-    kept: list[Found[ValueT]] = []
+    kept: list[Found[ValueT]] = []  # sorted
     for each in found:
-        if all(each.end <= other.start or other.end <= each.start for other in kept):
-            kept.append(each)
-    return sorted(kept, key=lambda each: each.start)
+        place = bisect(kept, each.start, key=lambda other: other.start)
+        is_after = place == 0 or kept[place - 1].end <= each.start
+        if is_after and (place == len(kept) or each.end <= kept[place].start):
+            kept.insert(place, each)
+    return kept
 
 
 def sentence_starts(text: str) -> set[int]:

@@ -17,6 +17,7 @@ from tfm.text.corpus.texts import (
     TreeFile,
     is_url,
 )
+from tfm.text.files import PIPE
 from tfm.text.languages import closest
 
 # The name of a recipe may be used as a folder's name.
@@ -173,5 +174,7 @@ class Recipe:
         for path in self.local_paths():
             if path.is_dir():
                 yield f"{path} is a folder, not a file: check its name"
+            elif path.exists() and not path.is_file():
+                yield f"{path} {PIPE}"
             elif not path.is_file():
                 yield f"{path} does not exist: check its name"

@@ -83,6 +83,11 @@ class OpusArchive(Archive):
         """The path on OPUS's server, such as OPUS-Europarl/v8/moses/de-en.txt.zip."""
         return urlsplit(self.url).path[1:]
 
+    @staticmethod
+    def member(name: str) -> str:
+        """Return the languages in the name of a member, before which releases differ."""
+        return ".".join(name.split(".")[-2:])  # de-en.de of News-Commentary11.de-en.de
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
