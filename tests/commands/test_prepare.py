@@ -507,6 +507,21 @@ def test_a_bad_row_of_other_text_or_most_of_them_are_named(tmp_path, split, row,
         prepare(recipe, tmp_path / "data", text_only=True)
 
 
+@pytest.mark.parametrize("held_out", ["by hand", "of the text"])
+def test_a_table_none_of_whose_rows_can_be_used_is_not_said_to_be_swapped(tmp_path, held_out):
+    path = tmp_path / "c.csv"
+    pairs = [
+        (f"the red house {n}", f"Das Haus Nummer {n} ist so rot wie ein Herbstblatt.")
+        for n in range(300)
+    ]
+    path.write_text("Englisch;Deutsch;Status\n" + "".join(f"{s};{t};ok\n" for s, t in pairs))
+    valid = {"valid": [write_pairs(tmp_path, "valid", pairs)]} if held_out == "by hand" else {}
+    recipe = recipe_from_files(name="x", train=[(path, path)], languages=("en", "de"), **valid)
+    options = {} if valid else {"cleaning": {"hold_out": 5}}
+    with pytest.raises(DataError, match=r"c\.csv, line 1 has 3 columns .* --columns 2,3"):
+        prepare(recipe, tmp_path / "data", options, text_only=True)
+
+
 def small(recipe):
     """A recipe with 400 of its 20,000 pairs, and 20 of 500 in the other splits."""
     splits = {

@@ -14,6 +14,7 @@ from tfm.dataset.draft import Piece
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.shards import Shard, TrainingText, by_text
 from tfm.dataset.test_sets import read_protected
+from tfm.dataset.text_report import check_format
 from tfm.errors import DataError, UsageError
 from tfm.reporting import Progress, say
 from tfm.text.cleaning import Cleaner, HeldOutPairs, Score, clean_lines, look_swapped, passing
@@ -160,8 +161,9 @@ class CleanText:
         config = cleaning_of(text, self.cleaning)
         checks = pair_checks(config, self.recipe.source, self.recipe.target)
         pairs = self.sources.pairs(text, "train")
-        checks = [*ratio_checks(config, None), *checks]
-        return passing(pairs, PairCounts(), config, self.normalization, checks)
+        checks, counts = [*ratio_checks(config, None), *checks], PairCounts()
+        yield from passing(pairs, counts, config, self.normalization, checks)
+        check_format(self.sources, text, counts)
 
     @cached_property
     def protected(self) -> SeenText | None:

@@ -34,10 +34,7 @@ def summary(counts: PairCounts, unit: str = "pairs") -> str:
 
 def report_training_text(sources: TextSources, text: Text, name: str, counts: PairCounts) -> None:
     """Report the cleaning of a training text; raise DataError if it cannot be used."""
-    if isinstance(text, TextFiles):
-        check_encoding(sources.locate_sides(text), counts)
-        if 2 * counts.dropped["columns"] > counts.read:
-            deque(sources.all_pairs(text, "valid"), maxlen=0)  # an error names the first
+    check_format(sources, text, counts)
     for rule, dropped in counts.dropped.items():
         if rule != _WANTED and dropped > max(_MAX_DROPPED, _MAX_DROPPED_RATE * counts.read):
             flag = RULES.get(rule)
@@ -55,6 +52,14 @@ def report_training_text(sources: TextSources, text: Text, name: str, counts: Pa
         say(f"clean: train {name}: {summary(counts)}")
 
 
+def check_format(sources: TextSources, text: Text, counts: PairCounts) -> None:
+    """Raise DataError if many pairs of a training text are not UTF-8, or have other columns."""
+    if isinstance(text, TextFiles):
+        check_encoding(sources.locate_sides(text), counts)
+        if 2 * counts.dropped["columns"] > counts.read:
+            deque(sources.all_pairs(text, "valid"), maxlen=0)  # an error names the first
+
+
 def check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs") -> None:
     """Raise DataError if too many lines of a training text are not UTF-8."""
     num_invalid = counts.dropped["not_utf8"]
@@ -63,9 +68,9 @@ def check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs
             try:
                 deque(read_every_line(path, strict=True), maxlen=0)
             except DataError as error:
+                names = " and ".join(dict.fromkeys(map(str, paths)))
                 raise DataError(
-                    f"{num_invalid:,} of {counts.read:,} {unit} of {' and '.join(map(str, paths))} "
-                    f"are not UTF-8: {error}"
+                    f"{num_invalid:,} of {counts.read:,} {unit} of {names} are not UTF-8: {error}"
                 ) from error
 
 

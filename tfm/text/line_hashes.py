@@ -38,6 +38,8 @@ def hash_lines(lines: Sequence[bytes]) -> tuple[Hashes, Hashes, npt.NDArray[np.i
         [N] hashes of the tokens of lines, 0 for a line without any; [G] hashes of the 4-grams of
         tokens; and [G] the number of the line of each.
     """
+    if not lines:
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.int64)
     text = _composed(b"\n".join(lines)).encode("utf-32-le")
     codes = np.minimum(np.frombuffer(text, dtype="<u4"), _LAST).astype(np.intp)
     kinds, letters = _kinds(codes), _tables()[1]

@@ -12,7 +12,7 @@ import numpy as np
 from tfm.errors import DataError
 from tfm.reporting import say
 from tfm.text.languages import SENTENCE_MARKS, WIDE_SENTENCE_MARKS
-from tfm.text.lines import BytesPair
+from tfm.text.lines import BytesPair, UnusableLine
 
 # The number of pairs before some consecutive pairs, and these.
 Window = tuple[int, list[BytesPair]]
@@ -43,7 +43,8 @@ def sample_windows(pairs: Iterable[BytesPair]) -> list[Window]:
     start, step = 0, _WINDOW_PAIRS
     while window := list(islice(pairs, _WINDOW_PAIRS)):
         if start % step == 0:
-            windows.append((start, [(s[:_MAX_BYTES], t[:_MAX_BYTES]) for s, t in window]))
+            usable = (pair for pair in window if not isinstance(pair[0], UnusableLine))
+            windows.append((start, [(s[:_MAX_BYTES], t[:_MAX_BYTES]) for s, t in usable]))
         start += len(window)
         if len(windows) > _MAX_WINDOWS:
             windows, step = windows[::2], 2 * step
