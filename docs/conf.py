@@ -57,9 +57,10 @@ def _link_lab_book(app: Any, page: str, content: list[str]) -> None:
     content[0] = re.sub(r"\]\(((?:\.\./)*benchmarks/README\.md)[^)]*", r"](path:\1", content[0])
 
 
-def _link_included_lab_book(app: Any, path: Any, page: str, content: list[str]) -> None:
-    """Do the same in README.md, whose links begin in the folder above."""
+def _link_included(app: Any, path: Any, page: str, content: list[str]) -> None:
+    """Do the same in README.md, whose links begin in the folder above, and link Multi30k's page."""
     content[0] = content[0].replace("(benchmarks/", "(../benchmarks/")
+    content[0] = content[0].replace("(examples/multi30k/README.md", "(docs/how-to/multi30k.md")
     _link_lab_book(app, page, content)
 
 
@@ -67,6 +68,6 @@ def setup(app: Any) -> None:
     """Highlight shell commands, offer the lab book, fit tables and contents to narrow screens."""
     app.add_lexer("sh", _ShellLexer)
     app.connect("source-read", _link_lab_book)
-    app.connect("include-read", _link_included_lab_book)
+    app.connect("include-read", _link_included)
     app.connect("doctree-read", _stack_tables)
     app.connect("html-page-context", _list_contents)

@@ -451,7 +451,7 @@ def average(
     best: int | None = ...,
     calibrate: bool | None = ...,
 ) -> AverageResult:
-    """Average the last checkpoints of a run, as the paper does.
+    """Average the newest checkpoints of a run, as the paper does with its last 5 or 20.
 
     Example: tfm average runs/wmt14-en-de-base --last 5
 
@@ -464,7 +464,7 @@ def average(
 
     Raises:
         UsageError: Arguments are wrong, there are fewer checkpoints than requested, or `out` holds
-            something else than an average.
+            something other than an average.
         CheckpointError: The run has no checkpoints, or a damaged one; or training has diverged.
         DataError: The validation text is gone, or too short to calibrate on.
     """

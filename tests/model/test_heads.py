@@ -49,7 +49,7 @@ def test_separate_projections_equal_the_joint_projection():
     nn.init.normal_(module.input.bias)
     x = torch.randn(B, T, 8)
     joint = split_joint(module.heads, module.input(x).flatten(0, 1), B)
-    query = module.heads.split(module.input.queries(x).flatten(0, 1), B)
+    query = module.heads.to_heads(module.input.queries(x).flatten(0, 1), B)
     separate = (query, *keys_values(module, x))
     for one, other in zip(joint, separate, strict=True):
         torch.testing.assert_close(one, other)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def average(
     run: Annotated[ExistingFolder, Flag("RUN")] = None, *, out: NewFolder = None, **settings: Any
 ) -> "AverageResult":
-    """Average the last checkpoints of a run, as the paper does.
+    """Average the newest checkpoints of a run, as the paper does with its last 5 or 20.
 
     Example: tfm average runs/wmt14-en-de-base --last 5
 
@@ -26,7 +26,7 @@ def average(
 
     Raises:
         UsageError: Arguments are wrong, there are fewer checkpoints than requested, or `out` holds
-            something else than an average.
+            something other than an average.
         CheckpointError: The run has no checkpoints, or a damaged one; or training has diverged.
         DataError: The validation text is gone, or too short to calibrate on.
     """
@@ -37,10 +37,10 @@ def average(
     from tfm.training.averaging import average_checkpoints
 
     run = run or newest_run(RUNS_ROOT)
-    newest = open_checkpoints(run)[-1:] if config.calibrate else []
-    texts = [validation_text(model, run) for model in newest]
+    newest = open_checkpoints(run)[-1:]
+    text = validation_text(newest[0], run) if newest and config.calibrate else None
     result = average_checkpoints(run, config, out_dir=out)
-    for text in texts:
+    if text is not None:
         calibration = calibrate(ModelFolder(result.model_dir), text)
         result = replace(result, calibrated_on=calibration.num_lines)
     return result

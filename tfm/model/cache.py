@@ -233,7 +233,7 @@ class DecoderCache:
         """Attend from a position [R, d_model] of a layer to the source: [R, d_model]."""
         queries = self._rows.scatter(attention.input.queries(x))
         attended = self.attend(
-            attention.heads.split(queries, self.num_sentences),
+            attention.heads.to_heads(queries, self.num_sentences),
             self.source_keys(index),
             self.memory[index][1],
             self.memory_bias,
@@ -329,7 +329,7 @@ def keys_values(attention: MultiHeadAttention, memory: Tensor) -> KeysValues:
     """Project [B, S, d_model] to keys [B, h, S, d_k] and values [B, h, S, d_v]."""
     heads, projected = attention.heads, attention.input.keys_values(memory)
     key, value = torch.split(projected, heads.widths[1:], dim=-1)
-    return heads.split(key, len(memory)), heads.split(value, len(memory))
+    return heads.to_heads(key, len(memory)), heads.to_heads(value, len(memory))
 
 
 def split_joint(heads: Heads, projected: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -339,7 +339,7 @@ def split_joint(heads: Heads, projected: Tensor, num_groups: int) -> tuple[Tenso
         query, key, value = projected.view(shape).permute(2, 0, 3, 1, 4).unbind(0)
     else:
         split = torch.split(projected, heads.widths, dim=-1)
-        query, key, value = (heads.split(x, num_groups) for x in split)
+        query, key, value = (heads.to_heads(x, num_groups) for x in split)
     return query, key, value
 
 

@@ -106,7 +106,8 @@ class Transformer(nn.Module):
         """Decode all positions, each after the true tokens before it (teacher forcing).
 
         Maps sources [B, S] of [B] lengths, padded at the end, and targets [B, T], shifted right by
-        one, to hidden states [B, T, d_model], which `logits` projects. Padding may hold any values.
+        one, to hidden states [B, T, d_model]; `logits` projects them, the loss in chunks. Padding
+        may hold any values.
         """
         sources, targets = Padded(source.size(1), lengths), Padded(target_input.size(1))
         return self.decode(target_input, targets, self.encode(source, sources), sources)

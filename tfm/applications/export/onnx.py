@@ -206,7 +206,7 @@ class _Cache:
     def attend_to_source(self, index: int, attention: MultiHeadAttention, x: Tensor) -> Tensor:
         """Attend from a position [B, d_model] of a layer to the source."""
         keys, values, bias = self._source
-        query = attention.heads.split(attention.input.queries(x), len(x))
+        query = attention.heads.to_heads(attention.input.queries(x), len(x))
         attended = DecoderCache.attend(
             query, keys[index].mT, values[index], bias, attention.additive_weight
         )
