@@ -29,6 +29,16 @@ def test_the_text_may_be_deleted_once_it_is_binarized(copy, tiny_run):
     assert len(open_data(copy, tiny_run()).train) == 200
 
 
+@pytest.mark.parametrize(("num_long", "most"), [(0, None), (1, None), (3, 100)])
+def test_translations_may_be_as_long_as_validation_references(copy, tiny_run, num_long, most):
+    sources = [f"one {number}" for number in range(200)]
+    targets = ["eins"] * (200 - num_long) + ["q" * 70] * num_long
+    for language, lines in (("en", sources), ("de", targets)):
+        (copy / f"valid.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    binarize(copy, BinarizeConfig(threads=1))
+    assert open_data(copy, tiny_run()).info.search.get("max_extra_length") == most
+
+
 @pytest.mark.parametrize("name", ["train.en", "valid.de", "test.en"])
 def test_text_that_has_changed_is_refused_until_it_is_binarized(copy, tiny_run, name):
     text = (copy / name).read_text(encoding="utf-8")

@@ -16,10 +16,12 @@ from tfm.config import (
     DeviceName,
     Precision,
     RunConfig,
+    SearchConfig,
     TransformerConfig,
+    Values,
     suitable_arch,
 )
-from tfm.config.schema import check_facts
+from tfm.config.schema import MAX_LENGTH, check_facts
 from tfm.dataset.augmentation import Augmentation, configs_of
 from tfm.dataset.manifest import BINARIZE, SEEN, Manifest
 from tfm.dataset.parallel import DatasetIndex, ParallelDataset
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from tfm.training.trainer import Trainer
 
 _MAX_REASON = 100  # characters
+_MAX_CUT_RATE = 0.01  # of validation references that are too long for a translation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
             data_dir=str(data_dir),
             step=0,
             task=manifest.task,
-            search=manifest.settings("search"),
+            search=_search(manifest, valid),
             normalization=manifest.normalization,
             tags=manifest.tags(),
             bleu_tokenizer=bleu_tokenizer(manifest.target, run.training.validation_tokenize),
@@ -142,6 +145,25 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
         checksum=index.checksum("train"),
         augmentation=augmentation,
     )
+
+
+def _search(manifest: Manifest, valid: ValidationSplit | None) -> Values:
+    """Return the settings of the search that suit a dataset.
+
+    If the default would cut more than one in a hundred of the validation references, translations
+    may be as long as the longest, rounded up to fifties: logical forms and code may be much longer
+    than their source.
+    """
+    search, default = manifest.settings("search"), SearchConfig().max_extra_length
+    if valid is None or "max_extra_length" in search:
+        return search
+    indices = np.arange(len(valid.pairs))
+    extra = valid.pairs.target.lengths(indices) - valid.pairs.source.lengths(indices)
+    if np.mean(extra > default) <= _MAX_CUT_RATE:
+        return search
+    most = min(-(-int(extra.max()) // default) * default, MAX_LENGTH)
+    say(f"train: translations may have {most} more tokens than the source, as in validation text")
+    return {**search, "max_extra_length": most}
 
 
 def _augmentation(
