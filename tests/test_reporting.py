@@ -11,7 +11,7 @@ import pytest
 
 from tfm import reporting
 from tfm.errors import DETAIL
-from tfm.reporting import Progress, format_duration, format_number, printable, say
+from tfm.reporting import Progress, format_duration, format_number, printable, say, shown_on
 
 
 class Terminal(io.StringIO):
@@ -48,6 +48,15 @@ def test_control_characters_of_a_message_are_escaped(capsys):
 
 def test_the_details_of_a_message_keep_their_lines():
     assert printable(f"two{DETAIL}one\x07{DETAIL}two") == "two\n  one\\x07\n  two"
+
+
+def test_on_a_terminal_lines_end_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    message = f"no such option --metric-commands: did you{DETAIL}mean --metric-command?"
+    shown = shown_on(Terminal(), message)
+    assert shown.split() == message.split()
+    assert max(map(len, shown.splitlines())) <= 24
+    assert shown_on(io.StringIO(), message) == message
 
 
 _WRITE_TO_STDERR = """

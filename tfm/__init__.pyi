@@ -410,7 +410,7 @@ def train(
         average_last: Average at most N of the newest checkpoints, all from the last fifth of the steps.
         average: Average the newest checkpoints when training ends, as `tfm average` does; not with ema.
         validation_beam: Beam size for the validation score; 0 computes no score.
-        validation_samples: Show the translations of N sentences at each validation, always the same ones.
+        validation_samples: Record the translations of N sentences at each validation, for report.html.
         validation_tokenize: Tokenizer of BLEU in validation; auto depends on the target language.
         metric_command: Also validate by a program, which reads source, output, reference (TSV) and prints a number.
         log_steps: Write a line to metrics.jsonl every N steps.

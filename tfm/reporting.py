@@ -15,7 +15,7 @@ from typing_extensions import Buffer, override
 
 from tfm.errors import DETAIL
 from tfm.machine.world import current_world
-from tfm.table import Table
+from tfm.table import Table, fold
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -64,12 +64,21 @@ def printable(message: str) -> str:
     return DETAIL.join(lines)
 
 
+def shown_on(stream: TextIO, message: str) -> str:
+    """Return a printable message; on a terminal, its lines end between words."""
+    message = printable(message)
+    if not _can_draw(stream):
+        return message
+    columns = shutil.get_terminal_size().columns - len(DETAIL)
+    return DETAIL.join(line for part in message.split(DETAIL) for line in fold(part, columns))
+
+
 def say(message: str) -> None:
     """Print one line on stderr, above a progress bar if there is one; only rank 0 prints."""
     if current_world().is_first:
         from tqdm import tqdm  # would delay tfm --help
 
-        tqdm.write(printable(message), file=sys.stderr)
+        tqdm.write(shown_on(sys.stderr, message), file=sys.stderr)
 
 
 class Result:

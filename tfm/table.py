@@ -104,12 +104,12 @@ def _folded(
     is_below = width - indent < _MIN_TEXT_COLUMNS
     indent = 2 if is_below else indent
     for head, row in zip(heads, rows, strict=True):
-        texts = _fold(row[-1], width - indent)
+        texts = fold(row[-1], width - indent)
         first = "" if is_below else texts.pop(0)
         yield [f"{head}  {first}".rstrip(), *(" " * indent + text for text in texts)]
 
 
-def _fold(text: str, columns: float) -> list[str]:
+def fold(text: str, columns: float) -> list[str]:
     """Return a text as lines; a longer word is alone on its line."""
     lines = [""]
     for word in text.split(" "):

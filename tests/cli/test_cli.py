@@ -96,9 +96,10 @@ def test_help_of_every_command_has_examples_that_fit(run, monkeypatch, command):
         assert not re.search(r"\n\n +tfm |.{81}", out)
 
 
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command):
-    monkeypatch.setenv("COLUMNS", "60")
+def test_help_shows_every_flag_whole_on_narrow_terminals(run, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     out = help_of(run, command)
     parsed = typer.main.get_command(app).commands[command]
     flags = {flag for option in parsed.params for flag in (*option.opts, *option.secondary_opts)}

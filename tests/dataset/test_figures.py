@@ -21,7 +21,8 @@ def test_prepare_ends_with_the_figures_of_the_dataset(tmp_path, monkeypatch, run
     write_pairs(Path(), "my", [*PAIRS, PAIRS[0], ("gleich", "gleich")], ("de", "ja"))
     call = ["prepare", "--train", "my.de", "my.ja", "--hold-out", "40", "--out", "data"]
     call += ["--vocab-size", "400", "--max-length-ratio", "0"]
-    text, _ = run.ok(*call)
+    text, messages = run.ok(*call)
+    assert messages.endswith("\nnext: tfm train data\n")
     found = json.loads(run.ok(*call, "--json")[0])
     assert (found["data_dir"], found["is_new"]) == ("data", False)
     sides = {each["name"]: each for each in found["figures"]["sides"]}

@@ -9,9 +9,11 @@ import torch
 from helpers import number_pairs, steps_of
 
 from tfm.commands.train import train_model
-from tfm.config import run_toml
+from tfm.config import ScoreConfig, run_toml
 from tfm.errors import TrainingError
 from tfm.folders.run_folder import checkpoint_path
+from tfm.metrics.scores import corpus_scores
+from tfm.training import validation
 from tfm.training.trainer import Trainer
 
 
@@ -123,6 +125,14 @@ def test_a_loss_that_is_not_better_than_a_guess_is_reported(
                 r"--run .*",
                 warning,
             )
+
+
+def test_a_score_of_zero_is_reported(data_dir, tiny_run, tmp_path, monkeypatch, capsys):
+    found = corpus_scores(["a"], [["b"]], ["bleu"], ScoreConfig())
+    monkeypatch.setattr(validation, "corpus_scores", lambda *_: found)
+    run = tiny_run(training={"max_steps": 60, "validation_beam": 1})
+    assert not train_model(data_dir, tmp_path / "run", run).has_learned
+    assert "not learned: its score on the validation text is 0.00;" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("huge_updates")

@@ -48,6 +48,16 @@ def test_encoding_adds_no_special_tokens_and_decoding_drops_them(model):
     assert not {PAD, BOS, EOS, UNK} & set(ids)
 
 
+def test_words_unlike_those_of_the_training_text_are_spelled_out(tmp_path):
+    lines = ["completely different sentences", "several important questions"] * 9
+    model = learn(tmp_path, lines, vocab_size=330)
+    unlike = "netfri qosmlep tdcuvi"
+    for line in (*lines[:2], unlike, "xyz"):
+        assert model.spells_out(*model.encode([line])) == (line == unlike)
+    letters = learn(tmp_path, ["ab ba", "cd dc"], vocab_size=270)
+    assert not letters.spells_out(*letters.encode(["abbacddcab"]))
+
+
 def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path):
     model = learn(tmp_path, byte_fallback=False, vocab_size=80)
     assert UNK in model.encode(["The \N{SNOWMAN} sat"])[0]

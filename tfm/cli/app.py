@@ -28,7 +28,9 @@ _METAVARS = {
     "list[Path]": "PATH",
 }
 _TYPE = re.compile(f"<({'|'.join(map(re.escape, _METAVARS))})>")
+_CHOICES = re.compile(r"(--[\w-]+) <([^<>]{50,})>")
 _SHOW_ALL = "tfm.cli.app.show_all"
+_UNBROKEN = "\u2011"  # a hyphen after which no line ends
 
 
 def _show_all(context: typer.Context, value: bool) -> None:
@@ -54,11 +56,33 @@ def help_row(parameter: Any, context: Any) -> _Row | None:
     name, text = row
     if parameter.param_type_name == "argument":
         return parameter.metavar, text.removesuffix("[required]").rstrip()
+    if many := _CHOICES.fullmatch(name):  # they would not fit beside the text
+        return f"{many[1]} NAME", f"One of {', '.join(many[2].split('|'))}. {text}"
     return _TYPE.sub(lambda match: _METAVARS[match[1]], name), text
+
+
+class _Formatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type]
+    """Writes help whose lines end between words, not after the hyphens of flags."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _UNBROKEN))
+
+    def write_dl(self, rows: Iterable[_Row], *args: Any, **keywords: Any) -> None:
+        kept = [(name, text.replace("-", _UNBROKEN)) for name, text in rows]
+        super().write_dl(kept, *args, **keywords)
+
+    def getvalue(self) -> str:
+        return str(super().getvalue()).replace(_UNBROKEN, "-")
+
+
+class _Context(typer.Context):
+    formatter_class = _Formatter
 
 
 class Command(typer.core.TyperCommand):
     """A command that lists its arguments and flags by panel, hidden flags with --help-all."""
+
+    context_class = _Context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return typer's rest of the arguments; raise UsageError if there is one."""
@@ -123,6 +147,8 @@ def _strings(value: Any) -> list[str]:
 
 class Commands(typer.core.TyperGroup):
     """A group that lists its commands by panel and suggests one for an unknown name."""
+
+    context_class = _Context
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return typer's result for the command; raise UsageError if there is none."""

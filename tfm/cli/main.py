@@ -15,7 +15,7 @@ from tfm.cli.app import app, explain_mistake
 from tfm.errors import InterruptedRunError, LostPeersError, TfmError, UsageError, explain_os_error
 from tfm.machine.interruption import prevent_restart, report_failure, stop_with_launcher
 from tfm.machine.world import current_world
-from tfm.reporting import best_effort, printable
+from tfm.reporting import best_effort, shown_on
 
 _COMPLETION = "_TFM_COMPLETE"  # set by the script of --install-completion
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
@@ -136,4 +136,4 @@ def _drop_output() -> None:
 
 def _print_error(message: str) -> None:
     if _COMPLETION not in os.environ:  # a shell completes a command that is not whole yet
-        sys.stderr.write(printable(message) + "\n")
+        sys.stderr.write(shown_on(sys.stderr, message) + "\n")

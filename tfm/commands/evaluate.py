@@ -240,6 +240,8 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     if len(paths) == 1 and suffix_of(name) in RECORD_SUFFIXES and paths[0].is_file():
         return _written_sides(paths[0], model, out)
     if len(paths) > 1 and any(path.exists() for path in paths):
+        if len({*paths}) < len(paths) and not columns_in(paths[0]):
+            raise UsageError(f"--on {name} names one file twice: give SOURCE:REFERENCE")
         return existing_file(paths)
     try:
         return model.split(name, advice="name a test set, or SOURCE:REFERENCE")

@@ -295,14 +295,15 @@ def where_to_compute(
 def _say_plan(plan: "Generation", *, is_default_text: bool) -> None:
     """Print which models translate which text, or score which translations of it."""
     names, text = ", ".join(map(str, plan.models)), plan.text
-    ending = "s" if len(plan.models) == 1 else ""  # of the verb
+    if len(plan.models) > 1:
+        names = f"an ensemble, which averages the probabilities of {names},"
     if is_default_text:
         names = f"no input was given (--input or a pipe), so {names}"
         text = f"the test set {text}"
     if plan.targets is not None:
-        say(f"generate: {names} score{ending} {plan.targets} as translation of {text}")
+        say(f"generate: {names} scores {plan.targets} as translation of {text}")
     else:
-        say(f"generate: {names} translate{ending} {text}")
+        say(f"generate: {names} translates {text}")
 
 
 def _record(plan: "Generation", language: str) -> None:

@@ -31,7 +31,7 @@ from tfm.config import (
 from tfm.config.schema import Rules, merged_table
 from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
-from tfm.errors import UsageError
+from tfm.errors import UsageError, tfm_command
 from tfm.reporting import Result, say
 
 if TYPE_CHECKING:
@@ -78,6 +78,13 @@ class PrepareResult(Result):
     def lines(self, columns: int | None) -> "Iterator[Table]":
         """Yield the tables of the figures."""
         return iter(()) if self.figures is None else self.figures.tables()
+
+    @override
+    def notes(self) -> "Iterator[str]":
+        """Yield the command that follows."""
+        if self.figures is not None:
+            is_encoded = any("tokens" in side for side in self.figures.sides)
+            yield f"next: {tfm_command('train' if is_encoded else 'learn-bpe', self.data_dir)}"
 
     @override
     def record(self) -> dict[str, Any]:

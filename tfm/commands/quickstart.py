@@ -32,7 +32,7 @@ _COMMAND_LINES = (
     ),
     ("Learn a vocabulary of subword pieces.", ("learn-bpe",)),
     ("Encode the text as token ids.", ("binarize",)),
-    ("Train a small Transformer.", ("train --arch quickstart",)),
+    ("Train a small Transformer.", ("train --arch quickstart --no-average",)),
     ("Average the last checkpoints, which is better than each of them.", ("average",)),
     ("Translate the test set, and score the translations.", (_GENERATE, _SCORE)),
 )

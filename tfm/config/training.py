@@ -236,7 +236,7 @@ class TrainingConfig(Settings, section="training"):
     )
     validation_samples: int = setting(
         3,
-        "Show the translations of N sentences at each validation, always the same ones.",
+        "Record the translations of N sentences at each validation, for report.html.",
         limits=(0, 100),
     )
     validation_tokenize: TokenizerChoice = setting(

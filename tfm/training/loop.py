@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from tfm.errors import InterruptedRunError, TrainingError, UsageError
 from tfm.folders.model_folder import ModelFolder
+from tfm.folders.model_info import SCORES
 from tfm.machine.compute import Compute, ComputeThreads, measure_fp32_flops
 from tfm.machine.group import Group
 from tfm.machine.interruption import StopRequests
@@ -199,7 +200,8 @@ class TrainingRun:
         window, (_, vocab_size) = self._record.window, self.data.info.vocab_sizes
         loss = self.metrics.get("loss", mean_nll(window) if window else self._state.nll)
         if loss is None or loss < math.log(vocab_size):
-            return None
+            score = f"{self.metrics.get(SCORES[self.data.info.task], 1):.2f}"
+            return "its score on the validation text is 0.00" if score == "0.00" else None
         return (
             f"its loss of {format_number(loss, decimals=2)} nats per token is not below "
             f"{math.log(vocab_size):.2f}, the loss of a guess among all {vocab_size:,} pieces"

@@ -16,7 +16,7 @@ from tfm.training.data import TrainingData
 from tfm.training.metrics_log import EndState, EventFile, MetricsLog
 from tfm.training.progress import PendingStep, StepReport, metrics_record
 from tfm.training.trainer import Trainer
-from tfm.training.validation import Sample, Validation
+from tfm.training.validation import Validation
 
 _MAX_PAIRS_IN_MESSAGE = 10
 
@@ -88,7 +88,7 @@ class RunRecord:
         self._log: MetricsLog | None = None
         self._events: EventFile | None = None
         self._has_report = True
-        self._has_printed_signature = self._has_printed_sources = False
+        self._has_printed_signature = False
         self._has_explained_ranking = False
 
     def open(self, step: int) -> None:
@@ -149,6 +149,8 @@ class RunRecord:
             # The signature has a separate line: terminals break longer lines within words.
             say(f"valid: {main.score.label} has the signature{DETAIL}{main.score.signature}")
             self._has_printed_signature = True
+            if samples:
+                say(f"valid: sample translations are in {self._run_dir / 'report.html'}")
         if ranked_by != metric and not self._has_explained_ranking:
             until = f"until the {metric} exceeds {MAX_NOISE:g}"
             say(f"valid: {until}, the {ranked_by} decides on the best checkpoint and --patience")
@@ -157,16 +159,6 @@ class RunRecord:
             label = f"valid {name}" if name else "valid"
             shown = f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}"
             say(shown if name or ranked_by == metric else f"{shown} · {ranked_by} decides")
-        self._say_samples(main.samples)
-
-    def _say_samples(self, samples: Sequence[Sample]) -> None:
-        """Print the translations of the samples, the first time with their sources."""
-        for each in samples:
-            if not self._has_printed_sources:
-                say(f"sample {each.line:,}: source    {each.source}")
-                say(f"sample {each.line:,}: reference {each.reference}")
-            say(f"sample {each.line:,}: output    {each.output}")
-        self._has_printed_sources = True
 
     def write_end(self, state: EndState, *, step: int) -> None:
         """Write how this process ends; the line is removed when the run resumes."""

@@ -167,15 +167,20 @@ class SentenceEncoder:
         return f"{tag} {line}" if line else ""
 
     def _warn_of_unknown(self, name: str, line: str, ids: Sequence[int]) -> None:
-        """Warn once of a line in a script that the models have not been trained on."""
+        """Warn once of a line in a script, or with words, that the training text did not have."""
         if self._has_warned_of_unknown:
             return
-        num_letters = sum(map(str.isalpha, line))
-        if 2 * self._vocabulary.source.num_known_letters(ids) < num_letters:
+        subwords, letters = self._vocabulary.source, [*filter(str.isalpha, line)]
+        problem = ""
+        if 2 * subwords.num_known_letters(ids) < len(letters):
+            problem = f"most letters of {name} ({_quoted(line)}) are not in the model's vocabulary"
+        # In scripts without capitals, a letter may be a word.
+        elif subwords.spells_out(ids) and 2 * sum(map(_has_case, letters)) > len(letters):
+            problem = f"the words of {name} ({_quoted(line)}) are unlike those of the training text"
+        if problem:
             self._has_warned_of_unknown = True
             self._notify(
-                f"warning: most letters of {name} ({_quoted(line)}) are not in the "
-                "model's vocabulary: do not rely on its output; further such text is not reported"
+                f"warning: {problem}: do not rely on its output; further such text is not reported"
             )
 
     def _targets(self, segments: Sequence[Segment]) -> list[list[int]]:
@@ -273,6 +278,10 @@ def _makespan(batches: Sequence[slice], sizes: Sequence[int], num_workers: int) 
     for batch in batches:
         heapq.heapreplace(work, work[0] + sum(sizes[batch]))
     return max(work)
+
+
+def _has_case(letter: str) -> bool:
+    return letter.upper() != letter.lower()
 
 
 def _quoted(line: str) -> str:

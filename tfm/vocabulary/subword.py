@@ -45,6 +45,9 @@ _UNUSED, _CONTROL = (b"\x15%b\x18%c" % (struct.pack("<f", ABSENT_SCORE), each) f
 # Field 200, which SentencePiece leaves to others, gives the size of the vocabulary at the end of a
 # model of another program. Its further pieces divide text, but stand for unknown text.
 _SIZE = re.compile(rb"\xc2\x0c.([0-9]+)\Z", re.DOTALL)
+# Letters of an average piece, at least in a vocabulary of words, and at most in a sentence without
+# any of them; of shorter sentences, nothing is said.
+_WORDS, _SPELLED, _MIN_LETTERS = 2.5, 1.8, 10
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -187,6 +190,19 @@ class SubwordModel:
     def num_known_letters(self, token_ids: Iterable[int]) -> int:
         """Return the number of letters in pieces; unknown tokens and bytes have none."""
         return sum(self._num_letters[token_id] for token_id in token_ids)
+
+    def spells_out(self, token_ids: Iterable[int]) -> bool:
+        """Return whether words are cut into far smaller pieces than those of the vocabulary.
+
+        Of the training text, hardly any sentence is.
+        """
+        lengths = [number for each in token_ids if (number := self._num_letters[each])]
+        is_long = self._has_words and sum(lengths) >= _MIN_LETTERS
+        return is_long and sum(lengths) < _SPELLED * len(lengths)
+
+    @cached_property
+    def _has_words(self) -> bool:
+        return sum(self._num_letters) > _WORDS * sum(map(bool, self._num_letters))
 
     @cached_property
     def _num_letters(self) -> list[int]:

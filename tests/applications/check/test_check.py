@@ -54,7 +54,9 @@ def model(change=lambda text: text, confidence=None):
 
 def failed(change=lambda text: text, pairs=PAIRS, confidence=None, **options):
     rows = check_rows(model(change, confidence), pairs, "en", **options)
-    return {row.name: [each.split()[0] for each in row.failures] for row in rows if row.failures}
+    return {
+        row.name: [each.partition(":")[0] for each in row.failures] for row in rows if row.failures
+    }
 
 
 def test_a_perfect_model_fails_nothing():
@@ -183,7 +185,9 @@ def test_a_row_may_have_thresholds_of_its_own():
         "dates": {"numbers": 75},
     }
     found = measures.failures({"drop": 5.01, "copied": 94, "numbers": 90}, {"drop": 5})
-    assert found == ["drop 5.0 > 5", "copied 94.0 < 95"]
+    drop, copied = found
+    assert re.fullmatch(r"drop: 5\.0 points .* \(at most 5\)", drop)
+    assert re.fullmatch(r"copied: 94\.0 % of addresses.* \(at least 95\)", copied)
 
 
 def test_the_command_prints_rows_and_fails(run, trained_run, monkeypatch):

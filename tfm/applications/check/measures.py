@@ -22,17 +22,17 @@ _TURKISH = {ord("ı"): "i", ord("\u0307"): None}  # what casefold makes of I and
 _MAX_TIMES, _MAX_MORE = 2, 20  # the usual length of a translation, and characters beyond that
 _MIN_NUMBERS = 5  # of a row; fewer may be spelled out
 _MAX_P_VALUE = 0.05
-# What a row may not measure; a measure that it lacks is not tested.
+# What a row may not measure, and the measure in words; a measure that it lacks is not tested.
 LIMITS = {
-    "drop": (">", 10.0),  # chrF of the unchanged lines, minus the chrF of the row
-    "loss": (">", 0.0),  # chrF that the baseline has more, if that is significant
-    "numbers": ("<", 90.0),  # numbers of the source that are in the translation, in %
-    "copied": ("<", 95.0),  # addresses, placeholders, units and the like copied, in %
-    "long": (">", 2.0),  # translations of more than twice the usual length, in %
-    "repeating": (">", 2.0),  # translations that repeat something four times, in %
-    "unaligned": (">", 60.0),  # words of the source without aligned words, in %
-    "unknown": (">", 10.0),  # words of translations that no training target has, in %
-    "overconfidence": (">", 20.0),  # confidence minus chrF, in points
+    "drop": (">", 10.0, "points of chrF less than for the unchanged lines"),
+    "loss": (">", 0.0, "points of chrF less than the baseline, which is significant"),
+    "numbers": ("<", 90.0, "% of the numbers of the source are in the translation"),
+    "copied": ("<", 95.0, "% of addresses, placeholders, units and the like are copied"),
+    "long": (">", 2.0, "% of the translations are more than twice as long as usual"),
+    "repeating": (">", 2.0, "% of the translations repeat something four times"),
+    "unaligned": (">", 60.0, "% of the words of the source are aligned with no word"),
+    "unknown": (">", 10.0, "% of the words of translations are in no training text"),
+    "overconfidence": (">", 20.0, "points more confidence than chrF"),
 }
 
 
@@ -114,12 +114,13 @@ def summary(found: Sequence[Translated], unchanged: Sequence[str]) -> dict[str, 
 
 
 def failures(measures: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
-    """Return the measures beyond `limits`, or else `LIMITS`, such as "drop 31.2 > 10"."""
+    """Return the measures beyond `limits`, or else `LIMITS`, in words."""
     found = []
-    for name, (sign, usual) in LIMITS.items():
+    for name, (sign, usual, meaning) in LIMITS.items():
         limit, value = limits.get(name, usual), measures.get(name)
         if value is not None and (value > limit if sign == ">" else value < limit):
-            found.append(f"{name} {value:.1f} {sign} {limit:g}")
+            allowed = "at most" if sign == ">" else "at least"
+            found.append(f"{name}: {value:.1f} {meaning} ({allowed} {limit:g})")
     return found
 
 

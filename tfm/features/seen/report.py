@@ -49,7 +49,10 @@ class SeenReport:
         counts = [
             f"{k} {v['exactly']:,} exactly, {v['nearly']:,} nearly" for k, v in self.seen.items()
         ]
-        return f"seen in {', '.join(names)}: {'; '.join(counts)}; neither: {self.unseen}"
+        return (
+            f"seen in {', '.join(names)}: {'; '.join(counts)}; neither: {self.unseen} (exactly: a "
+            "training sentence has the same words; nearly: most of their sequences of four)"
+        )
 
 
 def find_seen(

@@ -18,10 +18,11 @@ from tfm.text.corpus.texts import (
     is_url,
 )
 from tfm.text.files import PIPE
-from tfm.text.languages import closest
+from tfm.text.languages import closest, shown_languages
 
 # The name of a recipe may be used as a folder's name.
 _NAME = re.compile(r"[^\W_][^/\\\x00-\x1f\x7f\ud800-\udfff]{0,200}")
+_MAX_LANGUAGES = 200  # characters of a side, whose files are called after it
 # Defaults of each task. Treebanks are clean, and the cleaning rules are for text: they would drop
 # good trees. Search is as in §6.3.
 _TASK_SETTINGS: Mapping[Task, Mapping[str, Values]] = {
@@ -117,11 +118,7 @@ class Recipe:
         """Describe each invalid value, and how to correct it."""
         if not _NAME.fullmatch(self.name):
             yield f"name {self.name!r} must start with a letter or digit and hold no slash"
-        for language in (self.source, self.target):
-            if not LANGUAGE.fullmatch(language):
-                yield f"language {language!r} must be letters, digits and dashes, such as en"
-        if self.source == self.target:
-            yield f"source and target are both {self.source!r}: give two languages"
+        yield from self._language_problems()
         for split in SPLITS:
             for number, text in enumerate(self.texts(split), 1):
                 if text.task != self.task:
@@ -132,6 +129,18 @@ class Recipe:
         yield from self._mono_problems()
         yield from self._mixture_problems()
         yield from self._file_problems()
+
+    def _language_problems(self) -> Iterator[str]:
+        for language in (self.source, self.target):
+            if not LANGUAGE.fullmatch(language):
+                yield f"language {language!r} must be letters, digits and dashes, such as en"
+            if len(language) > _MAX_LANGUAGES:
+                yield (
+                    f"the codes of {shown_languages(language)} are too long for names of files: "
+                    f"use shorter ones, as de for deu_Latn, of {_MAX_LANGUAGES} characters together"
+                )
+        if self.source == self.target:
+            yield f"source and target are both {self.source!r}: give two languages"
 
     def _loose_sides(self) -> list[str]:
         texts = (text for text in self.text_files() if text.archive is None)
