@@ -154,6 +154,7 @@ def test_every_flag_that_a_document_or_message_names_exists():
     flags |= {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
     flags |= {"--max-restarts", "--signals-to-handle", "--shutdown-timeout"}
     flags |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--help", "--extra-index-url"}
+    flags |= {"--find-links", "--no-index", "--wheel-dir"}
     flags |= {"--build-arg", "--install", "--ipc", "--model", "--quiet", "--logdir"}
     flags |= {
         "--array",
