@@ -15,12 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tfm.backends.plain import PLAIN_TRAINING
 from tfm.backends.training_compiled import (
     CompiledTraining,
+    PackedHeads,
     compilation_problem,
     compile_for_sizes,
     working_kernel,
 )
 from tfm.machine.group import Group
 from tfm.model.build import evaluation_copy
+from tfm.model.packing import Packing
 from tfm.training import trainer as trainer_module
 from tfm.training.gradients import ReplicatedGradients
 from tfm.training.loss import BatchLoss
@@ -140,6 +142,18 @@ def test_a_kernel_with_a_fault_is_not_used(monkeypatch, fault, dtype, of_causal)
         assert kernel == ("efficient" if dtype == torch.float32 else "flash")
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+def test_a_kernel_is_told_of_dropout_and_long_sentences(monkeypatch, kernel):
+    given, name = [], f"_{kernel}_attention_forward"
+    monkeypatch.setattr(torch.ops.aten, name, lambda *x, **_: given.extend(x) or [x[0]])
+    heads = PackedHeads(kernel=kernel, num_heads=2, widths=[16] * 3, dropout=0.25, causal=True)
+    layout, x = Packing(torch.tensor([300, 7]), 320), torch.zeros(320, 48)
+    heads([x], layout, layout, None)
+    assert bool(given) == (kernel == "efficient")  # flash attention has no fp32
+    heads([x.bfloat16()], layout, layout, None)
+    assert given[-4:] == [512, 512, 0.25, True]
+
+
 def test_without_flash_attention_the_other_kernel_is_taken(monkeypatch):
     def problem(kernel, *_):
         return "FlashAttention only supports Ampere GPUs or newer." * (kernel == "flash") or None
@@ -158,6 +172,7 @@ def test_without_flash_attention_the_other_kernel_is_taken(monkeypatch):
         ("efficient", {"attention": "additive"}, False),
         ("flash", {"d_k": 16}, False),
         ("flash", {"num_heads": 4}, False),
+        ("flash", {"d_model": 528, "num_heads": 2}, False),
         (None, {}, False),
     ],
 )

@@ -114,6 +114,17 @@ def test_a_gpu_without_flash_attention_computes_what_the_cpu_does(new_trainer, s
     assert not problems(new_trainer, "fp16", settings, is_old=True)
 
 
+@pytest.mark.parametrize(("model", "is_packed"), [({}, True), ({"attention": "additive"}, False)])
+def test_layers_that_need_no_padding_compute_the_batch_at_once(new_trainer, model, is_packed):
+    with emulated_gpu(), patch("torch.compile", lambda function, **_: function):
+        unlimited = {"model": model, "batching": {"max_tokens": None}}
+        trainer = new_trainer("cuda", "bf16", "auto", unlimited)
+    rows, batcher = trainer.batcher.epoch(1)[0], trainer.batcher
+    num_tokens = max(int(lengths.sum()) for lengths in batcher.lengths(rows))
+    assert (batcher.microbatch_tokens(rows) == num_tokens) == is_packed
+    assert (trainer.accumulation.max_tokens > 100_000) == is_packed
+
+
 class OfTwo(Group):
     """The first of two processes, of which the other has the same gradients and memory."""
 
@@ -184,12 +195,6 @@ def see_everything(*arguments, causal, **more):
         ("loss", "bf16", "torch.promote_types", lambda dtype, _: dtype),
         ("loss", "fp32", "tfm.model.masks.AttentionMask.allowed", lambda *_: None),
         ("attention", "bf16", "tfm.backends.training_compiled.packed_attention", see_everything),
-        (
-            "attention",
-            "bf16",
-            "tfm.backends.training_compiled.CompiledTraining.packs",
-            lambda *_: False,
-        ),
         ("attention", "fp16", "tfm.backends.training_compiled._MAX_ERRORS", {torch.float16: 0}),
         (
             "gradient_norm",

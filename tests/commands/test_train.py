@@ -472,6 +472,12 @@ def test_a_forecast_equals_the_counts_of_the_run(data_dir, tiny_run, uninterrupt
     assert "training would pass over the data about 1,001 times (" in warning
 
 
+def test_a_forecast_for_a_gpu_counts_no_padding_if_layers_are_compiled(data_dir, tiny_run):
+    runs = [tiny_run(training={"device": "cuda", "compile": each}) for each in (True, False)]
+    packed, padded = (forecast(data_dir, run).microbatches_per_step for run in runs)
+    assert 1 <= packed < padded
+
+
 def test_the_steps_of_medium_follow_from_the_size_of_the_text(data_dir, tiny_run):
     tables = {"model": settings_to(tiny_run().model), "training": {"device": "cpu"}}
     found = forecast(data_dir, run_config("medium", tables))

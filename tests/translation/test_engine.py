@@ -1,5 +1,7 @@
 """Searches on a device without float64, and the sizes of batches on GPUs."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from small_models import transformer
@@ -7,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm.backends.plain import PLAIN_INFERENCE
 from tfm.commands.translator import Translator
+from tfm.config import InferenceConfig
 from tfm.machine.compute import Compute
 from tfm.translation import engine
 from tfm.translation.batches import CHUNK_LINES
@@ -59,3 +62,12 @@ def test_batches_grow_with_the_memory_of_a_gpu(monkeypatch, gigabytes, scale):
         limits = Engine([transformer(50, d_model=512)], compute, backend=PLAIN_INFERENCE).limits
         sizes.append((limits.max_tokens, limits.chunk_lines))
     assert sizes == [(8192, CHUNK_LINES), (scale * 8192, scale * CHUNK_LINES)]
+
+
+def test_processes_take_the_gpus_in_turn_and_share_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(Engine, "load", load := Mock())
+    for index in range(3):
+        Engine.start([], InferenceConfig(), index=index, num_processes=3)
+    given = [(x.kwargs["local_rank"], x.kwargs["num_sharing"]) for x in load.call_args_list]
+    assert given == [(0, 2), (1, 2), (0, 2)]
