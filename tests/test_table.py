@@ -36,6 +36,7 @@ def test_a_table_that_is_too_wide_leaves_out_empty_columns_and_never_cuts_names(
         "runs/short", "  running   1 of 40",
         "runs/数据集-英语", "  finished  40 of 40",
     ]  # fmt: skip
+    assert lines(RUNS, 19)[-1] == "  finished 40 of 40"
 
 
 def test_last_cells_of_a_list_are_folded_between_words_beside_others_or_below_them():

@@ -80,9 +80,11 @@ class Table:
         if not self.columns:
             return [*_folded(heads, rows, width)]
         details = self._padded([row[1:] for row in rows])
+        if max(map(_width, details)) + 2 > width:
+            details = self._padded([row[1:] for row in rows], gap=" ")
         return [[row[0], f"  {detail}".rstrip()] for row, detail in zip(rows, details, strict=True)]
 
-    def _padded(self, rows: Sequence[Sequence[str]]) -> list[str]:
+    def _padded(self, rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
         """Return rows of cells as lines, in columns of equal width."""
         widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
         lines = []
@@ -92,7 +94,7 @@ class Table:
                 f"{space}{cell}" if self.is_numeric and number else f"{cell}{space}"
                 for number, (cell, space) in enumerate(zip(row, spaces, strict=True))
             ]
-            lines.append("  ".join(cells))
+            lines.append(gap.join(cells))
         return lines
 
 

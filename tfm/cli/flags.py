@@ -97,6 +97,7 @@ def _flag_of_parameter(parameter: Parameter) -> inspect.Parameter:
         "help": parameter.help,
         "hidden": flag.hidden,
         "rich_help_panel": flag.panel,
+        "show_default": bool(default),  # 0 is none
     }
     if flag.default is not None:
         shown["help"] = f"{parameter.help.removesuffix('.')} (default: {flag.default})."

@@ -30,7 +30,7 @@ from tfm.metrics.seeds import group_by_seed, mean_score
 from tfm.metrics.texts import read, read_references
 from tfm.reporting import say
 from tfm.steps import StepsConfig
-from tfm.text.files import suffix_of
+from tfm.text.files import PIPE, suffix_of
 from tfm.text.formats import MEMORIES, RECORD_SUFFIXES, columns_in
 from tfm.text.languages import target_language
 from tfm.text.segments import REFERENCE, SOURCE
@@ -188,7 +188,7 @@ def _systems(
         if not name or not path or name in models:
             raise UsageError(f"--system {each}: give NAME=FILE, with a NAME that is no model here")
         try:
-            files.setdefault(name, []).append(existing_file(Path(path)))
+            files.setdefault(name, []).append(*_lasting([Path(path)]))
         except UsageError as error:
             raise UsageError(f"--system {each}: {error}") from None
     for name, paths in files.items():
@@ -242,7 +242,7 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     if len(paths) > 1 and any(path.exists() for path in paths):
         if len({*paths}) < len(paths) and not columns_in(paths[0]):
             raise UsageError(f"--on {name} names one file twice: give SOURCE:REFERENCE")
-        return existing_file(paths)
+        return _lasting(paths)
     try:
         return model.split(name, advice="name a test set, or SOURCE:REFERENCE")
     except NoSplitError:
@@ -251,6 +251,14 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     named = NamedSet.parse(name).between(model.info.source, model.info.target)
     texts = named.read(named.fetch(Downloads(mirror=mirror)))
     return write_set(texts, out / f"{set_split(named.name)}.{named.pair}", named.languages)
+
+
+def _lasting(paths: list[Path]) -> list[Path]:
+    """Return files that can be read several times; raise UsageError unless they are."""
+    for path in existing_file(paths):
+        if not path.is_file():
+            raise UsageError(f"{path} {PIPE}")
+    return paths
 
 
 def _written_sides(path: Path, model: "ModelFolder", out: Path) -> Sequence[Path]:
