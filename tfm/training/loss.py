@@ -29,6 +29,9 @@ ChunkLoss = tuple[Tensor, Tensor, Tensor]
 # not been measured.
 _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
+# On a CPU, a chunk has at least so many rows, which a product needs to be fast. The product for the
+# gradient of the matrix has more: else adding it up would take longer.
+_MIN_CHUNK_ROWS, _MIN_PRODUCT_ROWS = 256, 1024
 # Bytes of the logits of a compiled chunk and of their gradient, at most, and as a share of the
 # memory: few chunks, so that the host makes few calls. The numbers have not been measured.
 _COMPILED_CHUNK_BYTES, _COMPILED_CHUNK_SHARE = 2 << 30, 1 / 16
@@ -205,20 +208,29 @@ def _compute(
     gold, other = weights
     with torch.autocast(hidden_states.device.type, enabled=False):
         matrix = weight.to(compute_dtype)
+        is_cpu = hidden_states.device.type == "cpu"
+        # A CPU reads this matrix faster in bf16.
+        is_copied = is_cpu and compute_dtype == torch.bfloat16
+        columns = matrix.T.contiguous() if is_copied else matrix.T
         row_sum = matrix.sum(0, dtype=precision)
         loss, nll = (hidden_states.new_zeros((), dtype=precision) for _ in range(2))
-        is_cpu = hidden_states.device.type == "cpu"
         chunk_elements = _CPU_CHUNK_ELEMENTS if is_cpu else _GPU_CHUNK_ELEMENTS
-        num_chunks = -(-len(hidden_states) * len(weight) // chunk_elements)
+        num_rows = max(chunk_elements // len(weight), _MIN_CHUNK_ROWS)
+        num_chunks = -(-len(hidden_states) // num_rows)
         chunks = _chunks(len(hidden_states), num_chunks)
         # Allocating memory for each chunk costs as much as filling it.
-        buffers = [matrix.new_empty(chunks[0].stop, len(weight)) for _ in range(2)]
-        for chunk in chunks:
+        size = chunks[0].stop
+        num_joined = -(-_MIN_PRODUCT_ROWS // size)  # chunks of a product
+        logits_buffer = matrix.new_empty(size, len(weight))
+        grads = matrix.new_empty(min(num_joined * size, len(hidden_states)), len(weight))
+        for number, chunk in enumerate(chunks):
+            start = chunk.start - number % num_joined * size  # of the rows of the product
             states = hidden_states[chunk].to(compute_dtype)
             index = targets[chunk, None].clamp(min=0)
             num_real = min(len(states), max(0, num_tokens - chunk.start))
-            logits, probs = (buffer[: len(states)] for buffer in buffers)
-            torch.mm(states, matrix.T, out=logits)
+            logits = logits_buffer[: len(states)]
+            probs = grads[chunk.start - start :][: len(states)]
+            torch.mm(states, columns, out=logits)
             if gradients is not None:  # products of gradients round probabilities in any case
                 torch.softmax(logits, -1, out=probs)
             else:
@@ -241,8 +253,10 @@ def _compute(
             chunk_grad = grad @ matrix
             chunk_grad[:num_real] -= other * row_sum.to(compute_dtype)
             grad_hidden_states[chunk] = chunk_grad
-            grad_weight += (grad.T @ states).to(grad_weight.dtype)
             grad_weight -= other * states[:num_real].sum(0, dtype=precision)
+            if chunk is chunks[-1] or (number + 1) % num_joined == 0:
+                joined = hidden_states[start : chunk.stop].to(compute_dtype)
+                grad_weight += (grads[: len(joined)].T @ joined).to(grad_weight.dtype)
     return loss, nll
 
 
