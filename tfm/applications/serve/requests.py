@@ -214,7 +214,7 @@ def file_of(
     text_format = FILE_FORMATS.get(path.suffix.lower())
     if text_format is None:
         raise HTTPException(
-            400, f"files are translated if they end with {', '.join(FILE_FORMATS)}: convert it"
+            400, f"the name of the file must end with {', '.join(FILE_FORMATS)}: convert the file"
         )
     try:
         text = file[1].decode()
