@@ -44,13 +44,15 @@ if TYPE_CHECKING:
 
 def existing_models(paths: tuple[Path, ...]) -> tuple[Path, ...]:
     """Return the paths; raise UsageError unless they are folders, and not text to translate."""
+    text = " ".join(map(str, paths))
+    # os.path, because methods of Path fail on long sentences.
+    if " " in text and not any(map(os.path.exists, paths)):
+        raise UsageError(
+            "a model is a folder; to translate text, pipe it in: "
+            f"echo {shlex.quote(text)} | tfm generate"
+        )
     for path in paths:
         quoted = shlex.quote(str(path))
-        # os.path, because methods of Path fail on long sentences.
-        if " " in str(path) and not os.path.exists(path):  # noqa: PTH110
-            raise UsageError(
-                f"a model is a folder; to translate text, pipe it in: echo {quoted} | tfm generate"
-            )
         if os.path.isfile(path):  # noqa: PTH113
             advice = (
                 where_instead(path, "run", "model") or f"to translate it, give --input {quoted}"

@@ -186,8 +186,10 @@ class Settings:
 
     def problems(self, names: Collection[str] = ()) -> Iterator[Problem]:
         """Yield the problems of the values; `names` are checked even if they are defaults."""
-        yield from find_problems(self.given(names))
-        yield from self._contradictions()
+        broken = [*find_problems(self.given(names))]
+        yield from broken
+        known = {each.name for each in broken if not each.is_idle}
+        yield from (each for each in self._contradictions() if each.name not in known)
 
     def given(self, names: Collection[str] = ()) -> dict[str, Given]:
         """Return the values; `names` count as given, even if they equal the default."""

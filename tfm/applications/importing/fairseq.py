@@ -70,6 +70,12 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
                 f"{path} is {other}, not a model: name the model that was trained with it, such as "
                 "a checkpoint of fairseq (.pt), or train one on text with tfm prepare"
             ) from error
+        with path.open("rb") as file:
+            is_saved = file.read(2).startswith((b"PK", b"\x80"))  # as by torch.save
+        if not is_saved:
+            raise UsageError(
+                f"{path} is no model: name a folder, or a checkpoint of fairseq (.pt)"
+            ) from error
         raise CheckpointError(
             f"{path} is damaged, or is no checkpoint: download it again"
         ) from error
