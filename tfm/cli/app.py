@@ -115,7 +115,8 @@ class Command(typer.core.TyperCommand):
         """Return what the command takes instead of the rest of its arguments."""
         taken = [str(p.metavar) for p in self.params if p.param_type_name == "argument"]
         what = f"only {' and '.join(taken)}" if taken else "nothing"
-        return f"takes {what} without a flag: leave out {shlex.join(rest)}"
+        advice = "put it in quotes" if "SENTENCE" in taken else f"leave out {shlex.join(rest)}"
+        return f"takes {what} without a flag: {advice}"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each panel of arguments and flags."""

@@ -185,8 +185,7 @@ class SearchConfig(Settings, section="search"):
         """Merge the user's settings over a model's own, to compute the scores of given targets."""
         if unused := [name for name in given if name not in cls._FORCED_DECODING]:
             raise UsageError(
-                f"no effect on the scores of given targets: {', '.join(unused)}; they only depend "
-                f"on {', '.join(cls._FORCED_DECODING)}"
+                f"{', '.join(unused)} has no effect on the scores of given targets: leave it out"
             )
         return cls.for_model(defaults, given)
 

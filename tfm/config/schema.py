@@ -117,7 +117,9 @@ def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
                 yield Problem(name, f"{label} has no effect {lack}: leave it out", is_idle=True)
         for other in rules.excludes:
             if other in given and not given[other].is_default:
-                text = f"{label} and {given[other].label} exclude each other: give one"
+                # The word that a parameter without a flag has taken may be meant for another.
+                word = f" ({each.value})" if label.isupper() else ""
+                text = f"{label}{word} and {given[other].label} exclude each other: give one"
                 yield Problem(name, text)
 
 

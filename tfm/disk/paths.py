@@ -86,7 +86,7 @@ def where_instead(path: Path, *kinds: str) -> str | None:
         if (kind := kind_of(inside)) in kinds:
             return f"name one of its {kind}s, such as {inside}"
     kind = kind_of(path)
-    return None if kind is None or kind in kinds else f"it is a {kind}"
+    return None if kind is None or kind in kinds else f"it is a {kind}: name a {' or '.join(kinds)}"
 
 
 def existing_path(paths: PathsT, kind: Literal["file", "folder"] | None = None) -> PathsT:
@@ -104,7 +104,9 @@ def existing_path(paths: PathsT, kind: Literal["file", "folder"] | None = None) 
         if kind == "file" and path.is_dir():
             raise UsageError(f"{path} is a folder, not a file: check its name")
         if kind == "folder" and path.exists() and not path.is_dir():
-            advice = where_instead(path, "dataset", "run", "model") or "check its name"
+            advice = where_instead(path, "dataset", "run", "model") or (
+                "name a dataset, run or model; tfm prepare --train makes datasets of text"
+            )
             raise UsageError(f"{path} is a file, not a folder: {advice}")
     return paths
 

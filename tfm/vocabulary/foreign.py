@@ -42,7 +42,7 @@ _START_BYTES = 1 << 12
 _OTHER_FILES = {
     rb"#version: [\d.]+\s": "BPE codes of subword-nmt",
     rb"(?:[^\s]+ [^\s]+ \d+\r?\n){2}": "BPE codes of fastBPE",
-    rb"\s*\{.*\"(?:added_tokens|pre_tokenizer|truncation)\"\s*:": "a tokenizer.json",
+    rb"\s*\{.*\"(?:added_tokens|pre_tokenizer|truncation)\"\s*:": "a tokenizer of Hugging Face",
     rb"(?:[^\t\n]+\t-?[\d.e-]+\r?\n){2}": "the list of pieces beside a SentencePiece model",
     rb"(?:[^\s]+ \d+\r?\n){2}": "a dictionary of fairseq",
 }

@@ -68,7 +68,7 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
         if other := other_file(path):
             raise UsageError(
                 f"{path} is {other}, not a model: name the model that was trained with it, such as "
-                "a checkpoint of fairseq (.pt), or train one on text with tfm prepare"
+                "a checkpoint of fairseq (.pt), or train one with tfm prepare, then tfm train"
             ) from error
         with path.open("rb") as file:
             is_saved = file.read(2).startswith((b"PK", b"\x80"))  # as by torch.save
