@@ -70,14 +70,8 @@ def load_pickle(path: Path) -> Mapping[str, Any]:
                 f"{path} is {other}, not a model: name the model that was trained with it, such as "
                 "a checkpoint of fairseq (.pt), or train one with tfm prepare, then tfm train"
             ) from error
-        with path.open("rb") as file:
-            is_saved = file.read(2).startswith((b"PK", b"\x80"))  # as by torch.save
-        if not is_saved:
-            raise UsageError(
-                f"{path} is no model: name a folder, or a checkpoint of fairseq (.pt)"
-            ) from error
         raise CheckpointError(
-            f"{path} is damaged, or is no checkpoint: download it again"
+            f"{path} is damaged, or is no checkpoint: download it again, or name a model"
         ) from error
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name: name another file")
