@@ -122,7 +122,7 @@ def test_the_folder_around_the_working_directory_is_found(run, make, elsewhere, 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_a_dataset_is_no_run_folder(run, data_dir, flags):
     before = sorted(data_dir.iterdir())
-    pattern = ".* is no run: it is a dataset: name a run, or choose a new folder with --run"
+    pattern = ".* is no run: it is a dataset: name a run, or choose a folder elsewhere with --run"
     run.fails(2, pattern, "train", data_dir, "--arch", "tiny", "--run", data_dir, *flags)
     assert sorted(data_dir.iterdir()) == before
 

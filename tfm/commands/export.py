@@ -94,7 +94,8 @@ def export(
     new_output_folder(out, own=own, kind="exported model", force=force)
     if check and format == "argos":
         raise UsageError(
-            "--check does not open packages: check --format ctranslate2, whose model they hold"
+            "--check cannot run packages of Argos: leave it out; --format ctranslate2 --check N "
+            "checks the model that they hold"
         )
     lines = lines_to_check(model, check, check_input) if check else []
     if lines and format == "huggingface":

@@ -246,7 +246,7 @@ class TrainingPlan:
         run = self.run
         is_new = run is not None and kind_of(run) != "run"
         if run is not None and is_new and (advice := where_instead(run, "run")):
-            raise UsageError(f"{run} is no run: {advice}, or choose a new folder with --run")
+            raise UsageError(f"{run} is no run: {advice}, or choose a folder elsewhere with --run")
         if run is not None and is_new and self.config is not None:
             written = OutputPath(path=run, flag="--run", is_folder=True, others=["config.toml"])
             check_outputs([written], [self.config])

@@ -67,7 +67,7 @@ def average_checkpoints(
     if not present:
         advice = where_instead(run_dir, "run") or "train with tfm train"
         raise CheckpointError(
-            f"{run_dir} has no checkpoints: {advice}", exit_code=UsageError.exit_code
+            f"{run_dir} is no run with checkpoints: {advice}", exit_code=UsageError.exit_code
         )
     newest = present[-1]
     training = newest.info.run.training
