@@ -110,7 +110,8 @@ def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
         needed = [given[other] for other in rules.needs if other in given]
         if needed and not any(other.is_on for other in needed):
             names = " or ".join(other.label for other in needed)
-            text = f"{label} has no effect without {names}: leave it out, or give both"
+            more = "give both" if len(needed) == 1 else "add one of them"
+            text = f"{label} has no effect without {names}: leave it out, or {more}"
             yield Problem(name, text, is_idle=True)
         for other, values in rules.only.items():
             if other in given and (lack := _lacking(given[other], values)) is not None:
