@@ -35,5 +35,7 @@ def test_settings_of_the_model_for_another_search_are_dropped():
 def test_given_targets_leave_nothing_to_search():
     defaults = {"search": "sample", "top_k": 5, "length_penalty": 0.3}
     assert SearchConfig.for_targets(defaults, {"max_tokens": 9}).max_tokens == 9
-    with pytest.raises(UsageError, match="beam_size has no effect on the scores of given targets"):
+    with pytest.raises(
+        UsageError, match="no effect on the scores of given targets: leave out beam_size"
+    ):
         SearchConfig.for_targets({}, {"beam_size": 2, "length_penalty": 1.0})

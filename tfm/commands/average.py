@@ -37,8 +37,8 @@ def average(
     from tfm.training.averaging import average_checkpoints
 
     run = run or newest_run(RUNS_ROOT)
-    newest = open_checkpoints(run)[-1:]
-    text = validation_text(newest[0], run) if newest and config.calibrate else None
+    newest = open_checkpoints(run)[-1:] if config.calibrate else []
+    text = validation_text(newest[0], run) if newest else None
     result = average_checkpoints(run, config, out_dir=out)
     if text is not None:
         calibration = calibrate(ModelFolder(result.model_dir), text)

@@ -184,9 +184,8 @@ class SearchConfig(Settings, section="search"):
     def for_targets(cls, defaults: Values, given: Values) -> "SearchConfig":
         """Merge the user's settings over a model's own, to compute the scores of given targets."""
         if unused := [name for name in given if name not in cls._FORCED_DECODING]:
-            raise UsageError(
-                f"{', '.join(unused)} has no effect on the scores of given targets: leave it out"
-            )
+            names = ", ".join(unused)
+            raise UsageError(f"no effect on the scores of given targets: leave out {names}")
         return cls.for_model(defaults, given)
 
     def _contradictions(self) -> Iterator[Problem]:
