@@ -150,9 +150,9 @@ def open_data(data_dir: Path, run: RunConfig, *, num_processes: int = 1) -> Trai
 def _search(manifest: Manifest, valid: ValidationSplit | None) -> Values:
     """Return the settings of the search that suit a dataset.
 
-    If the default would cut more than one in a hundred of the validation references, translations
-    may be as long as the longest, rounded up to fifties: logical forms and code may be much longer
-    than their source.
+    If more than one in a hundred of the validation references exceed the default maximum length,
+    the maximum is that of the longest reference, rounded up to a multiple of the default: logical
+    forms and code may be much longer than their source.
     """
     search, default = manifest.settings("search"), SearchConfig().max_extra_length
     if valid is None or "max_extra_length" in search:
@@ -162,7 +162,10 @@ def _search(manifest: Manifest, valid: ValidationSplit | None) -> Values:
     if np.mean(extra > default) <= _MAX_CUT_RATE:
         return search
     most = min(-(-int(extra.max()) // default) * default, MAX_LENGTH)
-    say(f"train: translations may have {most} more tokens than the source, as in validation text")
+    say(
+        f"train: translations may be up to {most} tokens longer than the source, as validation "
+        "references are"
+    )
     return {**search, "max_extra_length": most}
 
 

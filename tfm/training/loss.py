@@ -29,8 +29,8 @@ ChunkLoss = tuple[Tensor, Tensor, Tensor]
 # not been measured.
 _CPU_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 22, 1 << 28
 _CHUNK_MULTIPLE = 64
-# On a CPU, a chunk has at least so many rows, which a product needs to be fast. The product for the
-# gradient of the matrix has more: else adding it up would take longer.
+# The least number of rows of a chunk on a CPU, for fast products; and of the product that gives the
+# gradient of the matrix, which joins chunks: adding up the gradient of each would take longer.
 _MIN_CHUNK_ROWS, _MIN_PRODUCT_ROWS = 256, 1024
 # Bytes of the logits of a compiled chunk and of their gradient, at most, and as a share of the
 # memory: few chunks, so that the host makes few calls. The numbers have not been measured.

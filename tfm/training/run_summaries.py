@@ -85,7 +85,7 @@ class SeedGroup:
     """Runs that differ only by their seeds.
 
     Attributes:
-        name: The names of the runs in one, such as "runs/base-{1,2,3}".
+        name: The names of the runs, joined, such as "runs/base-{1,2,3}".
         runs: The run folders.
         metric: The metric of their best validations; None if it is not the same for all.
         mean: The mean of the best values.
@@ -104,11 +104,14 @@ class SeedGroup:
         if self.metric is not None:
             name, decimals = _BEST_NAMES[self.metric]
             best = f"{name} {self.mean:.{decimals}f} ± {self.deviation:.{decimals}f}"
-        cells = {"run": self.name, "state": f"{len(self.runs)} seeds", "best validation": best}
-        return (
-            dict.fromkeys(("run", "state", "step", "best validation", "tokens/s", "age"), "")
-            | cells
-        )
+        return {
+            "run": self.name,
+            "state": f"{len(self.runs)} seeds",
+            "step": "",
+            "best validation": best,
+            "tokens/s": "",
+            "age": "",
+        }
 
 
 def seed_groups(runs: Sequence[RunSummary]) -> list[SeedGroup]:
@@ -125,6 +128,7 @@ def seed_groups(runs: Sequence[RunSummary]) -> list[SeedGroup]:
 
 
 def _group(name: str, runs: Sequence[RunSummary]) -> SeedGroup:
+    """Return the group of some runs, with figures if the same metric ranks all of them."""
     metrics = {run.metric for run in runs}
     bests = [run.best for run in runs if run.best is not None and len(metrics) == 1]
     return SeedGroup(
