@@ -121,7 +121,7 @@ def prepare(
         append: Add the training text to the dataset in OUT.
         share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo all steps, also if runs depend on the dataset.
+        force: Redo all steps, even if runs depend on the dataset.
         normalize_space: Normalize white space, invisible characters and Windows-1252; also in text to translate.
         normalize_unicode: Compose Unicode (NFC), such as u and ¨ to ü, in all text; also in text to translate.
         decode_entities: Decode HTML entities, such as &amp; to & and &#39; to ', and &amp;quot; to a quote.

@@ -154,7 +154,7 @@ def prepare(
         append: Add the training text to the dataset in OUT.
         share: Only clean share I of N of the training text; for several machines.
         fetch_only: Stop after the text is downloaded and unpacked.
-        force: Redo all steps, also if runs depend on the dataset.
+        force: Redo all steps, even if runs depend on the dataset.
         **settings: Settings of [cleaning], [subword] and [binarize].
 
     Raises:

@@ -10,7 +10,7 @@ _MAX_ESCAPES = 3
 
 
 def decode_entities(text: str) -> str:
-    """Return a text with HTML entities as characters, also if their & is an entity itself."""
+    """Return a text with HTML entities as characters, even if their & is an entity itself."""
     for _ in range(_MAX_ESCAPES):
         decoded = _ENTITY.sub(_decoded, text) if "&" in text else text
         if decoded == text:
