@@ -85,7 +85,8 @@ class StepsConfig(Settings, section="steps"):
     def _contradictions(self) -> Iterator[Problem]:
         yield from _protect_problems(self.protect, self.protect_for)
         if self.align_reverse is not None and not (self.align or self.has_markup):
-            yield Problem("align_reverse", "align_reverse has no effect without align or markup")
+            text = "align_reverse has no effect without align, or format html, xml or srt"
+            yield Problem("align_reverse", f"{text}: leave it out, or add one of them")
 
     @property
     def has_markup(self) -> bool:

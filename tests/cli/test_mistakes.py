@@ -53,6 +53,7 @@ def make(trained_run):
         Path("codes").write_text("#version: 0.2\nt h\n")
         Path("tokenizer.json").write_text('{"version": "1.0", "truncation": null}')
         Path("other.jsonl").write_text('{"text": "one"}\n')
+        Path("pairs.csv").write_text("one,eins\n")
         os.mkfifo("pipe")
 
     def folders():
@@ -108,7 +109,7 @@ def test_settings_of_a_file_are_checked_like_flags(run, elsewhere):
         r"  x\.toml:4: unknown section 'optim'.*\n"
         r"  x\.toml:2: unknown setting 'width' in \[model\].*\n"
         r"  x\.toml:3: dropout is 2\.0.*\n"
-        r"  warmup_steps is 0.*"
+        r"  --warmup-steps is 0.*"
     )
     run.fails(2, pattern, "train", "--config", "x.toml", "--warmup-steps", 0)
 

@@ -108,6 +108,9 @@ class Command(typer.core.TyperCommand):
             taken = _strings(values.get(flag.name))
             if swallowed := [word for word in taken if word.startswith("--") and word in names]:
                 raise UsageError(f"{flag.opts[0]} needs {_taken(flag)}, but {swallowed[0]} follows")
+            both = [name for name in (*flag.opts, *flag.secondary_opts) if name in args]
+            if len(both) > 1:
+                raise UsageError(f"{' and '.join(both)} exclude each other: give one")
             if count > 1 and not flag.multiple:
                 raise UsageError(f"{flag.opts[0]} is given {count} times: give it once")
 
@@ -215,6 +218,8 @@ def _explain_value(
     wrong: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, which typer uses
     if wrong:
         value = wrong[0]["input"]
+        if expected == "a whole number" and re.fullmatch(r"0?\.\d+|.*%", str(value)):
+            expected += ", not a share"
         meant = words_of_toolkits("values").get(str(value), "")
         advice = f": did you mean {meant}?" if meant and meant in expected else ""
         return f"{name} is {shown(value)}, but must be {expected}{advice}"

@@ -1,8 +1,9 @@
 """Typer commands made of functions: arguments and flags from parameters and settings."""
 
 import inspect
+import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,16 @@ from tfm.commands.declaration import (
 )
 from tfm.config import Settings, flag_of
 from tfm.disk.paths import check_streams
+from tfm.errors import UsageError
 from tfm.reporting import Result
 
 Call = partial[Any]  # of a function with its arguments
+
+_SETTING = re.compile(
+    r"(^ *|without |and |or |(?<![\w./-])(?=[a-z]+_))(?:[a-z]+\.)?([a-z_0-9]+)"
+    r"(?: in \[[a-z]+\]| \(--[\w-]+\))?(?:\[\d+\])?(?![\w./=-])",
+    re.MULTILINE,
+)
 
 
 def add_command(
@@ -48,11 +56,13 @@ def add_command(
     parameters = {**declaration.parameters}
     for each in terminal.values():
         parameters = _with(each, parameters)
+    settings = declaration.settings()
+    flag_names = {name: flag_of(next(iter(items.values()))) for name, items in settings.items()}
     is_long = len(declaration.groups) > 1  # --help shows common settings only
     flags = [
         *(_flag_of_parameter(each) for each in parameters.values()),
         *([_flag("help_all", bool, HELP_ALL)] if is_long else []),
-        *(_flag_of_setting(each, is_long=is_long) for each in declaration.settings().values()),
+        *(_flag_of_setting(each, is_long=is_long) for each in settings.values()),
     ]
 
     def call(**values: Any) -> None:
@@ -63,7 +73,11 @@ def add_command(
             if parameters[name].flag.kind == TextPairs:
                 given[name] = [*zip(given[name][::2], given[name][1::2], strict=True)]
         own = {name: given.pop(name) for name in terminal if name in given}
-        result = run(Call(function, **given), **own)
+        try:
+            result = run(Call(function, **given), **own)
+        except UsageError as error:
+            error.args = (_with_flags(str(error), flag_names, given),)
+            raise
         if isinstance(result, Result):
             print_result(result)
 
@@ -71,6 +85,20 @@ def add_command(
     call.__annotations__ = {each.name: each.annotation for each in flags}
     name = name or function.__name__.replace("_", "-")
     app.command(name, help=declaration.help, rich_help_panel=panel, cls=cls)(call)
+
+
+def _with_flags(message: str, flags: Mapping[str, str], given: Container[str]) -> str:
+    """Return a message with the flags of settings that are given, or missing beside them.
+
+    A name without "_" may be an ordinary word, unless it begins a line or follows a conjunction.
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        before, name = match[1], match[2]
+        is_meant = name in flags and (name in given or before in ("without ", "or "))
+        return before + flags[name] if is_meant else match[0]
+
+    return _SETTING.sub(flag, message)
 
 
 def _with(added: Parameter, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

@@ -239,7 +239,8 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
         paths *= 2
     if len(paths) == 1 and suffix_of(name) in RECORD_SUFFIXES and paths[0].is_file():
         return _written_sides(paths[0], model, out)
-    if len(paths) > 1 and any(path.exists() for path in paths):
+    is_text = any(path.suffix or path.exists() for path in paths)
+    if len(paths) > 1 and is_text:
         if len({*paths}) < len(paths) and not columns_in(paths[0]):
             raise UsageError(f"--on {name} names one file twice: give SOURCE:REFERENCE")
         return _lasting(paths)
@@ -248,6 +249,9 @@ def _files(name: str, model: "ModelFolder", out: Path, mirror: str | None) -> Se
     except NoSplitError:
         if name in ("test", "valid"):
             raise
+    if is_text:
+        existing_file(paths)
+        raise UsageError(f"{name} has no reference: give SOURCE:REFERENCE")
     named = NamedSet.parse(name).between(model.info.source, model.info.target)
     texts = named.read(named.fetch(Downloads(mirror=mirror)))
     return write_set(texts, out / f"{set_split(named.name)}.{named.pair}", named.languages)

@@ -17,6 +17,10 @@ _HUB_NAME = re.compile(
     r"(https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?<!\.npz)"
     r"(?<!\.zip)(?:/(?:tree|blob)/([^/]+).*)?"
 )
+_ADVICE = (
+    "name a folder or file, or OWNER/NAME of a model of the Hugging Face Hub, such as "
+    "Helsinki-NLP/opus-mt-en-de"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class ImportResult:
 
 def _existing_or_named(path: Path) -> Path:
     """Return the path; raise UsageError unless it exists, or names a model of the Hub."""
-    return path if _named(path) else existing_path(path)
+    return path if _named(path) else existing_path(path, advice=_ADVICE)
 
 
 def _named(path: Path) -> re.Match[str] | None:

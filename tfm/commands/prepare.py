@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,8 @@ from tfm.config.values import shown
 from tfm.disk.paths import DATA_ROOT, existing_file, existing_path
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import Result, say
+from tfm.text.files import suffix_of
+from tfm.text.formats import JSON_LINES, TABLES
 
 if TYPE_CHECKING:
     from tfm.dataset import shards
@@ -380,14 +383,16 @@ def _chosen_recipe(
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
     if trees["train"]:
         return loading.recipe_from_trees(name=out.name, **trees)
-    named = None if columns is None else _columns(columns)
+    named = None if columns is None else _columns(columns, chain(*text.values()))
     return loading.recipe_from_files(
         name=out.name, languages=languages, columns=named, keep_tags=keep_tags, **text
     )
 
 
-def _columns(text: str) -> tuple[int | str, int | str]:
-    """Return the numbers or names of the columns that a user gives."""
+def _columns(text: str, files: Iterable[tuple[Path, Path]]) -> tuple[int | str, int | str]:
+    """Return the numbers or names of the columns that a user gives for files."""
+    if not any(suffix_of(source.name) in (*TABLES, *JSON_LINES) for source, _ in files):
+        raise UsageError("--columns is for tables and JSON lines: leave it out")
     columns = [int(each) if re.fullmatch("[0-9]{1,4}", each) else each for each in text.split(",")]
     if len(columns) != 2 or columns[0] == columns[1] or not all(columns):
         raise UsageError(

@@ -52,7 +52,7 @@ Command = Annotated[
 License = Annotated[
     str,
     re.compile(r"\w[\w.+:()/ -]{0,99}"),
-    "at most 100 letters, digits, spaces and +-_.:()/, such as CC-BY-4.0",
+    "1 to 100 letters, digits, spaces and +-_.:()/, such as CC-BY-4.0",
 ]
 AlsoValid = Annotated[
     str,

@@ -73,8 +73,11 @@ class NamedSet:
         """Return the set that a user calls NAME, or NAME:SRC-TGT."""
         name, colon, pair = text.partition(":")
         if name not in _datasets():
-            if colon and "." in name and "." in pair:
-                raise UsageError(f"{name} does not exist: check its name")
+            if Path(name).is_file():
+                raise UsageError(
+                    f"{name} is a file, not a test set of sacreBLEU, such as wmt24: another flag "
+                    "takes files"
+                )
             usual = re.sub(r"^(newstest|wmt)20(?=\d\d)", "wmt", name)  # newstest2014 is wmt14
             advice = did_you_mean(usual, [*_datasets()], {}, "choose among")
             raise UsageError(f"sacreBLEU has no test set {name!r}: {advice}")

@@ -215,8 +215,6 @@ def recipe_from_files(
     pairs = [*train, *valid, *test]
     problems = [*_contradictions(languages, pairs), *recipe.problems()]
     suffixes = {suffix_of(source.name) for source, _ in pairs}
-    if columns is not None and not suffixes & {*TABLES, *JSON_LINES}:
-        problems.append("--columns is for tables and JSON lines: leave it out")
     if keep_tags and not suffixes & {*MEMORIES}:
         problems.append("--keep-tags is for TMX: leave it out")
     if languages is None and suffixes & {*MEMORIES}:
