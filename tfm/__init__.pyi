@@ -491,8 +491,7 @@ def export(
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.
 
-    With --check, unquantized weights must also give the same probabilities. A model of an older
-    version gets the record that tfm serve needs to compute with CTranslate2.
+    With --check, unquantized weights must also give the same probabilities.
 
     Examples::
 

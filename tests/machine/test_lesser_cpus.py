@@ -1,4 +1,4 @@
-"""Repeat the tests of CPU backends as on CPUs with fewer instruction sets, in new processes."""
+"""Repeat tests of backends and engines as on CPUs with fewer instruction sets, in new processes."""
 
 import os
 import subprocess
@@ -29,6 +29,10 @@ CPUS = {
     "AVX2": ([*BACKEND_FILES, "machine/test_compute.py"], {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2"}),
     "AVX2 with VNNI": (UNIT_FILES, {**AVX2, "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}),
     "AVX-512 without VNNI": (UNIT_FILES, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
+    "SSE4.1 with CTranslate2": (
+        ["translation/test_engines.py"],
+        {"CT2_FORCE_CPU_ISA": "GENERIC", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    ),
 }
 # Builds of torch for Macs and Arm machines have neither library.
 WITHOUT_LIBRARIES = """

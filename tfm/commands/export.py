@@ -1,6 +1,5 @@
 """tfm export: a model → a self-contained folder for another program."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,8 +49,7 @@ def export(
     With length penalty 0, all programs find the same translations. With other values, tfm divides
     log probabilities by ((5 + length) / 6)^α, and the others by length^α.
 
-    With --check, unquantized weights must also give the same probabilities. A model of an older
-    version gets the record that tfm serve needs to compute with CTranslate2.
+    With --check, unquantized weights must also give the same probabilities.
 
     Examples::
 
@@ -83,7 +81,6 @@ def export(
     from tfm.applications.export.folder import check_installed, write_export
     from tfm.folders.model_folder import ModelFolder
     from tfm.folders.run_folder import newest_run
-    from tfm.folders.saving import record_known_pair
     from tfm.training.model_summaries import describe_export, exported_files
     from tfm.translation.ctranslate2_files import package_problem
 
@@ -102,8 +99,6 @@ def export(
         check_installed("transformers", remedy='pip install "transformers>=5"')
     if lines and format == "ctranslate2" and (problem := package_problem()) is not None:
         raise UsageError(problem)
-    with suppress(OSError):  # of a folder that must not be written to
-        record_known_pair(model)
     with atomic_directory(out, own=own or ()) as folder:
         write_export(folder, model, format, quantization)
         describe_export(folder, model.path, format)

@@ -28,7 +28,6 @@ from tfm.folders.model_info import (
     damaged,
     ranking_metric,
     read_description,
-    write_description,
 )
 from tfm.folders.run_folder import DAMAGED, checkpoints, newest_step
 from tfm.reporting import say
@@ -273,10 +272,6 @@ class ModelFolder:
         if not is_intact:
             raise damaged(file, None)
         return file
-
-    def describe(self, info: ModelInfo) -> None:
-        """Write another description of the same files into the folder."""
-        write_description(self.path, info, self._digests)
 
     @property
     def weights_digest(self) -> str:

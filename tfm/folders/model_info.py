@@ -101,7 +101,6 @@ class Ancestor:
         license: The license that its card names, of a model of another program; None if unknown.
         origin: Address or name that the model was made from or fetched by; None if unknown.
         seen: Checksum of the record of its training text; None if there is none.
-        known: A pair that verifies other engines; None if it was not recorded.
     """
 
     path: str
@@ -149,6 +148,7 @@ class ModelInfo(Portable):
         ancestors: The models that its training started from, oldest first; empty if from scratch.
         bleu_tokenizer: The tokenizer of BLEU in validation, from when the run was started.
         seen: Checksum of the record of its training text; None if there is none.
+        known: A pair that verifies other engines; None if torch gives it no finite probability.
     """
 
     run: RunConfig

@@ -62,12 +62,6 @@ def save_checkpoint(
         write_description(folder, replace(info, known=_known_pair(info, weights)), digests)
 
 
-def record_known_pair(folder: ModelFolder) -> None:
-    """Add the pair that verifies other engines to a model of an older version, if it lacks one."""
-    if folder.info.known is None:
-        folder.describe(replace(folder.info, known=_known_pair(folder.info, folder.weights())))
-
-
 def _known_pair(info: ModelInfo, weights: Mapping[str, Tensor]) -> KnownPair | None:
     """Return a pair of tokens from all parts of the vocabularies, with its log probability.
 

@@ -1,5 +1,6 @@
 """The choice of an engine: torch, or CTranslate2 for plain searches on a CPU."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -79,8 +80,6 @@ def _reason_for_torch(folder: ModelFolder, inference: InferenceConfig) -> str | 
         return "in int8, translations would differ"
     if folder.info.run.model.d_model > MAX_WIDTH:
         return f"d_model is above {MAX_WIDTH}"
-    if folder.info.known is None:
-        return f"{folder} has no record to verify others with: tfm export adds it"
     return None
 
 
@@ -141,14 +140,14 @@ def start_ctranslate2(
     engine = CTranslate2Engine(
         folder.hold(), inference, num_workers=num_workers, start_torch=start_torch
     )
-    if folder.info.known is not None:
-        difference = engine.difference(folder.info.known)
-        most = MAX_DIFFERENCES["int8" if inference.precision == "int8" else "fp32"]
-        if not difference <= most:  # NaN is wrong, too
-            raise CheckpointError(
-                f"CTranslate2 differs from torch by {difference:.3g} nats per token for {folder}: "
-                "use --engine torch"
-            )
+    known = folder.info.known
+    difference = math.inf if known is None else engine.difference(known)
+    most = MAX_DIFFERENCES["int8" if inference.precision == "int8" else "fp32"]
+    if not difference <= most:  # NaN is wrong, too
+        raise CheckpointError(
+            f"CTranslate2 differs from torch by {difference:.3g} nats per token for {folder}: "
+            "use --engine torch"
+        )
     return engine
 
 
