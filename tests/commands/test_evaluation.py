@@ -1,5 +1,7 @@
 """Systems by test sets, in words, tables and a page."""
 
+from dataclasses import replace
+
 import pytest
 from html_pages import read_page, rows, texts
 
@@ -85,6 +87,14 @@ def test_groups_are_compared_by_their_means_over_seeds():
     ]
     [group] = result.record()["sets"][0]["groups"]["new-{1,2,3}"]
     assert (group["value"], group["deviation"]) == (36, 3)
+    assert (group["mean"], group["details"]) == (None, {})
+
+
+def test_notes_say_which_systems_have_another_signature():
+    alike = {"old": score(30), "new": score(31)}
+    other = {**alike, "old": replace(score(30), signature="errors:3")}
+    notes = evaluation(alike, other).notes()[1:]
+    assert notes == ["BLEU, a, b (new): tok:13a", "BLEU, b (old): errors:3"]
 
 
 def test_a_page_has_the_answer_all_tables_and_notes_and_lines(tmp_path):

@@ -50,6 +50,11 @@ def test_the_best_checkpoint_of_a_run_and_its_average_are_listed(run_dir, tmp_pa
     assert (summary.kind, summary.score, summary.checkpoint_score) == ("averaged", None, 20.0)
 
 
+def test_a_score_of_zero_is_shown(make_folder):
+    summary = summarize_model(make_folder("models/x", step=5, metrics={"bleu": 0.0}))
+    assert summary.cells()["BLEU"] == "0.0"
+
+
 def test_a_summary_has_languages_size_and_license(make_folder, tiny_run):
     run = tiny_run(training={"license": "CC-BY-4.0"})
     path = make_folder("models/x", run=run, step=5)

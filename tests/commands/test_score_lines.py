@@ -88,6 +88,7 @@ def test_translations_may_be_json_lines_with_confidences(run, files):
 
 @pytest.mark.parametrize(
     "line", ["x", "[]", "{}", '{"translations": [{"text": 3}]}',
+             '{"translations": [{"text": "\\ud800"}]}',
              '{"translations": [{"text": "a", "confidence": "b"}]}',
              '{"translations": [{"text": "a", "confidence": NaN}]}']
 )  # fmt: skip

@@ -219,6 +219,14 @@ def test_a_finished_run_is_not_changed(uninterrupted, data_dir, capsys):
     assert records(run_dir) == before
 
 
+def test_a_finished_run_is_not_averaged_with_another_number_in_secret(uninterrupted, data_dir):
+    run, run_dir, _ = uninterrupted
+    other = replace(run, training=replace(run.training, average_last=1))
+    with pytest.raises(UsageError, match=r"is finished, so --average-last 1 has no effect: call"):
+        train_model(data_dir, run_dir, other)
+    assert run_config(None, read_toml(run_dir / "config.toml")) == run
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_save_and_stop(data_dir, tiny_run, tmp_path, signal_after, number, code):
     signal_after(number, 2)

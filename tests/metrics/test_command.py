@@ -98,6 +98,13 @@ def test_two_numbers_for_a_text_are_never_scored(tmp_path, code, num_texts, is_l
         command.scores(TEXTS[:num_texts], is_last=is_last)
 
 
+def test_a_program_that_prints_without_end_and_reads_nothing_is_ended(monkeypatch):
+    monkeypatch.setattr(command_module, "_TICK", 0.1)
+    texts = [ScoredText("", "", "word " * 300)] * 300  # more than a pipe holds
+    with MetricCommand("yes 0.5") as command, pytest.raises(MetricCommandError, match="besides"):
+        command.scores(texts, is_last=True)
+
+
 @pytest.mark.parametrize(
     ("ending", "message"),
     [

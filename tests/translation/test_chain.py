@@ -1,5 +1,6 @@
 """The chain of steps around a search, with an engine that returns its sources."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -68,6 +69,16 @@ def test_steps_after_a_search_come_in_reverse_order(chain):
     assert run(chain, [{1: "on Monday", 2: "", 3: "seven"}], steps) == [
         ([1, 2, 3], ["abonb-bMondayba", "aa", "absevenba"])
     ]
+
+
+def test_a_step_may_divide_a_unit_into_segments_of_its_own_number(chain):
+    class Halves(Words):
+        def before(self, unit):
+            words = unit.source.split()
+            return [replace(unit, source=word) for word in words], len(words)
+
+    [(_, texts)] = run(chain, [{1: "on Monday", 2: "", 3: "seven eight"}], [Halves()])
+    assert texts == ["on Monday", "", "seven eight"]
 
 
 def test_only_chunks_that_steps_lengthen_are_divided(chain):

@@ -65,6 +65,8 @@ def test_texts_may_be_an_array_or_a_generator(translator):
     for lines in (np.array(["seven", "two"]), ("seven", "two"), (x for x in ("seven", "two"))):
         assert translator.translate(lines, SHORT) == expected
     assert translator.search(["seven"], SHORT, first_line=np.int64(3))
+    with pytest.raises(UsageError, match=r"^first_line is -1, but must be"):
+        translator.search(["seven"], SHORT, first_line=-1)
     assert translator.translate([]) == translator.score_targets([], []) == []
 
 

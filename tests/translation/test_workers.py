@@ -127,7 +127,7 @@ def test_workers_score_targets_as_one_process_does(one_process, workers, vocabul
 
 
 def batch_of(line, ids=(5, 6)):
-    return SentenceBatch(line_numbers=[line], sources=[list(ids)], targets=[[]])
+    return SentenceBatch([line], sources=[list(ids)], targets=[[]], rows=[0])
 
 
 def search_with(workers, lines, *, batches_of=lambda line: [batch_of(line)], **config):

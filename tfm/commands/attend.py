@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfm.commands.declaration import Flag, command
-from tfm.config import InferenceDevice, SearchConfig, settings_from
+from tfm.config import InferenceDevice, SearchConfig
 from tfm.config.schema import Rules
 from tfm.disk.paths import RUNS_ROOT, OutputPath, existing_folder
 from tfm.errors import UsageError
@@ -102,7 +102,6 @@ def attend(
         CheckpointError: The model is missing, damaged or has diverged.
     """
     folder, sentence = _model_and_sentence(model, sentence)
-    search = settings_from(SearchConfig, {} if beam is None else {"beam_size": beam})
     from tfm.applications.attend.content import Content, compute_maps, select, write_page
     from tfm.backends.plain import PLAIN_INFERENCE
     from tfm.folders.model_folder import ModelFolder
@@ -113,6 +112,7 @@ def attend(
 
     compute = choose_compute(device, "fp32")
     opened = ModelFolder.open(folder or newest_run(RUNS_ROOT))
+    search = SearchConfig.for_model(opened.info.search, {} if beam is None else {"beam_size": beam})
     vocabulary = opened.vocabulary
     network = opened.model().to(compute.device).eval()
     max_pieces = min(_MAX_PIECES, network.max_positions or _MAX_PIECES)

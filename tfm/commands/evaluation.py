@@ -94,8 +94,13 @@ class Evaluation(Result):
         """Return the legend, and the signature of each metric with the sets that it holds for."""
         names: dict[tuple[str, str], list[str]] = {}
         for each in self.sets:
-            for score in [*each.results.values()][-1].scores:
-                names.setdefault((score.label, score.signature), []).append(each.name)
+            of_systems: dict[tuple[str, str], list[str]] = {}
+            for system, result in each.results.items():
+                for score in result.scores:
+                    of_systems.setdefault((score.label, score.signature), []).append(system)
+            for key, systems in of_systems.items():
+                of = "" if len(systems) == len(each.results) else f" ({', '.join(systems)})"
+                names.setdefault(key, []).append(f"{each.name}{of}")
         return [
             _LEGEND,
             *(f"{label}, {', '.join(of)}: {text}" for (label, text), of in names.items()),

@@ -311,6 +311,8 @@ def _segments(
 ) -> list[Segment]:
     """Return the lines as segments, with a prefix or target each if `paired` is given."""
     first_line = argument("first_line", first_line, int)
+    if first_line < 0:
+        raise UsageError(f"first_line is {first_line}, but must be at least 0")
     [(name, other)] = paired.items()
     texts = argument("lines", lines, tuple[Line, ...])
     given = argument(name, other, tuple[Line, ...] | None)

@@ -18,6 +18,7 @@ _MAX_SILENCE = 600.0  # seconds without an answer: loading a large model takes m
 _MAX_ENDING = 60.0  # seconds from the last number to the end of the program
 _TICK = 1.0  # seconds between two calls of `waiting`
 _GRACE = 0.2  # seconds to wait for a second number after the first text of a program
+_MAX_ANSWERS = 10_000  # that wait to be read; a program that prints more waits, too
 _MAX_QUOTED = 200  # characters of a program's output
 # No thousands separators, decimal commas, NaN, infinity, or other of Python's forms, such as 1_000.
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -88,7 +89,10 @@ class MetricCommand:
                 sender.start()
                 for _ in part:
                     found.append(self._next_score(program, len(found), len(texts)))
-                sender.join()
+                while sender.is_alive():  # if the program prints more than it reads, to no end
+                    self._waiting(len(found))
+                    self._check_no_more(program, seconds=0)
+                    sender.join(_TICK)
                 self._check_no_more(program, seconds=_GRACE if is_first else 0)
             if is_last:
                 self._await_end(program, len(texts))
@@ -156,7 +160,7 @@ class _Program:
     """A running program, with threads that send and receive lines."""
 
     def __init__(self, command: str) -> None:
-        self.answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None is the end
+        self.answers: queue.Queue[bytes | None] = queue.Queue(_MAX_ANSWERS)  # None is the end
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self._process = subprocess.Popen(  # noqa: S602 - users type it
             command,
@@ -210,12 +214,15 @@ class _Program:
             else:
                 self._process.kill()
         self._process.wait()
+        with contextlib.suppress(queue.Empty):  # so that the thread that receives can end
+            while self.answers.get(timeout=_GRACE) is not None:
+                pass
         with contextlib.suppress(OSError):
             self._stdin.close()
         self._errors.close()
 
 
-def _receive(output: IO[bytes], answers: "queue.SimpleQueue[bytes | None]") -> None:
+def _receive(output: IO[bytes], answers: "queue.Queue[bytes | None]") -> None:
     with output:
         for line in output:
             answers.put(line)

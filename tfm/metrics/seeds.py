@@ -44,7 +44,9 @@ def mean_score(scores: Sequence[MetricScore], baselines: Sequence[MetricScore]) 
     return replace(
         scores[0],
         value=fmean(values),
+        mean=None,
         interval=None,
+        details={},
         deviation=stdev(values) if len(values) > 1 else None,
         comparison=None if scores is baselines else compared,
     )

@@ -86,10 +86,11 @@ def _best_of_json(lines: Sequence[str], path: Path) -> Iterator[tuple[str, float
         try:
             best = json.loads(line)["translations"][0]
             text, confidence = best["text"], best.get("confidence")
-            if not isinstance(text, str) or not 0 <= (confidence or 0) <= 1:
+            text.encode()  # half of a surrogate pair is no character
+            if not 0 <= (confidence or 0) <= 1:
                 raise ValueError(line)
             yield text, confidence
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{path}, line {number:,} has no translation as tfm generate --json writes it: "
                 "take the text out of other JSON, as with jq -r .FIELD, or give plain text another "

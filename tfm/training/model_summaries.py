@@ -57,8 +57,10 @@ class ModelSummary:
     def cells(self) -> dict[str, str]:
         """Return the columns of a table of models."""
         score = ""
-        if (value := self.score or self.checkpoint_score) is not None:
-            score = f"{'' if self.score else '~'}{value:.1f}"
+        if self.score is not None:
+            score = f"{self.score:.1f}"
+        elif self.checkpoint_score is not None:
+            score = f"~{self.checkpoint_score:.1f}"
         count = self.num_parameters
         sides = [shown_languages(each) for each in (self.source, self.target) if each]
         return {

@@ -16,7 +16,7 @@ from tfm.config.values import differences
 from tfm.dataset.rerun import record_run
 from tfm.disk.files import write_text
 from tfm.disk.lock import lock_folder
-from tfm.errors import DETAIL, CheckpointError, UsageError
+from tfm.errors import DETAIL, CheckpointError, UsageError, tfm_command
 from tfm.folders.model_folder import ModelFolder, current_average
 from tfm.folders.model_info import ModelInfo
 from tfm.folders.run_folder import check_new_run, checkpoints, record_dataset
@@ -108,10 +108,13 @@ def train(
             checkpoint=checkpoint,
             start=start,
         )
+        limit = training.limit_reached()
+        if limit is not None and checkpoint is not None:
+            _check_average_last(run_dir, run, checkpoint.info.run)
         if world.is_first:
             _record_datasets(run_dir, data)
             write_text(run_dir / "config.toml", run_toml(run))
-        if (limit := training.limit_reached()) is not None:
+        if limit is not None:
             step = training.trainer.position.step
             say(f"train: {run_dir} is finished at step {step:,} by {limit}")
         else:
@@ -168,6 +171,16 @@ def _finish(training: TrainingRun) -> TrainResult:
     return TrainResult(
         run_dir=run_dir, step=step, metrics=training.metrics, has_learned=failure is None
     )
+
+
+def _check_average_last(run_dir: Path, run: RunConfig, before: RunConfig) -> None:
+    """Raise UsageError if a finished run should average another number of checkpoints."""
+    number = run.training.average_last
+    if number != before.training.average_last:
+        raise UsageError(
+            f"{run_dir} is finished, so --average-last {number} has no effect: call "
+            f"{tfm_command('average', run_dir, '--last', number)}"
+        )
 
 
 def _with_history(

@@ -53,13 +53,14 @@ class BatchLimits:
 class SentenceBatch:
     """Sentences that are translated or scored together."""
 
-    line_numbers: Sequence[int]  # line number of each sentence in the text
+    line_numbers: Sequence[int]  # of each sentence, for messages and random seeds
     sources: Sequence[list[int]]  # token ids of each source, without EOS
     # Token ids of each forced prefix, or of each target to score, without EOS.
     targets: Sequence[list[int]]
     is_scored: bool = False  # whether targets are to be scored
     # What each output must contain; empty if no output of the batch must contain anything.
     phrases: "Sequence[Sequence[Phrase]]" = ()
+    rows: Sequence[int] = ()  # the place of each sentence among all that were encoded together
 
     def __len__(self) -> int:
         return len(self.line_numbers)
@@ -71,6 +72,7 @@ class SentenceBatch:
             sources=self.sources[sentences],
             targets=self.targets[sentences],
             phrases=self.phrases[sentences],
+            rows=self.rows[sentences],
         )
 
 
@@ -117,6 +119,7 @@ class SentenceEncoder:
                 [targets[i] for i in rows],
                 is_scored=self._is_scored,
                 phrases=[phrases[i] for i in rows if phrases[i]],
+                rows=rows,
             )
             for rows in groups
         ]

@@ -120,8 +120,8 @@ class Chain:
         encode = joined_at_exit(encoder.encode) if has_workers else encoder.encode
         parts = self._parts(chunks, steps, num_done)
         batched = _batched(encode, parts, valid_first=valid_first)
-        for part, by_number in run_batches(self.engine, batched, config):
-            hypotheses = (by_number.get(segment.number, []) for segment in part.segments)
+        for part, by_row in run_batches(self.engine, batched, config):
+            hypotheses = (by_row.get(row, []) for row in range(len(part.segments)))
             outputs = list(map(self._outputs, part.segments, hypotheses))
             yield part.units, part.finish(outputs)
 
@@ -204,12 +204,12 @@ def run_batches(
     in reading is raised after the results of the parts before it.
 
     Yields:
-        Each part, in order, with the hypotheses of its sentences by their numbers.
+        Each part, in order, with the hypotheses of its sentences by their rows.
     """
     num_workers = engine.limits.num_workers
     if num_workers == 1:
         for part, batches in batched:
-            yield part, _by_number(batches, [engine.run(each, config) for each in batches])
+            yield part, _by_row(batches, [engine.run(each, config) for each in batches])
         return
     underway: queue.Queue[
         tuple[PartT, Sequence[SentenceBatch], list[Future[NBestLists]]] | BaseException | None
@@ -237,16 +237,16 @@ def run_batches(
             if isinstance(item, BaseException):
                 raise item
             part, batches, futures = item
-            yield part, _by_number(batches, [future.result() for future in futures])
+            yield part, _by_row(batches, [future.result() for future in futures])
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _by_number(
+def _by_row(
     batches: Sequence[SentenceBatch], results: Iterable[NBestLists]
 ) -> dict[int, list[Hypothesis]]:
-    numbers = itertools.chain(*(batch.line_numbers for batch in batches))
-    return dict(zip(numbers, itertools.chain(*results), strict=True))
+    rows = itertools.chain(*(batch.rows for batch in batches))
+    return dict(zip(rows, itertools.chain(*results), strict=True))
 
 
 def by_length(

@@ -33,7 +33,7 @@ def picture(trained_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def draw(sentence=SENTENCE, *, model=trained_run, target=None, out=(), search=SHORT, **choice):
-        monkeypatch.setattr("tfm.commands.attend.settings_from", lambda *_: search)
+        monkeypatch.setattr("tfm.commands.attend.SearchConfig.for_model", lambda *_: search)
         return attend(model, sentence, target=target, out=out, device="cpu", **choice)
 
     return draw
@@ -82,6 +82,16 @@ def test_without_a_target_the_model_translates_the_sentence(picture, trained_run
     assert data["target"] == {"text": result.target, "language": "de"}
     assert data["source"] == {"text": SENTENCE, "language": "en"}
     assert data["note"] == f"{ModelFolder.open(trained_run).path}, translated with beam 3"
+
+
+def test_the_settings_of_the_model_are_those_of_its_translations(trained_run, tmp_path):
+    best = ModelFolder.open(trained_run)
+    info = replace(best.info, search={"max_extra_length": 1, "no_repeat_ngram": 1})
+    save_checkpoint(tmp_path / "x", info, best.weights(), subword_files=best.vocabulary.files())
+    result = attend(tmp_path / "x", SENTENCE, out=[tmp_path / "x.html"], device="cpu")
+    [expected] = Translator.load(tmp_path / "x", device="cpu").translate([SENTENCE])
+    assert result.target == expected
+    assert result.target != attend(trained_run, SENTENCE, out=[tmp_path / "y.html"]).target
 
 
 def test_a_given_target_is_decoded_by_force(picture, trained_run, tmp_path):

@@ -239,7 +239,8 @@ def test_the_language_of_each_text_of_a_list_is_detected(start):
     ]
     others = [("The dog plays.", "THE DOG PLAYS.", "en"), ("Le chien joue.", "fr", "fr")]
     known = [*others, *((text, text, "de") for text in german)]
-    for frame, rows in product(("{}", "<p class=the>{}</p>"), (known, known[::-1])):
+    code = "<style>/* the colors of the page */</style><!-- this is > the text --><p>{}</p>"
+    for frame, rows in product(("{}", "<p class=the>{}</p>", code), (known, known[::-1])):
         q, expected, found = zip(*rows, strict=True)
         fields = {"q": [*map(frame.format, q)], "source": "auto", "target": "de", "format": "html"}
         _, answer = address.post("/translate", fields)
@@ -863,6 +864,16 @@ def test_a_stop_answers_all_accepted_requests(start):
 
 
 _SERVE = "import sys; sys.argv[0] = 'tfm'; from tfm.cli.main import main; main()"
+_STOPPED = """
+import os, signal
+from tfm.applications.serve import server
+
+def say(text):
+    if text.startswith("serve: http"):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+server.say = say
+"""
 _WATCHED = """
 import os, sys
 folder = os.environ["WATCHED"]
@@ -944,6 +955,12 @@ def test_a_server_imports_torch_only_for_a_request_that_needs_it(trained_norms, 
         assert bool(re.search(r"\| +torch$", errors.read_text(), re.MULTILINE)) == needs_torch
     server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
+
+
+def test_sigterm_ends_a_server_as_soon_as_it_says_that_it_listens(fork_python, trained_run):
+    server = fork_python(_STOPPED + _SERVE, "serve", trained_run, "--port", "0", "--device", "cpu")
+    server.communicate(60)
+    assert server.returncode == 0
 
 
 def test_sigterm_ends_the_server_without_an_error_of_a_request(fork_python, trained_run):

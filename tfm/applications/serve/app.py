@@ -35,6 +35,7 @@ from tfm.applications.serve.requests import (
 from tfm.applications.serve.served_models import Route
 from tfm.applications.serve.settings import ServeConfig
 from tfm.errors import DataError, TfmError, UsageError
+from tfm.features.formats.tokens import text_between
 from tfm.text import languages
 from tfm.translation.steps import Output
 
@@ -43,7 +44,6 @@ Answer = TypeVar("Answer")
 Detected = dict[str, Any]
 
 _IDENTIFIED_CHARACTERS = 5_000  # more text does not change the result
-_TAG = re.compile("<[^<>]*>")
 
 
 class Service:
@@ -154,12 +154,13 @@ class Service:
             raise HTTPException(400, "q must be a single text")
         if route is None:
             raise HTTPException(400, "source and target are the same language")
-        sentences = route.sentences(asked.texts[0])
+        sentences = await asyncio.to_thread(route.sentences, asked.texts[0])
         if not sentences:
             raise HTTPException(400, "q has no letters: send a sentence")
         sentence = sentences[0]
+        given = asked.translation or asked.prefix or ""
         # What is too long is refused before a search.
-        route.model.pieces(sentence, asked.translation or asked.prefix or "", route.search.tag)
+        await asyncio.to_thread(route.model.pieces, sentence, given, route.search.tag)
         found, maps = await self._answered(request, [route], lambda: route.explain(sentence, asked))
         return JSONResponse(
             {
@@ -220,9 +221,7 @@ class Service:
             raise self._unknown_pair(asked.source, target)
         own = find(target, self._codes)
         among = [self._codes[code] for code in [*sources, *([] if own is None else [own])]]
-        if asked.format in ("html", "xml"):
-            texts = [_TAG.sub(" ", text) for text in texts]
-        detected = await asyncio.to_thread(_detected, texts, among)
+        detected = await asyncio.to_thread(_detected, asked, among)
         return [self._route(each["language"], target) for each in detected], detected
 
     async def _detect(self, request: Request) -> Response:
@@ -366,8 +365,11 @@ def _parts(translation: Output) -> list[dict[str, Any]]:
     ]
 
 
-def _detected(texts: Sequence[str], codes: Iterable[str]) -> list[Detected]:
+def _detected(asked: TranslationRequest, codes: Iterable[str]) -> list[Detected]:
     """Return the language of each text; the language of all texts together breaks ties."""
+    texts: Sequence[str] = asked.texts
+    if asked.format in ("html", "xml"):
+        texts = [text_between(text, is_xml=asked.format == "xml") for text in texts]
     ranked = [each["language"] for each in _identified("\n".join(texts), codes)]
     languages_of = {text: _identified(text, ranked)[0] for text in {*texts}}
     return [languages_of[text] for text in texts]

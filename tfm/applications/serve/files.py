@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 _KEPT_SECONDS = 600
 _KEPT_BYTES = 50_000_000  # of all files
+_OVERHEAD_BYTES = 500  # of Python's objects for a file
 
 
 class TranslatedFiles:
@@ -19,15 +20,15 @@ class TranslatedFiles:
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, tuple[float, str, bytes]] = OrderedDict()
+        self._num_bytes = 0  # of all files, with their names
 
     def add(self, name: str, content: str) -> str:
         """Keep a file with a name for its download; return its key."""
         key = secrets.token_urlsafe()
         self._files[key] = time.monotonic(), name, content.encode()
-        size = sum(len(data) for _, _, data in self._files.values())
-        while len(self._files) > 1 and size > _KEPT_BYTES:
-            _, (_, _, data) = self._files.popitem(last=False)
-            size -= len(data)
+        self._num_bytes += self._size(key)
+        while len(self._files) > 1 and self._num_bytes > _KEPT_BYTES:
+            self._drop_oldest()
         self._drop_expired()
         return key
 
@@ -46,4 +47,13 @@ class TranslatedFiles:
     def _drop_expired(self) -> None:
         oldest = time.monotonic() - _KEPT_SECONDS
         while self._files and next(iter(self._files.values()))[0] < oldest:
-            self._files.popitem(last=False)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key = next(iter(self._files))
+        self._num_bytes -= self._size(key)
+        del self._files[key]
+
+    def _size(self, key: str) -> int:
+        _, name, data = self._files[key]
+        return _OVERHEAD_BYTES + len(name.encode()) + len(data)

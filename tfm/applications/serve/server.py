@@ -64,12 +64,13 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         if key_digest is None and not ipaddress.ip_address(host).is_loopback:
             say(f"warning: everybody who reaches {shown} can use it: set --api-key-file")
-        listener.listen(_BACKLOG)  # before the message, after which clients may connect
-        say(f"serve: http://{shown}:{port} (Ctrl-C stops)")
-        # uvicorn handles SIGTERM, and raises it again when all requests are answered.
-        previous = signal.signal(signal.SIGTERM, lambda *_: None)
+        server = new_server(Service(routes, config, key_digest), config)
+        # uvicorn handles SIGTERM once it runs, and raises it again when all requests are answered.
+        previous = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
         try:
-            new_server(Service(routes, config, key_digest), config).run(sockets=[listener])
+            listener.listen(_BACKLOG)  # before the message, after which clients may connect
+            say(f"serve: http://{shown}:{port} (Ctrl-C stops)")
+            server.run(sockets=[listener])
         finally:
             signal.signal(signal.SIGTERM, previous)
     say("serve: stopped; all accepted requests were answered")

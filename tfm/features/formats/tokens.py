@@ -81,6 +81,12 @@ def tokens_of(text: str, *, is_xml: bool) -> Iterator[Token]:
         yield Token("text", at, len(text))
 
 
+def text_between(text: str, *, is_xml: bool) -> str:
+    """Return the text of a document without tags, comments, scripts and styles."""
+    tokens = tokens_of(text, is_xml=is_xml)
+    return " ".join(text[each.start : each.end] for each in tokens if each.kind == "text")
+
+
 def _tag(found: re.Match[str], *, is_xml: bool) -> Token:
     name = found["name"] if is_xml else found["name"].lower()
     kind: Literal["start", "end", "empty"] = "end" if found["slash"] else "start"
