@@ -10,13 +10,13 @@ import regex
 
 from tfm.applications.check.rows import Case
 from tfm.config import ScoreConfig
+from tfm.features.repetition.step import repeated_part
 from tfm.metrics.metric import MetricScore
 from tfm.metrics.sacre import sacrebleu_score, sentence_chrf
 from tfm.text.languages import SENTENCE_MARKS
 from tfm.translation.steps import Output
 
 _WORD = regex.compile(r"[\p{L}\p{M}]+")
-_REPETITION = re.compile(r"(.{2,60}?)\1{3}")
 _THOUSANDS = re.compile(r"(?<=\d)[.,'’\s](?=\d{3}(?!\d))")
 _TURKISH = {ord("ı"): "i", ord("\u0307"): None}  # what casefold makes of I and İ
 _MAX_TIMES, _MAX_MORE = 2, 20  # the usual length of a translation, and characters beyond that
@@ -29,7 +29,7 @@ LIMITS = {
     "numbers": ("<", 90.0, "% of the numbers of the source are in the translation"),
     "copied": ("<", 95.0, "% of addresses, placeholders, units and the like are copied"),
     "long": (">", 2.0, "% of the translations are more than twice as long as usual"),
-    "repeating": (">", 2.0, "% of the translations repeat something four times"),
+    "repeating": (">", 2.0, "% of the translations repeat a part again and again"),
     "unaligned": (">", 60.0, "% of the words of the source are aligned with no word"),
     "unknown": (">", 10.0, "% of the words of translations are in no training text"),
     "overconfidence": (">", 20.0, "points more confidence than chrF"),
@@ -67,7 +67,7 @@ def measured(
         "numbers": ((numbers & _numbers(text)).total(), numbers.total()),
         "copied": (int(case.copied != "" and _folded(case.copied) in text), int(case.copied != "")),
         "long": (int(len(text) > max_length), 1),
-        "repeating": (int(_repeats(text) and not _repeats(source)), 1),
+        "repeating": (int(repeated_part(text, source) is not None), 1),
     }
     faults = [name for name, (part, _) in counts.items() if part and name in ("long", "repeating")]
     faults += [name for name in ("numbers", "copied") if counts[name][0] < counts[name][1]]
@@ -149,10 +149,6 @@ def _folded(text: str) -> str:
 
 def _numbers(text: str) -> Counter[int]:
     return Counter(map(int, re.findall(r"\d{1,99}", text)))
-
-
-def _repeats(text: str) -> bool:
-    return any(any(map(str.isalpha, each[1])) for each in _REPETITION.finditer(f"{text} "))
 
 
 def words(texts: Iterable[str]) -> set[str]:
