@@ -20,7 +20,7 @@ from tfm.model.build import Model, evaluation_copy
 from tfm.reporting import format_number, say
 from tfm.training.data import ValidationSplit
 from tfm.training.loss import BatchLoss, perplexity
-from tfm.translation.chain import Chain, by_length
+from tfm.translation.chain import Chain
 from tfm.translation.engine import Engine
 from tfm.translation.steps import Step
 from tfm.vocabulary.subword import Vocabulary
@@ -191,14 +191,12 @@ class Validator:
         chain = Chain(engine=engine, vocabulary=self.vocabulary)
         outputs: dict[int, str] = {}
         self.group.heartbeat(f"translating for validation, 0 of {len(indices):,}")
-        chunks = by_length(self.split.sources, indices, size=_CHUNK)
-        for lines, found in chain.run(chunks, validation_search(self.info), self.steps):
-            outputs |= {
-                line.number: best.text for line, (best, *_) in zip(lines, found, strict=True)
-            }
+        sources, search = self.split.sources, validation_search(self.info)
+        for found in chain.search_by_length(sources, indices, search, self.steps, size=_CHUNK):
+            outputs |= {index: best.text for index, best in found.items()}
             self.group.heartbeat(
                 f"translating for validation, {len(outputs):,} of {len(indices):,}"
             )
             if self.should_stop():
                 return None
-        return [outputs[index + 1] for index in indices]
+        return [outputs[index] for index in indices]

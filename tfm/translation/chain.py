@@ -132,6 +132,25 @@ class Chain:
         segments = [Segment(number, line) for number, line in enumerate(lines, start=1)]
         return [n_best for _, outputs in self.run([segments], config, steps) for n_best in outputs]
 
+    def search_by_length(
+        self,
+        lines: Sequence[str],
+        indices: Iterable[int],
+        config: SearchConfig,
+        steps: Sequence[Step] = (),
+        *,
+        size: int,
+    ) -> Iterator[dict[int, Output]]:
+        """Yield the best translations of `size` lines, by their indices, the longest lines first.
+
+        Lines of similar lengths are translated together; `indices` selects those to translate.
+        """
+        order = sorted(indices, key=lambda index: -len(lines[index]))
+        starts = range(0, len(order), size)
+        chunks = ([Segment(i + 1, lines[i]) for i in order[at : at + size]] for at in starts)
+        for units, found in self.run(chunks, config, steps):
+            yield {unit.number - 1: best for unit, (best, *_) in zip(units, found, strict=True)}
+
     def _parts(
         self, chunks: Iterable[Sequence[Segment]], steps: Sequence[Step], num_done: int
     ) -> Iterator[Part]:
@@ -247,15 +266,3 @@ def _by_row(
 ) -> dict[int, list[Hypothesis]]:
     rows = itertools.chain(*(batch.rows for batch in batches))
     return dict(zip(rows, itertools.chain(*results), strict=True))
-
-
-def by_length(
-    lines: Sequence[str], indices: Iterable[int], *, size: int
-) -> Iterator[list[Segment]]:
-    """Yield chunks of lines, the longest first, so that the lines of a chunk have similar lengths.
-
-    They are numbered from 1 in the order of all lines; `indices` selects the lines to yield.
-    """
-    order = sorted(indices, key=lambda index: -len(lines[index]))
-    for start in range(0, len(order), size):
-        yield [Segment(index + 1, lines[index]) for index in order[start : start + size]]

@@ -11,7 +11,7 @@ from tfm.folders.saving import save_checkpoint
 from tfm.metrics.sacre import sentence_chrf
 from tfm.reporting import Progress
 from tfm.text.lines import read_pairs
-from tfm.translation.chain import Chain, by_length
+from tfm.translation.chain import Chain
 from tfm.translation.engine import Engine
 from tfm.translation.steps import Output
 
@@ -49,14 +49,12 @@ def calibrate(model: ModelFolder, text: Text) -> Calibration:
     lines = [line for line, _ in text]
     best: dict[int, Output] = {}
     with Progress("calibrate", total=len(lines), unit="lines") as bar:
-        for chunk, found in chain.run(
-            by_length(lines, range(len(lines)), size=_CHUNK_LINES), config
-        ):
-            pairs = zip(chunk, found, strict=True)
-            best |= {line.number: each for line, [each, *_] in pairs if each.pieces}
-            bar.update(len(chunk))
+        indices = range(len(lines))
+        for found in chain.search_by_length(lines, indices, config, size=_CHUNK_LINES):
+            best |= {index: each for index, each in found.items() if each.pieces}
+            bar.update(len(found))
     texts = [each.text for each in best.values()]
-    scores = sentence_chrf(texts, [text[number - 1][1] for number in best])
+    scores = sentence_chrf(texts, [text[index][1] for index in best])
     log_probs = [each.log_prob / len(each.pieces) for each in best.values()]
     calibration = fit(log_probs, [score / 100 for score in scores])
     info = replace(model.info, calibration=calibration)
