@@ -118,7 +118,7 @@ def make_dataset() -> Callable[..., Path]:
 
     def make(folder: Path, splits: dict[str, list[tuple[str, str]]], **subword: Any) -> Path:
         write_dataset(folder, splits)
-        learn_bpe(folder, SubwordConfig(threads=1, **subword))
+        learn_bpe(folder, SubwordConfig(**subword))
         binarize(folder, BinarizeConfig(threads=1))
         return folder
 

@@ -62,7 +62,7 @@ def parser(tmp_path_factory, example):
     example.write_treebank(folder / "text", sizes)
     splits = {split: [folder / "text" / f"{split}.mrg"] for split in sizes}
     recipe = recipe_from_trees(name="trees", **splits)
-    subword = {"vocab_size": 250, "byte_fallback": False, "threads": 1}
+    subword = {"vocab_size": 250, "byte_fallback": False}
     prepare(recipe, folder / "data" / "trees", overrides={"subword": subword})
     run = run_config(
         "base",

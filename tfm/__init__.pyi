@@ -80,8 +80,8 @@ def prepare(
     byte_fallback: bool | None = ...,
     symbols: StrPath | None = ...,
     sample_sentences: int | None = ...,
-    threads: int | None = ...,
     max_length: int | None = ...,
+    threads: int | None = ...,
     seen_megabytes: int | None = ...,
     written_by: Iterable[StrPath] | None = ...,
 ) -> PrepareResult:
@@ -146,7 +146,7 @@ def prepare(
         hold_out: Hold out N training pairs as validation text, and N as test text, where none is given.
         hold_out_seed: Choose other pairs to hold out with another number.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
-        model_type: Subword algorithm.
+        model_type: Subword algorithm; unigram takes several times as long to learn.
         separate: Learn one vocabulary per language instead of a joint one.
         target_words: Make each target word one piece, as for symbols of trees; needs --separate.
         character_coverage: Fraction of the text's characters that the vocabulary covers.
@@ -154,8 +154,8 @@ def prepare(
         byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
         symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's.
         sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
-        threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
         max_length: Drop training pairs with a side of more than N subword tokens.
+        threads: Number of CPU threads; if unset, one per core.
         seen_megabytes: Record the training text for tfm score, in a file of at most N MB; 0 makes no record.
         written_by: Model or run that wrote some of the text: what it has seen counts as seen; repeatable.
 
@@ -180,7 +180,6 @@ def learn_bpe(
     byte_fallback: bool | None = ...,
     symbols: StrPath | None = ...,
     sample_sentences: int | None = ...,
-    threads: int | None = ...,
 ) -> bool:
     """Learn the subword vocabulary of a dataset.
 
@@ -193,7 +192,7 @@ def learn_bpe(
         data: Dataset folder (default: the newest in data/).
         force: Redo this step, even if its inputs are unchanged or runs depend on its output.
         vocab_size: Number of pieces in the vocabulary; if unset, it depends on the size of the text.
-        model_type: Subword algorithm.
+        model_type: Subword algorithm; unigram takes several times as long to learn.
         separate: Learn one vocabulary per language instead of a joint one.
         target_words: Make each target word one piece, as for symbols of trees; needs --separate.
         character_coverage: Fraction of the text's characters that the vocabulary covers.
@@ -201,7 +200,6 @@ def learn_bpe(
         byte_fallback: Spell uncovered characters in UTF-8 bytes instead of an unknown token.
         symbols: Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's.
         sample_sentences: Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.
-        threads: Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.
 
     Returns:
         Whether it was learned; False if it was up to date.

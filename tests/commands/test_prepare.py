@@ -533,7 +533,7 @@ def small(recipe):
 
 def test_a_recipe_becomes_a_binarized_dataset_and_is_not_prepared_again(tmp_path, capsys):
     recipe = small(load_recipe("numbers-en-de"))
-    overrides = {"subword": {"vocab_size": 150, "threads": 1}, "binarize": {"threads": 1}}
+    overrides = {"subword": {"vocab_size": 150}, "binarize": {"threads": 1}}
     assert prepare(recipe, tmp_path / "data", overrides=overrides).is_new
     manifest = Manifest.load(tmp_path / "data")
     assert manifest.result("learn-bpe")["vocab_sizes"] == [150]

@@ -66,7 +66,7 @@ def recipe(texts):
 
 
 SIDES = {"source": "en", "target": "de"}
-SETTINGS = {"subword": {"vocab_size": 360, "threads": 1, "symbols": "<x>"}}
+SETTINGS = {"subword": {"vocab_size": 360, "symbols": "<x>"}}
 
 
 def names_of(folder):

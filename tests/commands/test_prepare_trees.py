@@ -13,7 +13,7 @@ from tfm.text.trees import bracketed, linearize, normalize, words_of
 from tfm.vocabulary.subword import UNK, Vocabulary
 
 EXAMPLE = "treebank/generate"
-SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False, "threads": 1}}
+SMALL = {"subword": {"vocab_size": 300, "byte_fallback": False}}
 
 
 def write_treebank(path, trees):

@@ -16,6 +16,7 @@ from tfm.config import (
     BatchingConfig,
     BinarizeConfig,
     CleaningConfig,
+    InferenceConfig,
     ModelConfig,
     OptimizerConfig,
     RunConfig,
@@ -363,9 +364,9 @@ def test_facts_about_a_call_are_compared_with_settings():
 
 
 def test_defaults_that_do_not_fit_given_settings_are_left_out():
-    defaults = {"vocab_size": 500, "threads": 2}
+    defaults = {"vocab_size": 500, "symbols": "<x>"}
     given = {"subwords": ("x",)}
-    assert merged(SubwordConfig, defaults, given) == SubwordConfig(subwords=("x",), threads=2)
+    assert merged(SubwordConfig, defaults, given) == SubwordConfig(subwords=("x",), symbols="<x>")
     assert merged(SubwordConfig, given, {"vocab_size": 600}) == SubwordConfig(vocab_size=600)
     defaults = {"num_groups": 2, "diversity_steps": 4}
     assert merged(SearchConfig, defaults, {"num_groups": 1}) == SearchConfig()
@@ -412,8 +413,9 @@ def test_settings_of_one_command_have_distinct_names_and_flags(groups):
 
 def test_a_setting_of_several_groups_is_set_in_all_their_sections():
     given = {"threads": 2, "separate": True, "vocab_size": None}
-    sections = {"subword": {"threads": 2, "separate": True}, "binarize": {"threads": 2}}
-    assert by_section((SubwordConfig, BinarizeConfig), given) == sections
+    sections = {section: {"threads": 2} for section in ("binarize", "inference")}
+    sections["subword"] = {"separate": True}
+    assert by_section((SubwordConfig, BinarizeConfig, InferenceConfig), given) == sections
 
 
 def test_a_setting_may_have_the_name_of_its_flag():

@@ -4,12 +4,13 @@ import itertools
 import random
 
 import pytest
-from helpers import write_lines
+from helpers import python, write_lines
 
 from tfm.config import SubwordConfig
 from tfm.errors import DataError
 from tfm.vocabulary.learning import (
     VocabularySizeError,
+    _sample,
     default_vocab_size,
     learn_subword_model,
     learn_subword_models,
@@ -30,14 +31,31 @@ def learn(folder, lines=LINES, *, vocab_size=340, **settings):
     return learn_subword_model([text], SubwordConfig(**settings), vocab_size=vocab_size)
 
 
-def test_learning_is_deterministic_and_independent_of_paths(tmp_path):
+LEARNING = """
+import sys
+from pathlib import Path
+from tfm.config import SubwordConfig
+from tfm.vocabulary.learning import learn_subword_model
+config = SubwordConfig(model_type=sys.argv[2], sample_sentences=200)
+print(learn_subword_model([Path(sys.argv[1])], config, vocab_size=340).fingerprint)
+"""
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_model_of_a_sample_is_alike_in_each_process_and_for_each_path(tmp_path, model_type):
     lines = [f"{line} {i}" for i, line in enumerate(LINES * 20)]
-    folders = [tmp_path / "here", tmp_path / "there"]
-    for folder in folders:
-        folder.mkdir()
-    first, second = (learn(folder, lines, sample_sentences=200) for folder in folders)
-    assert first.content == second.content
-    assert first.fingerprint == second.fingerprint
+    text = write_lines(tmp_path / "there", lines)
+    here = learn(tmp_path, lines, model_type=model_type, sample_sentences=200)
+    assert python("-c", LEARNING, text, model_type).stdout.split() == [here.fingerprint]
+
+
+@pytest.mark.parametrize("size", [0, 7, 30, 31])
+def test_a_sample_has_the_lines_of_all_texts_with_equal_chances(tmp_path, size):
+    texts = [write_lines(tmp_path / "one", range(10)), write_lines(tmp_path / "two", range(10, 30))]
+    sample = [int(line) for line in _sample(texts, size)]
+    assert sample == sorted({*sample})
+    assert len(sample) == (size if 0 < size < 30 else 30)
+    assert not size or max(sample) > 15
 
 
 FALLBACKS = [

@@ -155,7 +155,9 @@ class SubwordConfig(Settings, section="subword"):
         limits=(8, 1_000_000),
         common=True,
     )
-    model_type: Literal["bpe", "unigram"] = setting("bpe", "Subword algorithm.")
+    model_type: Literal["bpe", "unigram"] = setting(
+        "bpe", "Subword algorithm; unigram takes several times as long to learn."
+    )
     separate: bool = setting(False, "Learn one vocabulary per language instead of a joint one.")
     target_words: bool = setting(
         False,
@@ -182,11 +184,6 @@ class SubwordConfig(Settings, section="subword"):
         5_000_000,
         "Learn from a random sample of N lines; a million lines take about 0.6 GB of memory.",
         limits=(101, MAX_COUNT),
-    )
-    threads: int | None = count(
-        None,
-        "Number of CPU threads; if unset, one per core; merging BPE pieces uses a single one.",
-        most=MAX_THREADS,
     )
 
     def _contradictions(self) -> Iterator[Problem]:

@@ -15,7 +15,6 @@ from tfm.vocabulary.learning import learn_subword_models
 from tfm.vocabulary.subword import model_paths
 
 STEP = "learn-bpe"
-_UNUSED = ("threads", "subwords")  # settings without effect on a model that is learned
 
 
 def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) -> bool:
@@ -32,7 +31,7 @@ def update(manifest: Manifest, config: SubwordConfig, *, force: bool = False) ->
     if models:
         inputs = {"subwords": [model.fingerprint for model in models]}
     else:
-        settings = {name: value for name, value in asdict(config).items() if name not in _UNUSED}
+        settings = {name: value for name, value in asdict(config).items() if name != "subwords"}
         sides = chain.from_iterable(files)
         fingerprints = {path.name: manifest.text_fingerprint(path) for path in sides}
         inputs = {"text": fingerprints, "settings": settings}

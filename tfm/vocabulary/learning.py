@@ -1,6 +1,7 @@
 """Learning subword vocabularies with SentencePiece, and the words of a text as vocabulary."""
 
 import io
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,6 @@ import sentencepiece
 from tfm.config import SubwordConfig
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.machine.background import run_in_thread
-from tfm.machine.cpu import chosen_threads
 from tfm.reporting import say
 from tfm.text.lines import read_lines
 from tfm.vocabulary.subword import BOS, EOS, PAD, SPACE_MARK, UNK, SubwordModel, escape
@@ -115,7 +115,7 @@ def learn_subword_model(
         user_defined_symbols=[SPACE_MARK + tag for tag in (config.symbols or "").split()],
         input_sentence_size=config.sample_sentences,
         shuffle_input_sentence=True,
-        num_threads=chosen_threads(config.threads),
+        num_threads=1,  # unigram pieces depend on the number
     )
 
 
@@ -136,14 +136,12 @@ def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> Subword
 
     def sentences() -> Iterator[str]:
         nonlocal num_long
-        for path in texts:
-            for line in read_lines(path, strict=False):
-                sentence = escape(line.decode(errors="replace"))
-                num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
-                yield sentence
+        for line in _sample(texts, options.get("input_sentence_size", 0)):
+            sentence = escape(line.decode(errors="replace"))
+            num_long += len(sentence.encode()) > _MAX_SENTENCE_BYTES
+            yield sentence
 
     def learn() -> None:
-        sentencepiece.set_random_generator_seed(_SEED)
         sentencepiece.SentencePieceTrainer.Train(
             # If SentencePiece read the files itself, it would save their paths in the model.
             sentence_iterator=sentences(),
@@ -171,6 +169,22 @@ def _learn(texts: Sequence[Path], *, vocab_size: int, **options: Any) -> Subword
             "line"
         )
     return SubwordModel(model.getvalue(), origin=Path("the learned model"))
+
+
+def _sample(texts: Sequence[Path], size: int) -> Iterator[bytes]:
+    """Yield a sample of `size` lines of texts, in their order; all lines if `size` is 0.
+
+    SentencePiece gets no more lines than it would take: it would draw others in each process.
+    """
+    num_lines = sum(1 for path in texts for _ in read_lines(path, strict=False)) if size else 0
+    num_left, num_wanted = num_lines, min(size, num_lines)
+    draw = random.Random(_SEED).random  # noqa: S311 - alike in all versions
+    for path in texts:
+        for line in read_lines(path, strict=False):
+            if num_wanted == num_left or draw() * num_left < num_wanted:
+                num_wanted -= 1
+                yield line
+            num_left -= 1
 
 
 class VocabularySizeError(UsageError):
