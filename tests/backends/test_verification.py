@@ -131,7 +131,7 @@ def test_a_model_whose_int8_is_wrong_translates_in_fp32(
     this_cpu_has("avx512_vnni")
     change_products(INT8, lambda out: out * 0)
     [folder] = (trained_run / "checkpoints").glob("*12")
-    engine = Engine.load(
+    engine = Engine.start(
         [ModelFolder(folder)],
         InferenceConfig(device="cpu", precision="int8"),
         notify=reported.append,

@@ -65,9 +65,12 @@ def test_batches_grow_with_the_memory_of_a_gpu(monkeypatch, gigabytes, scale):
 
 
 def test_processes_take_the_gpus_in_turn_and_share_them(monkeypatch):
+    compute = Compute(torch.device("cpu"), torch.float32)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(Engine, "load", load := Mock())
+    monkeypatch.setattr(engine, "verified_compute", chosen := Mock(return_value=compute))
+    monkeypatch.setattr(engine, "_load_models", Mock())
+    monkeypatch.setattr(Engine, "__init__", new := Mock(return_value=None))
     for index in range(3):
         Engine.start([], InferenceConfig(), index=index, num_processes=3)
-    given = [(x.kwargs["local_rank"], x.kwargs["num_sharing"]) for x in load.call_args_list]
-    assert given == [(0, 2), (1, 2), (0, 2)]
+    assert [each.kwargs["local_rank"] for each in chosen.call_args_list] == [0, 1, 0]
+    assert [each.kwargs["num_sharing"] for each in new.call_args_list] == [2, 2, 2]

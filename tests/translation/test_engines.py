@@ -318,12 +318,12 @@ def test_an_engine_that_computes_something_else_is_not_used(make_model, capsys, 
     known = folder.info.known
     known = shift and replace(known, log_prob=known.log_prob + shift)
     folder.info = replace(folder.info, known=known)
-    engine, choice = start_engine([folder], SearchConfig(), CPU)
+    engine, choice = start_engine([folder], SearchConfig(), CPU, serves=True)
     assert choice == EngineChoice("torch", "CTranslate2 computes something else")
     assert "warning: CTranslate2 differs from torch by" in capsys.readouterr().err
     assert not isinstance(engine, ctranslate2_engine.CTranslate2Engine)
     with pytest.raises(CheckpointError, match=r"nats per token .*: use --engine torch"):
-        start_engine([folder], SearchConfig(), ASKED)
+        start_engine([folder], SearchConfig(), ASKED, serves=True)
 
 
 def test_int8_is_close_to_torch(trained_norms):

@@ -59,7 +59,7 @@ def one_process(trained_run, vocabulary):
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = ModelFolder(checkpoints(trained_run)[-1])
-    yield Engine.load([folder], CPU)
+    yield Engine.start([folder], CPU, owns_process=False)
     torch.set_num_threads(num_threads)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
@@ -25,7 +24,7 @@ from tfm.folders.model_info import ModelInfo
 from tfm.search.constraints import ban_file
 from tfm.steps import ModelSteps, StepsConfig, TextFormat
 from tfm.translation.chain import BatchEngine, Chain
-from tfm.translation.engines import choose_engine, refusal, search_obstacles, start_ctranslate2
+from tfm.translation.engines import refusal, search_obstacles, start_engine
 from tfm.translation.steps import Output, Segment, Step
 from tfm.vocabulary.subword import Vocabulary
 
@@ -62,16 +61,15 @@ class Translator:
         folders = [ModelFolder.open(each) for each in paths]
         info = ensemble_info(folders)
         search = SearchConfig.for_model(info.search, {})
-        start = partial(_load_torch, folders, inference)
-        is_plain = choose_engine(folders, search, inference).engine == "ctranslate2"
+        engine, choice = start_engine(folders, search, inference)
         self._start(
-            start_ctranslate2(folders[0], inference, start) if is_plain else start(),
+            engine,
             folders[0].vocabulary,
             default_search=search,
             info=info,
             folders=folders,
             device=inference.device,
-            is_plain=is_plain,
+            is_plain=choice.engine == "ctranslate2",
         )
 
     @classmethod
@@ -287,15 +285,6 @@ class Translator:
         if config.ban is None:
             return config
         return replace(config, ban=ban_file(str(argument("ban", config.ban, Path))))
-
-
-def _load_torch(folders: Sequence[ModelFolder], inference: InferenceConfig) -> BatchEngine:
-    from tfm.machine.compute import set_num_threads
-    from tfm.translation.engine import Engine
-
-    if inference.threads is not None:
-        set_num_threads(inference.threads)
-    return Engine.load(folders, inference)
 
 
 def _taken_terms(settings: dict[str, Any]) -> Mapping[str, str]:

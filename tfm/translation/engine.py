@@ -91,31 +91,6 @@ class Engine:
         )
 
     @classmethod
-    def load(
-        cls,
-        folders: Sequence[ModelFolder],
-        inference: InferenceConfig,
-        *,
-        threads: ComputeThreads | None = None,
-        local_rank: int = 0,
-        num_sharing: int = 1,
-        notify: Callable[[str], None] = say,
-    ) -> "Engine":
-        """Load one model, or an ensemble of several, onto GPU `local_rank` or another device."""
-        compute = verified_compute(
-            inference.device, inference.precision, local_rank=local_rank, notify=notify
-        )
-        return cls(
-            _load_models(folders, compute),
-            compute,
-            backend=inference_backend(compute, inference.kernels, notify=notify),
-            threads=threads if compute.device.type == "cpu" else None,
-            notify=notify,
-            vocabulary=lambda: folders[0].vocabulary,
-            num_sharing=num_sharing,
-        )
-
-    @classmethod
     def start(
         cls,
         folders: Sequence[ModelFolder],
@@ -123,25 +98,39 @@ class Engine:
         *,
         index: int = 0,
         num_processes: int = 1,
+        owns_process: bool = True,
         notify: Callable[[str], None] = say,
     ) -> "Engine":
-        """Load models as `load` does, and set up the threads of this process for them.
+        """Load one model, or an ensemble of several, and set up the threads of this process.
 
-        `index` is the number of this worker process from 0. Processes take the GPUs in turn, and
-        may share them. `notify` receives messages for the user.
+        Args:
+            folders: The models.
+            inference: Device and arithmetic.
+            index: The number of this worker process from 0. Processes take the GPUs in turn, and
+                may share them.
+            num_processes: The number of worker processes.
+            owns_process: Whether to adapt the number of threads to the load of the machine, and to
+                warn if it is too high. Otherwise, it changes only if it is set.
+            notify: Receives messages for the user.
         """
-        threads = ComputeThreads(inference.threads, num_processes=num_processes)
+        threads = None
+        if owns_process or inference.threads is not None:
+            threads = ComputeThreads(inference.threads, num_processes=num_processes)
         num_gpus = max(1, torch.cuda.device_count())
-        engine = cls.load(
-            folders,
-            inference,
-            threads=threads,
-            local_rank=index % num_gpus,
-            num_sharing=-(-num_processes // num_gpus),
-            notify=notify,
+        compute = verified_compute(
+            inference.device, inference.precision, local_rank=index % num_gpus, notify=notify
         )
-        device = engine.compute.device
-        if warning := oversubscription(device, inference.threads, num_processes=num_processes):
+        engine = cls(
+            _load_models(folders, compute),
+            compute,
+            backend=inference_backend(compute, inference.kernels, notify=notify),
+            threads=threads if compute.device.type == "cpu" else None,
+            notify=notify,
+            vocabulary=lambda: folders[0].vocabulary,
+            num_sharing=-(-num_processes // num_gpus),
+        )
+        warning = oversubscription(compute.device, inference.threads, num_processes=num_processes)
+        if warning and owns_process:
             notify(warning)
         return engine
 

@@ -152,15 +152,19 @@ def start_ctranslate2(
 
 
 def start_engine(
-    folders: Sequence[ModelFolder], search: SearchConfig, inference: InferenceConfig
+    folders: Sequence[ModelFolder],
+    search: SearchConfig,
+    inference: InferenceConfig,
+    *,
+    serves: bool = False,
 ) -> tuple[BatchEngine, EngineChoice]:
-    """Choose an engine for a server, and start it; return it and the choice.
+    """Choose an engine for a server or a library, and start it; return it and the choice.
 
     If the model's record shows that CTranslate2 is wrong, torch is taken unless the other is asked
-    for.
+    for. A library leaves the number of torch's threads to its user.
     """
-    torch = partial(start_torch, folders, inference)
-    choice = choose_engine(folders, search, inference, serves=True)
+    torch = partial(start_torch, folders, inference, owns_process=serves)
+    choice = choose_engine(folders, search, inference, serves=serves)
     if choice.engine == "ctranslate2":
         try:
             return start_ctranslate2(folders[0], inference, torch), choice
@@ -172,11 +176,13 @@ def start_engine(
     return torch(), choice
 
 
-def start_torch(folders: Sequence[ModelFolder], inference: InferenceConfig) -> BatchEngine:
+def start_torch(
+    folders: Sequence[ModelFolder], inference: InferenceConfig, *, owns_process: bool = True
+) -> BatchEngine:
     """Start torch in this process; its modules are imported here."""
     from tfm.translation.engine import Engine
 
-    return Engine.start(folders, inference)
+    return Engine.start(folders, inference, owns_process=owns_process)
 
 
 def arithmetic_of(choice: EngineChoice, inference: InferenceConfig) -> dict[str, str]:

@@ -23,13 +23,11 @@ from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
 from tfm.folders.model_folder import ModelFolder
 from tfm.reporting import say
-from tfm.search.hypotheses import Hypothesis
 from tfm.translation.batches import BatchLimits, SentenceBatch
+from tfm.translation.chain import NBestLists
 from tfm.translation.engine import Engine
 
 _EXIT_SECONDS = 10.0
-
-NBestLists = list[list[Hypothesis]]
 
 
 class LostProcessError(TfmError):

@@ -195,7 +195,7 @@ def test_what_is_held_needs_no_folder(model, make_model, choices, is_replaced):
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.needs_bf16)])
 def test_the_aligner_shares_the_weights_of_the_search(model, precision):
     folder = ModelFolder(model)
-    engine = Engine.load([folder], InferenceConfig(device="cpu", precision=precision))
+    engine = Engine.start([folder], InferenceConfig(device="cpu", precision=precision))
     (model / WEIGHTS).unlink()  # it is not read again
     shared = AlignmentModel(folder, "cpu").aligner.model.parameters()
     weights = {each.data_ptr() for each in engine._models[0].parameters()}

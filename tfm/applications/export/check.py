@@ -17,11 +17,9 @@ from tfm.text.lines import read_lines
 from tfm.text.segments import SOURCE
 from tfm.translation.chain import Chain
 from tfm.translation.engine import Engine
+from tfm.translation.engines import MAX_DIFFERENCES
 from tfm.translation.steps import Output, Segment
 from tfm.vocabulary.subword import Vocabulary
-
-# Far above the rounding differences of float32 sums, far below the difference of two models.
-_MAX_NATS_PER_TOKEN = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class Agreement:
 
     def require_close(self, out_dir: Path) -> None:
         """Raise CheckpointError if probabilities differ by more than rounding."""
-        if not self.max_error <= _MAX_NATS_PER_TOKEN:  # NaN is not close either
+        if not self.max_error <= MAX_DIFFERENCES["fp32"]:  # NaN is not close either
             raise CheckpointError(
                 f"{out_dir} is not written: log probabilities of {self.program} differ from tfm's "
                 f"by up to {self.max_error:.3g} nats per token: try another version of "
@@ -94,7 +92,8 @@ def compare(
     config = SearchConfig.for_model(info.search, equivalent)
     program = PROGRAMS[format_](export_dir, vocabulary, config)
     inference = InferenceConfig(device="cpu", precision="fp32")
-    chain = Chain(engine=Engine.load([model], inference), vocabulary=vocabulary)
+    engine = Engine.start([model], inference, owns_process=False)
+    chain = Chain(engine=engine, vocabulary=vocabulary)
     max_positions = getattr(info.run.model, "learned_positions", None)
     ours = [best for [best] in chain.search_lines(lines, config)]
     theirs = _translate(program, lines, _limits(lines, vocabulary, config, max_positions))

@@ -73,7 +73,7 @@ class ServedModel:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"tfm {self.folder}")
         # OpenMP's number of threads belongs to the thread that sets it.
         engine, self.engine = self.thread.submit(
-            start_engine, [self.folder], self.search, inference
+            start_engine, [self.folder], self.search, inference, serves=True
         ).result()
         self._inference, self._steps_config = inference, steps
         self.has_glossary = steps.glossary is not None
