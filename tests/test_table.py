@@ -54,6 +54,9 @@ def test_last_cells_of_a_list_are_folded_between_words_beside_others_or_below_th
 
 def test_characters_with_a_meaning_in_markup_are_escaped():
     table = Table([["m_1", "a|b"]], ["model", "b&c"], is_numeric=True)
-    assert table.markdown().splitlines()[1:] == ["|:--------|------:|", r"| m_1     |  a\|b |"]
-    assert r"m\_1" in table.latex()
-    assert r"b\&c" in table.latex()
+    assert table.text("markdown").splitlines()[1:] == [
+        "|:--------|------:|",
+        r"| m_1     |  a\|b |",
+    ]
+    assert r"m\_1" in table.text("latex")
+    assert r"b\&c" in table.text("latex")

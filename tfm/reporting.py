@@ -105,7 +105,9 @@ class Result:
     def _repr_html_(self) -> str:
         """Return what is printed, or else the fields, in HTML: notebooks show it."""
         lines = [*self.lines(None)] or [Table([[k, str(v)] for k, v in self.record().items()])]
-        texts = (each.html() if isinstance(each, Table) else escape(str(each)) for each in lines)
+        texts = (
+            each.text("html") if isinstance(each, Table) else escape(str(each)) for each in lines
+        )
         return "".join(f"<div>{text}</div>" for text in texts)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 _MIN_TEXT_COLUMNS = 24  # of a last cell beside the others
 
@@ -40,25 +41,15 @@ class Table:
         for line in chain.from_iterable(blocks):
             print(line, file=console.file, flush=True)
 
-    def markdown(self) -> str:
-        """Return the table in Markdown."""
-        return self._tabulate("pipe", {"|": r"\|"})
-
-    def latex(self) -> str:
-        """Return the table in LaTeX, with the rules of booktabs."""
-        return self._tabulate("latex_booktabs", {})  # which escapes by itself
-
-    def html(self) -> str:
-        """Return the table in HTML."""
-        return self._tabulate("html", {})  # which escapes by itself
-
-    def _tabulate(self, form: str, escapes: dict[str, str]) -> str:
+    def text(self, form: Literal["markdown", "latex", "html"]) -> str:
+        """Return the table in Markdown, LaTeX with the rules of booktabs, or HTML."""
         from tabulate import tabulate  # here, because only some commands need it
 
-        table: dict[int, str] = str.maketrans(escapes)
-        rows = [[cell.translate(table) for cell in row] for row in self._all()]
+        kind = {"markdown": "pipe", "latex": "latex_booktabs", "html": "html"}[form]
+        bar = r"\|" if kind == "pipe" else "|"  # other forms are escaped by tabulate
+        rows = [[cell.replace("|", bar) for cell in row] for row in self._all()]
         align = ["left", *["right" if self.is_numeric else "left"] * (len(rows[0]) - 1)]
-        return str(tabulate(rows, "firstrow", form, colalign=align, disable_numparse=True))
+        return str(tabulate(rows, "firstrow", kind, colalign=align, disable_numparse=True))
 
     def _all(self) -> list[Sequence[str]]:
         return [self.columns, *self.rows] if self.columns else [*self.rows]

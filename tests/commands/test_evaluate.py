@@ -313,8 +313,9 @@ def test_results_are_printed_in_every_form(models, run):
     table, markdown, latex = printed(), printed("--markdown"), printed("--latex")
     assert table.splitlines()[:1] == record["answer"]
     assert table.splitlines()[2].split() == ["BLEU", "news.en:news.de", "(12)"]
+    assert markdown.splitlines()[:1] == record["answer"]
     assert "| BLEU " in markdown
-    assert r"\begin{tabular}{lr}" in latex
+    assert latex.splitlines()[:3] == [f"% {record['answer'][0]}", "", r"\begin{tabular}{lr}"]
     page = read_page(Path("s.html"))
     assert is_self_contained(page)
     assert page.find(".//script") is None

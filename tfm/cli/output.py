@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 
 Form = Literal["text", "json", "markdown", "latex"]
+FORMS: dict[Form, str] = {
+    "json": "Print the result as one JSON object.",
+    "markdown": "Print the tables in Markdown.",
+    "latex": "Print the tables in LaTeX, with booktabs.",
+}
 
 
 def print_result(result: Result, form: Form = "text") -> None:
@@ -26,12 +31,10 @@ def print_result(result: Result, form: Form = "text") -> None:
     from rich.console import Console  # here, because it would delay tfm --help
 
     for line in result.lines(Console().width if sys.stdout.isatty() else None):
-        if isinstance(line, Table) and form == "text":
-            line.print()
-        elif isinstance(line, Table):
-            print(line.markdown() if form == "markdown" else line.latex())  # noqa: T201
+        if isinstance(line, Table):
+            line.print() if form == "text" else print(line.text(form))  # noqa: T201
         elif isinstance(line, str):
-            print(line, flush=True)  # noqa: T201
+            print("% " * (form == "latex" and line != "") + line, flush=True)  # noqa: T201
         else:
             Console(highlight=False).print(line, soft_wrap=True)
     for message in result.notes():

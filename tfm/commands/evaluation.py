@@ -1,5 +1,6 @@
 """The result of `tfm evaluate`: systems by test sets, in words, tables, a page and JSON."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from tfm.commands.score import ScoreResult
 from tfm.metrics.metric import Comparison, MetricScore
 from tfm.metrics.page import PageLine, write_template
 from tfm.reporting import Result
-from tfm.table import Table
+from tfm.table import Table, fold
 
 _SIGNIFICANT = 0.05  # p-values from here on are no evidence of a difference
 _LEGEND = (
@@ -86,7 +87,7 @@ class Evaluation(Result):
     def lines(self, columns: int | None) -> Iterator[str | Table]:
         """Yield the answer and the tables, with empty lines between them."""
         for each in self.answer():
-            yield from (Table([[each]]), "")
+            yield from (*fold(each, columns or math.inf), "")
         for table in self.tables():
             yield from (table, "")
 

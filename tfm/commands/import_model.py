@@ -1,5 +1,6 @@
 """tfm import: a model of another program → an ordinary model folder."""
 
+import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ class ImportResult:
 
 def _existing_or_named(path: Path) -> Path:
     """Return the path; raise UsageError unless it exists, or names a model of the Hub."""
-    return path if _named(path) else existing_path(path, advice=_ADVICE)
+    if not (_named(path) or os.path.lexists(path)):
+        raise UsageError(f"{path} does not exist: {_ADVICE}")
+    return path if _named(path) else existing_path(path)
 
 
 def _named(path: Path) -> re.Match[str] | None:

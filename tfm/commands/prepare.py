@@ -240,6 +240,7 @@ def prepare_recipe(
             text_writer.write_share(manifest, text, share)
         elif fetch_only:
             text_writer.fetch_text(manifest, text)
+            say("the text is on this disk: without --fetch-only, the same command prepares it")
         else:
             is_new = text_writer.update_text(manifest, text)
             if is_new or text_only:

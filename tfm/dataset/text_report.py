@@ -99,4 +99,6 @@ def write_examples(data_dir: Path, counts_by_text: Mapping[str, PairCounts]) -> 
         path.unlink(missing_ok=True)
         return
     write_text(path, text)
-    say(f"clean: examples of dropped pairs are in {path}")
+    is_protected = any(counts.dropped.get(_WANTED) for counts in counts_by_text.values())
+    note = " (protected: nearly in held-out or protected text)" if is_protected else ""
+    say(f"clean: examples of dropped pairs are in {path}{note}")

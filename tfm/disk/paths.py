@@ -89,31 +89,25 @@ def where_instead(path: Path, *kinds: str) -> str | None:
     return None if kind is None or kind in kinds else f"it is a {kind}: name a {' or '.join(kinds)}"
 
 
-def existing_path(
-    paths: PathsT,
-    kind: Literal["file", "folder"] | None = None,
-    *,
-    advice: str = "check its name",
-) -> PathsT:
+def existing_path(paths: PathsT, kind: Literal["file", "folder"] | None = None) -> PathsT:
     """Return the paths; raise UsageError unless they exist, and are files or folders.
 
-    Pipes are files, too. Typer checks that the paths are readable. `advice` is about a path that
-    does not exist.
+    Pipes are files, too. Typer checks that the paths are readable.
     """
     for path in _each(paths):
         try:
             intact_directory(path).stat()
         except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(f"{path} does not exist: {advice}") from None
+            raise UsageError(f"{path} does not exist: check its name") from None
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {explain_os_error(error)}") from error
         if kind == "file" and path.is_dir():
             raise UsageError(f"{path} is a folder, not a file: check its name")
         if kind == "folder" and path.exists() and not path.is_dir():
-            instead = where_instead(path, "dataset", "run", "model") or (
+            advice = where_instead(path, "dataset", "run", "model") or (
                 "name a dataset, run or model; tfm prepare --train makes datasets of text"
             )
-            raise UsageError(f"{path} is a file, not a folder: {instead}")
+            raise UsageError(f"{path} is a file, not a folder: {advice}")
     return paths
 
 

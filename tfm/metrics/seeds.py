@@ -25,8 +25,11 @@ def group_by_seed(runs: Mapping[str, tuple[Hashable, int] | None]) -> dict[str, 
         alike[name if run is None else run[0]].append(name)
     groups: dict[str, list[str]] = {}
     for names in alike.values():
-        start = commonprefix(names)  # noqa: RUF071 - of characters: runs/base-{1,2}
-        joined = f"{start}{{{','.join(name.removeprefix(start) for name in names)}}}"
+        start = commonprefix(names)  # noqa: RUF071 - of characters: runs/base-{1,2}/averaged
+        rests = [name.removeprefix(start) for name in names]
+        end = commonprefix([rest[::-1] for rest in rests])[::-1]  # noqa: RUF071
+        end = end[end.find("/") :] if "/" in end else ""
+        joined = f"{start}{{{','.join(rest.removesuffix(end) for rest in rests)}}}{end}"
         is_group = len({runs[name] for name in names}) == len(names) > 1
         groups |= {joined: names} if is_group else {name: [name] for name in names}
     return groups
@@ -44,6 +47,7 @@ def mean_score(scores: Sequence[MetricScore], baselines: Sequence[MetricScore]) 
     return replace(
         scores[0],
         value=fmean(values),
+        signature=baselines[0].signature,  # without the bootstrap, which a group does not need
         mean=None,
         interval=None,
         details={},

@@ -214,7 +214,7 @@ class TextSources:
             records = Records.of(source_path, text.columns, languages)
             if source_path not in self._described:
                 self._described.add(source_path)
-                say(f"{source_path}: {records.description}")
+                say(f"{source_path.name}: {records.description}")
             return records.pairs(strict=strict, num_lines=text.lines)
         if text.source == text.target and SOURCE not in columns_in(source_path):
             raise DataError(

@@ -209,8 +209,8 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> None:
         del row["age"]
     settings = {Path(run.run): _all_settings(Path(run.run)) for run in runs}
     first = {run: group.runs[0] for group in groups for run in group.runs}
-    names = [run.run for run in runs]
-    colors = [names.index(first.get(name, name)) for name in names]
+    groups_of_runs = [first.get(run.run, run.run) for run in runs]
+    colors = [*map([*dict.fromkeys(groups_of_runs)].index, groups_of_runs)]
     write_comparison(out, settings, Table.of(rows, is_numeric=True), colors)
 
 

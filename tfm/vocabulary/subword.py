@@ -343,7 +343,7 @@ class Vocabulary:
         tags = self.tags or self.source.tags()
         near = get_close_matches(instead_of, tags, cutoff=_MIN_SIMILARITY)
         shown = shown_tags([*dict.fromkeys([*near, *tags])])
-        return f"choose among {shown}" if tags else "the model has none, leave it out"
+        return f"choose among {shown}" if tags else "leave it out"
 
     def check_tag(
         self, line: str, name: str, notify: Callable[[str], None], *, flag: str = ""

@@ -201,7 +201,7 @@ def test_the_command_prints_rows_and_fails(run, trained_run, monkeypatch):
     code, out, err = run("check", trained_run, *QUICK, "--baseline", trained_run, "--no-protect")
     assert code == 0
     assert out.splitlines()[0].split()[:3] == ["row", "cases", "chrf"]
-    assert "0 of 19 rows failed, without protected text" in err
+    assert "0 of 19 rows failed; placeholders were not protected" in err
 
 
 def test_joined_lines_are_truncated_to_the_positions_of_a_model(run, data_dir, tiny_run, elsewhere):

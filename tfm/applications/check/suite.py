@@ -100,8 +100,8 @@ class CheckResult(Result):
                 reasons = ", ".join(row.failures) or row.skipped
                 yield f"check: {row.name} ({row.about}): {reasons}"
         num_failed = sum(bool(row.failures) for row in self.rows)
-        protected = "with" if self.protects else "without"
-        yield f"check: {num_failed} of {len(self.rows)} rows failed, {protected} protected text"
+        were = "were" if self.protects else "were not"
+        yield f"check: {num_failed} of {len(self.rows)} rows failed; placeholders {were} protected"
 
 
 def _shown(name: str, value: float | None) -> str:
