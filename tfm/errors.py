@@ -2,7 +2,7 @@
 
 import errno
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DISTRIBUTION = "tfm-mt"  # the name in the metadata of the package; no package index has it
 # Separates details of a message, such as a list of settings: each is printed on its own line.
@@ -78,18 +78,27 @@ class TfmError(Exception):
 
 
 class UsageError(TfmError):
-    """Flags or settings that are unknown or contradict each other."""
+    """Flags or settings that are unknown or contradict each other.
+
+    Attributes:
+        problems: What the message consists of.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 def refuse(problems: Iterable[object]) -> None:
     """Raise UsageError with one message for one or more problems; several take a line each."""
+    problems = list(problems)
     texts = list(map(str, problems))
     if len(texts) > 1:
         texts = [DETAIL.join([f"{len(texts)} mistakes:", *texts])]
     for text in texts:
-        raise UsageError(text)
+        raise UsageError(text, problems)
 
 
 class DataError(TfmError):

@@ -86,7 +86,8 @@ class StepsConfig(Settings, section="steps"):
         yield from _protect_problems(self.protect, self.protect_for)
         if self.align_reverse is not None and not (self.align or self.has_markup):
             text = "align_reverse has no effect without align, or format html, xml or srt"
-            yield Problem("align_reverse", f"{text}: leave it out, or add one of them")
+            text = f"{text}: leave it out, or add one of them"
+            yield Problem("align_reverse", text, others=("align", "format"))
 
     @property
     def has_markup(self) -> bool:

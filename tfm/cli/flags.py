@@ -1,7 +1,6 @@
 """Typer commands made of functions: arguments and flags from parameters and settings."""
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Container, Mapping
 from dataclasses import Field
@@ -21,17 +20,12 @@ from tfm.commands.declaration import (
     is_repeatable,
 )
 from tfm.config import Settings, flag_of
+from tfm.config.schema import Problem
 from tfm.disk.paths import check_streams
-from tfm.errors import UsageError
+from tfm.errors import UsageError, refuse
 from tfm.reporting import Result
 
 Call = partial[Any]  # of a function with its arguments
-
-_SETTING = re.compile(
-    r"(^ *|without |and |or |(?<![\w./-])(?=[a-z]+_))(?:[a-z]+\.)?([a-z_0-9]+)"
-    r"(?: in \[[a-z]+\]| \(--[\w-]+\))?(?:\[\d+\])?(?![\w./=-])",
-    re.MULTILINE,
-)
 
 
 def add_command(
@@ -76,7 +70,7 @@ def add_command(
         try:
             result = run(Call(function, **given), **own)
         except UsageError as error:
-            error.args = (_with_flags(str(error), flag_names, given),)
+            refuse(_with_flags(each, flag_names, given) for each in error.problems)
             raise
         if isinstance(result, Result):
             print_result(result)
@@ -87,18 +81,11 @@ def add_command(
     app.command(name, help=declaration.help, rich_help_panel=panel, cls=cls)(call)
 
 
-def _with_flags(message: str, flags: Mapping[str, str], given: Container[str]) -> str:
-    """Return a message with the flags of settings that are given, or missing beside them.
-
-    A name without "_" may be an ordinary word, unless it begins a line or follows a conjunction.
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        before, name = match[1], match[2]
-        is_meant = name in flags and (name in given or before in ("without ", "or "))
-        return before + flags[name] if is_meant else match[0]
-
-    return _SETTING.sub(flag, message)
+def _with_flags(problem: object, flags: Mapping[str, str], given: Container[str]) -> object:
+    """Return a problem with the flags of settings, if it is about one that is given."""
+    if isinstance(problem, Problem) and problem.name in given:
+        return problem.with_flags(flags)
+    return problem
 
 
 def _with(added: Parameter, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

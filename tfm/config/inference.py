@@ -18,7 +18,7 @@ from tfm.config.schema import (
 from tfm.config.text import tag_problem
 from tfm.config.training import Command, Kernels, TokenizerChoice
 from tfm.config.values import Values
-from tfm.errors import UsageError
+from tfm.errors import refuse
 
 InferenceDevice = Literal["auto", "cpu", "cuda", "mps"]
 InferenceEngine = Literal["auto", "torch", "ctranslate2"]
@@ -185,7 +185,8 @@ class SearchConfig(Settings, section="search"):
         """Merge the user's settings over a model's own, to compute the scores of given targets."""
         if unused := [name for name in given if name not in cls._FORCED_DECODING]:
             names = ", ".join(unused)
-            raise UsageError(f"no effect on the scores of given targets: leave out {names}")
+            text = f"no effect on the scores of given targets: leave out {names}"
+            refuse([Problem(unused[0], text, others=unused)])
         return cls.for_model(defaults, given)
 
     def _contradictions(self) -> Iterator[Problem]:
@@ -197,7 +198,7 @@ class SearchConfig(Settings, section="search"):
         if self.mbr == "command" and self.metric_command is None:
             yield Problem("mbr", "mbr command needs a program: add metric_command")
         if self.tag is not None and (problem := tag_problem(self.tag)) is not None:
-            yield Problem("tag", f"tag in [search] {problem}")
+            yield Problem("tag", f"tag {problem}")
 
 
 @dataclass(frozen=True, kw_only=True)

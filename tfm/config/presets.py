@@ -123,7 +123,7 @@ def _settings_of_other_models(kind: type[Settings]) -> set[str]:
 
 def _merge(
     kinds: Mapping[str, type[Settings]], tables: Iterable[Values]
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]], list[str]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]], list[object]]:
     """Merge tables; later tables take precedence.
 
     Returns:
@@ -132,7 +132,7 @@ def _merge(
     """
     merged: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     places: dict[str, dict[str, str]] = {name: {} for name in kinds}
-    problems: list[str] = []
+    problems: list[object] = []
     for table in tables:
         for name, values in table.items():
             if name in kinds and isinstance(values, Mapping):

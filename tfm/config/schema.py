@@ -1,8 +1,9 @@
 """Declaring settings, and refusing values and combinations of them."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -71,14 +72,29 @@ class Rules:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a setting or parameter, and whether it has no effect beside others."""
+    """What is wrong with a setting or parameter.
+
+    Attributes:
+        name: The name of the setting.
+        text: A message with the names of settings.
+        is_idle: Whether it has no effect beside others.
+        others: The names of further settings in the message.
+    """
 
     name: str
     text: str
     is_idle: bool = False
+    others: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.text
+
+    def with_flags(self, flags: Mapping[str, str]) -> "Problem":
+        """Return the problem with the flags of settings instead of their names."""
+        names = "|".join(name for name in (self.name, *self.others) if name in flags)
+        label = re.compile(rf"(?<![\w.-])({names})(?: \(--[\w-]+\))?(?![\w-])")
+        text = label.sub(lambda found: flags[found[1]], self.text) if names else self.text
+        return replace(self, text=text)
 
 
 class Given(NamedTuple):
@@ -112,16 +128,17 @@ def find_problems(given: Mapping[str, Given]) -> Iterator[Problem]:
             names = " or ".join(other.label for other in needed)
             more = "give both" if len(needed) == 1 else "add one of them"
             text = f"{label} has no effect without {names}: leave it out, or {more}"
-            yield Problem(name, text, is_idle=True)
+            yield Problem(name, text, is_idle=True, others=rules.needs)
         for other, values in rules.only.items():
             if other in given and (lack := _lacking(given[other], values)) is not None:
-                yield Problem(name, f"{label} has no effect {lack}: leave it out", is_idle=True)
+                text = f"{label} has no effect {lack}: leave it out"
+                yield Problem(name, text, is_idle=True, others=[other])
         for other in rules.excludes:
             if other in given and not given[other].is_default:
                 # The word that a parameter without a flag has taken may be meant for another.
                 word = f" ({each.value})" if label.isupper() else ""
                 text = f"{label}{word} and {given[other].label} exclude each other: give one"
-                yield Problem(name, text)
+                yield Problem(name, text, others=[other])
 
 
 def _broken_limit(value: Any, least: float | None, most: float | None) -> str | None:
@@ -318,13 +335,16 @@ def settings_and_problems(
     places: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = {},
     names: Collection[str] = (),
-) -> tuple[SettingsT, list[str]]:
-    """Build one group of settings; return it with a message for each problem.
+) -> tuple[SettingsT, list[object]]:
+    """Build one group of settings; return it with its problems, or messages.
 
     Takes the arguments of `check_table`, and `names` of settings that are set in any case.
     """
     where = f"[{kind.section}]"
-    values, problems = check_table(kind, table, where=where, places=places, elsewhere=elsewhere)
+    values, wrong = check_table(kind, table, where=where, places=places, elsewhere=elsewhere)
     settings = kind(**values)
-    problems += [f"{places.get(each.name, '')}{each.text}" for each in settings.problems(names)]
-    return settings, problems
+    problems = (
+        replace(each, text=f"{places.get(each.name, '')}{each.text}")
+        for each in settings.problems(names)
+    )
+    return settings, [*wrong, *problems]

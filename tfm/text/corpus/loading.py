@@ -133,7 +133,7 @@ def _settings_problems(
 ) -> list[str]:
     """Return the problems of settings from the table under some keys of a recipe."""
     places = {key: table.place(*keys, key) for key in settings}
-    return settings_and_problems(kind, settings, places)[1]
+    return [*map(str, settings_and_problems(kind, settings, places)[1])]
 
 
 def _kind_of(entry: Values, name: str) -> type[Archive | Text | OpusText | MonoText]:
