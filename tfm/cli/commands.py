@@ -3,15 +3,13 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from itertools import takewhile, tee
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tfm.cli.app import Command
 from tfm.cli.flags import Call, add_command
-from tfm.cli.output import Form, print_result
+from tfm.cli.output import print_result
 from tfm.commands.attend import attend
 from tfm.commands.average import average
 from tfm.commands.binarize import binarize
@@ -31,7 +29,7 @@ from tfm.commands.score import score
 from tfm.commands.serve import serve
 from tfm.commands.train import train, train_on_command_line
 from tfm.errors import UsageError, tfm_command
-from tfm.reporting import say
+from tfm.reporting import Result, say
 from tfm.text.files import suffix_of
 from tfm.text.formats import BOTH_SIDES
 
@@ -80,23 +78,22 @@ def _prepare(
     call: Call,
     /,
     *,
-    list_recipes: Annotated[bool, Flag(name="--list", before="text_only")] = False,
-    json: bool = False,
-) -> None:
+    list_recipes: Annotated[bool, Flag(name="--list")] = False,
+) -> Result | None:
     """Prepare a dataset, or list recipes.
 
     Args:
         call: Prepares the dataset.
         list_recipes: Print the built-in recipes, and exit.
-        json: Print the figures of the dataset as one JSON object.
     """
     if not list_recipes:
-        print_result(call(), "json" if json else "text")
-        return
+        result: Result = call()
+        return result
     from tfm.cli.output import print_recipes
     from tfm.text.corpus.loading import builtin_recipes, load_recipe
 
     print_recipes([load_recipe(name) for name in builtin_recipes()])
+    return None
 
 
 def _export(call: Call, /) -> None:
@@ -154,36 +151,6 @@ def _import(call: Call, /) -> None:
     _print_paths(result.out_dir)
 
 
-def _print_or_json(call: Call, /, *, json: bool = False) -> None:
-    """Print what a command returns.
-
-    Args:
-        call: Calls the command.
-        json: Print the result as one JSON object.
-    """
-    result = call()
-    print_result(result, "json" if json else "text")
-    if not result.passed:
-        raise typer.Exit(1)
-
-
-def _evaluate(
-    call: Call, /, *, json: bool = False, markdown: bool = False, latex: bool = False
-) -> None:
-    """Print the scores of models on test sets.
-
-    Args:
-        call: Evaluates the models.
-        json: Print the result as one JSON object.
-        markdown: Print the tables in Markdown.
-        latex: Print the tables in LaTeX, with booktabs.
-    """
-    if json + markdown + latex > 1:
-        raise UsageError("--json, --markdown and --latex exclude each other: give one")
-    form: Form = "json" if json else "markdown" if markdown else "latex" if latex else "text"
-    print_result(call(), form)
-
-
 def _runs(call: Call, /, *, json: bool = False) -> None:
     """Print runs, and draw the runs that are named.
 
@@ -220,38 +187,16 @@ class _ScoreCommand(Command):
     """A command that names the flags of files that are given without."""
 
     def explain_rest(self, ctx: Any, rest: list[str]) -> str:
-        """Return the files with their flags."""
-        return f"takes files with flags only: give {_with_flags(ctx, rest)}"
-
-
-def _with_flags(context: typer.Context, files: Sequence[str]) -> str:
-    """Return files with their flags; the first file may hold the translations."""
-    quoted = [shlex.quote(file) for file in files]
-    references = [f"--reference {file}" for file in quoted]
-    if context.params["hypotheses"] is not None:
-        return " ".join(references)
-    others = references[1:] or ["or", references[0]]
-    return " ".join([f"--hypotheses {quoted[0]}", *others])
-
-
-def _doctor(call: Call, /, *, json: bool = False) -> None:
-    """Print findings, and how many are problems.
-
-    Args:
-        call: Checks this machine.
-        json: Print the result as one JSON object.
-    """
-    printed, counted = tee(call())
-    print_result(Diagnosis(printed), "json" if json else "text")
-    levels = [each.level for each in counted]
-    num_problems, num_warnings = levels.count("problem"), levels.count("warning")
-    say(f"doctor: problems: {num_problems}, warnings: {num_warnings}")
-    if num_problems:
-        raise typer.Exit(1)
+        """Return the files with their flags; the first file may hold the translations."""
+        quoted = [*map(shlex.quote, rest)]
+        flags = [f"--reference {file}" for file in quoted]
+        if ctx.params["hypotheses"] is None:
+            flags = [f"--hypotheses {quoted[0]}", *(flags[1:] or ["or", *flags])]
+        return f"takes files with flags only: give {' '.join(flags)}"
 
 
 # The help lists commands in this order.
-add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand)
+add_command(prepare, _prepare, panel="Text", cls=_PrepareCommand, forms=("json",))
 add_command(learn_bpe, panel="Text")
 add_command(binarize, panel="Text")
 add_command(train, train_on_command_line, panel="Models")
@@ -259,12 +204,12 @@ add_command(average, panel="Models")
 add_command(export, _export, panel="Models")
 add_command(import_model, _import, name="import", panel="Models")
 add_command(runs, _runs, panel="Models")
-add_command(models, _print_or_json, panel="Models")
+add_command(models, panel="Models", forms=("json",))
 add_command(generate, _generate, panel="Translations")
-add_command(score, _print_or_json, panel="Translations", cls=_ScoreCommand)
-add_command(evaluate, _evaluate, panel="Translations")
-add_command(check, _print_or_json, panel="Translations")
+add_command(score, panel="Translations", cls=_ScoreCommand, forms=("json",))
+add_command(evaluate, panel="Translations", forms=("json", "markdown", "latex"))
+add_command(check, panel="Translations", forms=("json",))
 add_command(attend, _attend, panel="Translations")
 add_command(quickstart)
 add_command(serve, panel="Translations")
-add_command(doctor, _doctor)
+add_command(doctor, lambda call, /: Diagnosis(call()), forms=("json",))

@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from tfm.cli.app import HELP_ALL, Command, app
-from tfm.cli.output import print_result
+from tfm.cli.output import FORMS, Form, print_result
 from tfm.commands.declaration import (
     Declaration,
     Parameter,
@@ -35,6 +35,7 @@ def add_command(
     name: str | None = None,
     panel: str | None = None,
     cls: type[Command] = Command,
+    forms: Sequence[Form] = (),
 ) -> None:
     """Add a function, which `command` has declared, to the command line.
 
@@ -45,22 +46,25 @@ def add_command(
         name: The name of the command; by default the function's name.
         panel: The section of tfm --help.
         cls: The class of the command.
+        forms: In which forms the result can be printed, besides text; each has a flag.
     """
     declaration, terminal = declaration_of(function), Declaration.of(run).parameters
-    parameters = {**declaration.parameters}
-    for each in terminal.values():
-        parameters = _with(each, parameters)
+    parameters = {**declaration.parameters, **terminal}
     settings = declaration.settings()
     flag_names = {name: flag_of(next(iter(items.values()))) for name, items in settings.items()}
     is_long = len(declaration.groups) > 1  # --help shows common settings only
     flags = [
         *(_flag_of_parameter(each) for each in parameters.values()),
+        *(_flag(form, bool, typer.Option(False, f"--{form}", help=FORMS[form])) for form in forms),
         *([_flag("help_all", bool, HELP_ALL)] if is_long else []),
         *(_flag_of_setting(each, is_long=is_long) for each in settings.values()),
     ]
 
     def call(**values: Any) -> None:
         values.pop("help_all", None)  # its callback has read it
+        chosen = [form for form in forms if values.pop(form)]
+        if len(chosen) > 1:
+            raise UsageError(f"--{' and --'.join(chosen)} exclude each other: give one")
         given = {name: value for name, value in values.items() if value not in (None, [])}
         check_streams(declaration.inputs(given))
         for name in given.keys() & parameters.keys():
@@ -73,7 +77,9 @@ def add_command(
             refuse(_with_flags(each, flag_names, given) for each in error.problems)
             raise
         if isinstance(result, Result):
-            print_result(result)
+            print_result(result, *chosen)
+            if not result.passed:
+                raise typer.Exit(1)
 
     call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in flags}
@@ -86,14 +92,6 @@ def _with_flags(problem: object, flags: Mapping[str, str], given: Container[str]
     if isinstance(problem, Problem) and problem.name in given:
         return problem.with_flags(flags)
     return problem
-
-
-def _with(added: Parameter, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return parameters with another parameter in the place that it names, or else at the end."""
-    items = [*parameters.items()]
-    names = [*parameters, added.flag.before]
-    items.insert(names.index(added.flag.before), (added.name, added))
-    return dict(items)
 
 
 def _flag(name: str, annotation: Any, option: Any) -> inspect.Parameter:

@@ -50,7 +50,6 @@ class Flag:
         name: The flag; by default the name of the parameter, with "-" for "_".
         hidden: Whether only --help-all shows it.
         panel: The section of the help.
-        before: The parameter before which the help lists it.
         choices: What the values may be, for the help and for completion.
         default: What the help shows as the default in place of None.
         kind: The type on the command line of a parameter that may be more in Python. It has a flag
@@ -61,7 +60,6 @@ class Flag:
     name: str | None = None
     hidden: bool = False
     panel: str | None = None
-    before: str | None = None
     choices: Callable[[], Iterable[str]] | None = None
     default: Any = None
     kind: Any = None

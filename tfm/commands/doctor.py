@@ -1,7 +1,8 @@
 """tfm doctor: what could go wrong on this machine, before it does."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tfm.commands.declaration import command
@@ -12,22 +13,33 @@ if TYPE_CHECKING:
     from tfm.applications.doctor.checks import Finding
 
 
-@dataclass(frozen=True)
 class Diagnosis(Result):
     """Findings, which are printed as soon as they are there."""
 
-    findings: "Iterable[Finding]"
+    def __init__(self, findings: "Iterable[Finding]") -> None:
+        self._findings, self._levels = findings, Counter[str]()
+
+    def _counted(self) -> "Iterator[Finding]":
+        for each in self._findings:
+            self._levels[each.level] += 1
+            self.passed = not self._levels["problem"]
+            yield each
 
     def lines(self, columns: int | None) -> Iterator[str | Table]:
         """Yield what was found, and what to do."""
-        for each in self.findings:
+        for each in self._counted():
             yield Table([(f"{each.level:<8} {each.check:<9}", each.message)])
             if each.remedy:
                 yield f"{'':<19} → {each.remedy}"
 
     def record(self) -> Any:
         """Return all findings."""
-        return {"findings": [*map(asdict, self.findings)]}
+        return {"findings": [*map(asdict, self._counted())]}
+
+    def notes(self) -> list[str]:
+        """Return the numbers of problems and warnings."""
+        num_problems, num_warnings = self._levels["problem"], self._levels["warning"]
+        return [f"doctor: problems: {num_problems}, warnings: {num_warnings}"]
 
 
 @command()

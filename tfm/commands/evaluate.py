@@ -187,10 +187,7 @@ def _systems(
         name, _, path = each.partition("=")
         if not name or not path or name in models:
             raise UsageError(f"--system {each}: give NAME=FILE, with a NAME that is no model here")
-        try:
-            files.setdefault(name, []).append(*_lasting([Path(path)]))
-        except UsageError as error:
-            raise UsageError(f"--system {each}: {error}") from None
+        files.setdefault(name, []).extend(_lasting([Path(path)]))
     for name, paths in files.items():
         if len(paths) != len(texts):
             raise UsageError(
@@ -303,7 +300,9 @@ def _kept_output(
         form="text",
         texts=[source],
     )
-    return out / f"{source.stem}.{model.path.resolve().name}.{inputs[:_DIGITS]}.txt"
+    path = model.path.resolve()
+    names = [*(each.name for each in path.parents[:2] if is_run(each)), path.name]
+    return out / f"{source.stem}.{'-'.join(names)}.{inputs[:_DIGITS]}.txt"
 
 
 def _existing(kept: Path) -> Path:

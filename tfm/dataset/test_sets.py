@@ -73,11 +73,9 @@ class NamedSet:
         """Return the set that a user calls NAME, or NAME:SRC-TGT."""
         name, colon, pair = text.partition(":")
         if name not in _datasets():
-            if Path(name).is_file():
-                raise UsageError(
-                    f"{name} is a file, not a test set of sacreBLEU, such as wmt24: another flag "
-                    "takes files"
-                )
+            if (path := Path(name)).suffix or path.is_file():
+                existing_file(path)
+                raise UsageError(f"{name} is a file, not a test set of sacreBLEU: use another flag")
             usual = re.sub(r"^(newstest|wmt)20(?=\d\d)", "wmt", name)  # newstest2014 is wmt14
             advice = did_you_mean(usual, [*_datasets()], {}, "choose among")
             raise UsageError(f"sacreBLEU has no test set {name!r}: {advice}")
@@ -221,10 +219,7 @@ def read_protected(
         if path.exists():
             lines += read_every_line(existing_file(path), strict=True)
             continue
-        try:
-            named = NamedSet.parse(str(path))
-        except UsageError as error:
-            raise UsageError(f"--protect: {path} is no file, and {error}") from error
+        named = NamedSet.parse(str(path))
         named = named if named.pair else named.between(*languages)
         lines += "".join(named.read(named.fetch(downloads))).encode().split(b"\n")
     return b"\t".join(lines).split(b"\t") if names else []

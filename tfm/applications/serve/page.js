@@ -83,7 +83,7 @@ async function translate() {
   const language = detected ? `, from ${nameOf(detected.language)}` : "";
   const missing = (answer.missingTerms ?? []).map(([term]) => ` “${term}” is not as in the glossary.`);
   say(`Translated in ${seconds} s${language}. Choose a word to see other translations from there on.`
-    + missing.join(""));
+    + missing.join("") + (answer.repeated ? " The translation repeats itself: do not rely on it." : ""));
   const sentences = output.querySelectorAll(".sentence");
   if (sentences.length === 1) await explain(sentences[0], null);
 }
