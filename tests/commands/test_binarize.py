@@ -18,10 +18,12 @@ from helpers import (
     write_shards,
 )
 
+from tfm.commands.prepare import prepare_recipe
 from tfm.config import BinarizeConfig, SubwordConfig
 from tfm.dataset import encoded_shards
 from tfm.dataset.manifest import Manifest
 from tfm.errors import DataError
+from tfm.text.corpus.loading import recipe_from_files
 from tfm.vocabulary.subword import SubwordModel, Vocabulary
 
 CONFIG = BinarizeConfig(threads=1)
@@ -50,6 +52,22 @@ def test_only_token_ids_of_older_data_are_removed(folder):
         (folder / "bin" / name).write_bytes(b"x")
     binarize(folder, BinarizeConfig(threads=1), force=True)
     assert {path.name for path in (folder / "bin").iterdir()} == kept
+
+
+def test_without_its_text_a_split_keeps_its_token_ids(tmp_path):
+    folder = tmp_path / "x"
+    recipe = recipe_from_files(
+        name="x",
+        train=[write_pairs(tmp_path, "train", TRAIN)],
+        test=[write_pairs(tmp_path, "test", TEST)],
+    )
+    prepare_recipe(recipe, folder, {"subword": {"vocab_size": 300}})
+    for name in ("test.de", "train.en"):
+        (folder / name).unlink()
+        before = contents(folder)
+        with pytest.raises(DataError, match=f"{name} does not exist"):
+            binarize(folder, CONFIG)
+        assert contents(folder) == before
 
 
 def test_blocks_and_threads_do_not_change_a_byte(folder, monkeypatch):

@@ -22,6 +22,7 @@ from tfm.dataset.subword_models import STEP as LEARNING
 from tfm.disk.files import sha256_of
 from tfm.errors import DataError, tfm_command
 from tfm.reporting import say
+from tfm.text.corpus.texts import SPLITS
 from tfm.text.seen import FILE as SEEN_TEXT
 from tfm.text.seen import FORMAT as SEEN_FORMAT
 from tfm.text.seen import SeenText
@@ -78,7 +79,8 @@ def _update_splits(
     manifest: Manifest, vocabulary: Vocabulary, config: BinarizeConfig, *, force: bool
 ) -> bool:
     """Encode all splits; return False if they were up to date."""
-    splits = manifest.splits()
+    # Those with text that is gone, too, rather than remove their token ids.
+    splits: list[str] = [split for split in SPLITS if manifest.shards(split)]
     if not splits:
         raise DataError(f"{manifest.data_dir} has no text: run tfm prepare first")
     bin_dir = manifest.data_dir / "bin"
