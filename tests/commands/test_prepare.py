@@ -5,15 +5,17 @@ import gzip
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import contents, write_pairs, write_tar
 
 from tfm.commands.prepare import prepare_recipe as prepare
 from tfm.config import Normalization, SubwordConfig
+from tfm.dataset.draft import Draft
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.shards import Share
-from tfm.disk.files import sha256_of
+from tfm.disk.files import sha256_of, write_text
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
 from tfm.text.corpus.loading import load_recipe, recipe_from_files
 from tfm.text.corpus.recipe import Recipe
@@ -266,15 +268,46 @@ def test_another_dataset_is_not_overwritten_without_force(data_dir, prepare_text
     assert Manifest.load(data_dir).splits() == ["train", "valid"]
 
 
-@pytest.mark.parametrize("name", ["train.en", "valid.de", "train.2.en", "bpe.target.model"])
+NOT_WRITTEN = ["train.en", "valid.de", "train.2.en", "mono.txt", "bpe.target.model"]
+NOT_WRITTEN += ["dropped.txt", "runs.json", "seen.safetensors", "bin/dataset.json"]
+
+
+@pytest.mark.parametrize("name", NOT_WRITTEN)
 @pytest.mark.parametrize("force", [False, True])
 def test_files_that_prepare_did_not_write_are_not_overwritten(data_dir, recipe, name, force):
-    data_dir.mkdir()
-    (data_dir / name).write_text("mine")
+    write_text(data_dir / name, "mine")
     pattern = f"{name} was not written by tfm prepare: move it" if force else f"{name}.*--force"
     with pytest.raises(UsageError, match=pattern):
         prepare(recipe, data_dir, force=force)
     assert contents(data_dir)[name] == b"mine"
+
+
+def test_other_files_in_the_folder_stay(data_dir, tmp_path):
+    files = write_files(tmp_path, train_en="a b\nc\nc\n", train_de="d e\nf\nf\n")
+    for name in ("ready/thesis.tex", "ready/manifest.json", "draft/notes", "mono.d/x", "test.gold"):
+        write_text(data_dir / name, "mine")
+    (data_dir / "mono.link").symlink_to("draft")
+    before, recipe = contents(data_dir), recipe_from_files(name="x", **files)
+    for force in (False, True):
+        prepare(recipe, data_dir, text_only=True, force=force)
+        assert before.items() <= contents(data_dir).items()
+        assert (data_dir / "mono.link").is_symlink()
+    mono = (MonoText(language="d", text=str(tmp_path / "train.en")),)
+    with pytest.raises(UsageError, match=r"mono\.d: it is a folder"):
+        prepare(dataclasses.replace(recipe, mono=mono), data_dir, text_only=True)
+    assert not prepare(recipe, data_dir, text_only=True).is_new
+    assert before.items() <= contents(data_dir).items()
+
+
+def test_examples_of_a_call_that_was_stopped_are_replaced(data_dir, tmp_path, monkeypatch):
+    files = write_files(tmp_path, train_en="a b\nc\nc\n", train_de="d e\nf\nf\n")
+    recipe = recipe_from_files(name="x", **files)
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "publish", Mock(side_effect=InterruptedError))
+        with pytest.raises(InterruptedError):
+            prepare(recipe, data_dir, text_only=True)
+    assert (data_dir / "dropped.txt").exists()
+    assert prepare(recipe, data_dir, text_only=True).is_new
 
 
 def test_a_text_is_never_read_and_overwritten_at_once(tmp_path):
@@ -312,7 +345,7 @@ def test_text_that_is_not_usable_is_named_and_nothing_is_written(tmp_path, texts
     recipe = recipe_from_files(name="x", **files)
     with pytest.raises(DataError, match=message):
         prepare(recipe, tmp_path / "data", text_only=True)
-    assert {path.name for path in (tmp_path / "data").iterdir()} <= {".lock", "draft"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} <= {".lock", ".draft"}
 
 
 def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
@@ -352,7 +385,7 @@ def test_a_failure_leaves_the_older_dataset_unchanged(data_dir, tmp_path, force)
             force=force,
         )
     after = contents(data_dir)
-    assert {name: after[name] for name in after if not name.startswith("draft/")} == before
+    assert {name: after[name] for name in after if not name.startswith(".draft/")} == before
 
 
 def test_too_few_training_pairs_are_warned_of(data_dir, tmp_path, capsys):

@@ -339,13 +339,13 @@ def test_an_older_dataset_is_refused_in_one_line_and_replaced_by_force(recipe, t
 def test_force_cleans_all_text_whatever_shares_were_left(recipe, tmp_path):
     folder = tmp_path / "x"
     prepare(recipe("a"), folder, overrides=SMALL_SHARDS, share=Share(2, 3))
-    changed = folder / "draft" / "train.2.en"  # to text of the recorded size
+    changed = folder / ".draft" / "train.2.en"  # to text of the recorded size
     changed.write_bytes(changed.read_bytes().replace(b" ", b"_"))
-    (folder / "draft" / ".train.en.1.partial").touch()
+    (folder / ".draft" / ".train.en.1.partial").touch()
     prepare(recipe("a"), folder, overrides=SMALL_SHARDS, text_only=True, force=True)
     prepare(recipe("a"), tmp_path / "y", overrides=SMALL_SHARDS, text_only=True)
     assert text_of(folder) == text_of(tmp_path / "y")
-    assert not (folder / "draft").exists()
+    assert not (folder / ".draft").exists()
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/2/3", "a/b", ""])

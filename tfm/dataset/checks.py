@@ -6,15 +6,18 @@ from itertools import chain
 from pathlib import Path
 
 from tfm.config import BinarizeConfig, CleaningConfig, SubwordConfig, Values
+from tfm.dataset.draft import DRAFT
 from tfm.dataset.encoded_shards import encoding_settings
 from tfm.dataset.manifest import BINARIZE, GOLD, Manifest
-from tfm.dataset.rerun import changes
+from tfm.dataset.rerun import RUNS, changes
+from tfm.dataset.text_report import DROPPED
 from tfm.dataset.token_ids import check_tags
 from tfm.disk.paths import OutputPath, check_outputs
 from tfm.errors import DETAIL, DataError, UsageError, tfm_command
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS
 from tfm.text.languages import are_same
+from tfm.text.seen import FILE as SEEN_TEXT
 from tfm.vocabulary.foreign import load_subword_models
 from tfm.vocabulary.subword import Vocabulary, model_paths
 
@@ -37,6 +40,9 @@ def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
     names = [f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
     names += [f"mono.{text.language}" for text in recipe.mono]
+    names += [RUNS, SEEN_TEXT, "bin/dataset.json"]
+    if not (out_dir / DRAFT).exists():  # otherwise, a call that was stopped may have written it
+        names.append(DROPPED)
     written = OutputPath(path=out_dir, flag="--out", is_folder=True, others=names)
     check_outputs([written], recipe.local_paths())
     outputs = written.files
@@ -44,7 +50,8 @@ def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool)
         outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
     if not (out_dir / "manifest.json").exists():
         parts = (out_dir.glob(f"train.[1-9]*.{language}") for language in languages)
-        for path in chain(outputs, *parts):
+        mono = filter(Path.is_file, out_dir.glob("mono.*"))
+        for path in chain(outputs, *parts, mono):
             if path.exists():
                 raise UsageError(
                     f"{path} was not written by tfm prepare: move it, which --force does not "

@@ -6,7 +6,6 @@ finished has a record there, so that a later call need not clean it again.
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from pathlib import Path
 from tfm.config import Values
 from tfm.dataset.manifest import GOLD, Manifest
 from tfm.dataset.shards import Shard, ShardRecord, Share, TrainingText, shard_name
-from tfm.disk.files import atomic_write, output_target, sync_directory
+from tfm.disk.files import atomic_write, output_target, remove_path, sync_directory
 from tfm.disk.lock import lock_folder
 from tfm.reporting import Progress
 from tfm.text.lines import BytesPair, in_chunks
 
-_DRAFT, _READY = "draft", "ready"
+DRAFT, _READY = ".draft", ".ready"  # hidden, so that they are not folders of the user
 _MAX_WAIT_SECONDS = 10  # for other shares that start
 
 
@@ -76,7 +75,7 @@ class Draft:
     ) -> None:
         self._manifest, self._inputs = manifest, inputs
         self._first, self._reuse = first, reuse
-        self.folder = manifest.data_dir / _DRAFT
+        self.folder = manifest.data_dir / DRAFT
 
     def shard_name(self, number: int) -> str:
         """Return the name of a training shard of the draft, by its number from 0 on."""
@@ -133,6 +132,8 @@ class Draft:
         plain = {split: [*map(_without_examples, found)] for split, found in shards.items()}
         self._manifest.record_shards(plain, append=self._first > 1)
         outputs += others
+        for path in outputs:
+            output_target(self._manifest.data_dir / path.name)
         self._manifest.record(
             step, inputs=inputs, outputs=outputs, result=result, folder=self.folder
         )
@@ -150,8 +151,6 @@ def _without_examples(shard: Shard) -> Shard:
 def _put_in_place(data_dir: Path) -> None:
     """Move text that is ready into a dataset, even if a process was killed while it did so."""
     ready = data_dir / _READY
-    if not ready.is_dir():
-        return
     if (ready / "manifest.json").is_file():
         manifest = Manifest.load(ready)
         current = manifest.clean_files()
@@ -159,11 +158,14 @@ def _put_in_place(data_dir: Path) -> None:
             if (ready / name).is_file():
                 os.replace(ready / name, data_dir / name)
         if not manifest.appended():
-            suffixes = "|".join(map(re.escape, (*manifest.languages, GOLD)))
+            gold = [GOLD] if manifest.task == "parsing" else []
+            suffixes = "|".join(map(re.escape, [*manifest.languages, *gold]))
             own = re.compile(rf"(train(\.[1-9][0-9]*)?|valid|test)\.({suffixes})|mono\..+")
-            for path in data_dir.iterdir():
+            for path in filter(Path.is_file, data_dir.iterdir()):
                 if own.fullmatch(path.name) and path.name not in current:
                     path.unlink()
         os.replace(ready / "manifest.json", data_dir / "manifest.json")
         sync_directory(data_dir)
-    shutil.rmtree(ready)
+    elif not (data_dir / "manifest.json").is_file():
+        return
+    remove_path(ready)

@@ -66,7 +66,7 @@ def _check_replaced(manifest: Manifest, text: CleanText) -> None:
 
 def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
     """Return the names of held-out and monolingual text that has fewer inputs than before."""
-    mono = sorted(path.name for path in manifest.data_dir.glob("mono.*"))
+    mono = sorted(path.name for path in manifest.data_dir.glob("mono.*") if path.is_file())
     older, newer = _num_texts(before), _num_texts(after)
     found = (*manifest.splits(), *mono) if before != after else ()
     return [name for name in found if newer[name] < max(1, older[name]) and name != "train"]

@@ -40,7 +40,7 @@ _OWN_FILES = {
     "manifest.json": (
         "dataset",
         (
-            r"(manifest|runs)\.json|dropped\.txt|seen\.safetensors|bpe\..+|(bin|raw|downloads|sets|draft|ready)/.+"
+            r"(manifest|runs)\.json|dropped\.txt|seen\.safetensors|bpe\..+|(bin|raw|downloads|sets|\.draft|\.ready)/.+"
             r"|(train|valid|test|mono)(\.[0-9]+)?\.[^.]+|\.lock"
         ),
     ),
