@@ -134,15 +134,19 @@ def test_an_interrupted_replacement_leaves_the_older_folder(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
-def test_names_that_are_not_own_are_copied_into_the_new_folder(tmp_path):
+def test_names_that_are_not_own_are_copied_into_the_new_folder(tmp_path, monkeypatch):
     path = tmp_path / "folder"
     fill(path, "own")
     (path / "other").write_text("mine")
     (path / "deep" / "down").mkdir(parents=True)
     (path / "deep" / "down" / "x").write_text("mine")
     (path / "link").symlink_to("nowhere")
+    (path / "other").chmod(0o444)
+    flushed, sync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.add(os.fstat(file).st_ino) or sync(file))
     with atomic_directory(path, own=["own", "gone"]) as folder:
         (folder / "new").write_text("new")
+    assert {each.lstat().st_ino for each in path.rglob("*") if not each.is_symlink()} <= flushed
     assert names(path) == ["deep", "link", "new", "other"]
     assert (path / "other").read_text() == (path / "deep" / "down" / "x").read_text() == "mine"
     assert (path / "link").readlink() == Path("nowhere")

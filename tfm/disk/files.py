@@ -137,12 +137,9 @@ def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Itera
     partial.mkdir()
     try:
         yield partial
-        for path_inside in partial.iterdir():
-            with path_inside.open("rb+") as file:  # Windows flushes only what is open for writing
-                os.fsync(file.fileno())
         if own is not None and target.is_dir():
             _copy_missing(target, partial, own)
-        sync_directory(partial)
+        _sync_files(partial)
         if target.is_dir():
             os.replace(target, _outgoing(target))
         os.replace(partial, target)
@@ -322,6 +319,18 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _sync_files(folder: Path) -> None:
+    """Make the files at and below a directory survive a power failure, and their names."""
+    # Windows flushes only what is open for writing; elsewhere, files may be read-only.
+    mode = "rb" if hasattr(os, "O_DIRECTORY") else "rb+"
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                with path.open(mode) as file:
+                    os.fsync(file.fileno())
+        sync_directory(Path(parent))
 
 
 def is_running(process_id: int) -> bool:
