@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
@@ -138,6 +139,13 @@ def test_a_dataset_records_its_runs_but_not_those_of_another_that_it_is_a_copy_o
     assert recorded_runs(copy) == {str(tmp_path / "a"): "1"}
     first.rename(tmp_path / "moved")
     assert len(recorded_runs(tmp_path / "moved")) == 2
+
+
+def test_runs_that_start_at_the_same_time_are_all_recorded(tmp_path):
+    runs = {str(tmp_path / name): "1" for name in "abcdefgh"}
+    with ThreadPoolExecutor(len(runs)) as threads:
+        [*threads.map(lambda run: record_run(tmp_path / "x", Path(run), "1"), runs)]
+    assert recorded_runs(tmp_path / "x") == runs
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "data_dir": "/", "runs": 3}', "[]"])

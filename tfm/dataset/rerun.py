@@ -11,12 +11,14 @@ from tfm.config.values import differences
 from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex
 from tfm.disk.files import is_same_file, read_record, write_record
+from tfm.disk.lock import LockedFolderError, lock_folder
 from tfm.errors import DETAIL, DataError, UsageError
 from tfm.reporting import say
 from tfm.vocabulary.subword import Vocabulary
 
 RUNS, RUNS_FORMAT = "runs.json", 1
 
+_MAX_WAIT_SECONDS = 60.0  # for other runs that start
 _CHECKSUM = re.compile(r"([0-9a-f]{8})[0-9a-f]{56}")
 _TABLES = ("settings", "cleaning", "normalization")  # inputs that are settings by name
 _WORDS = {
@@ -119,9 +121,11 @@ def runs_on(data_dir: Path) -> list[Path]:
 
 def record_run(data_dir: Path, run_dir: Path, needed: str) -> None:
     """Write to a dataset, if that is possible, which content of it a run needs to be resumed."""
-    runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
-    record = _DatasetRuns(str(data_dir.absolute()), runs)
-    with suppress(OSError, UsageError):
+    # The folder's own lock may be held for hours; that of the token ids only by other runs.
+    lock = lock_folder(data_dir / "bin", max_wait_seconds=_MAX_WAIT_SECONDS)
+    with suppress(OSError, UsageError, LockedFolderError), lock:
+        runs = {**recorded_runs(data_dir), str(run_dir.absolute()): needed}
+        record = _DatasetRuns(str(data_dir.absolute()), runs)
         write_record(data_dir / RUNS, record, format_=RUNS_FORMAT)
 
 
