@@ -5,6 +5,7 @@ import hashlib
 import socket
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -99,7 +100,7 @@ def archive(site):
 
 
 def files_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def test_a_file_is_fetched_once_and_verified_and_no_other_file_remains(archive, site, tmp_path):
@@ -109,6 +110,13 @@ def test_a_file_is_fetched_once_and_verified_and_no_other_file_remains(archive, 
     assert files_in(tmp_path) == ["file.tgz"]
     fetch(archive, tmp_path)
     assert len(site.requests) == 1
+
+
+def test_processes_that_share_a_folder_fetch_a_file_once(archive, site, tmp_path):
+    site.cuts.append(1_000)
+    with ThreadPoolExecutor() as threads:
+        assert len({*threads.map(fetch, [archive] * 4, [tmp_path] * 4)}) == 1
+    assert [request.get("Range") for request in site.requests] == [None, "bytes=1000-"]
 
 
 @pytest.mark.parametrize(

