@@ -74,6 +74,11 @@ def test_held_out_text_shares_no_side_with_the_training_text_or_its_other_part(t
         assert share_of([one, other], [s for part in held_out for p in part for s in p]).any()
 
 
+def test_no_pair_is_chosen_where_none_passes_the_rules(tmp_path):
+    with pytest.raises(DataError, match="no pairs are left of the train text: 0 of 1 pairs"):
+        run(recipe(tmp_path, [("same", "same")]), tmp_path / "data", unique_sides="both")
+
+
 def test_the_seed_and_the_text_alone_decide_what_is_held_out(tmp_path):
     pairs = pairs_of(2)
     for name, options in {"a": {}, "b": {"shard_pairs": 100}, "c": {"hold_out_seed": 2}}.items():

@@ -33,8 +33,9 @@ class UniqueSides:
 
     def __init__(self, sides: Sides) -> None:
         self._sides = _SIDES[sides]
-        self._hashes: list[list[Hashes]] = [[], *([] for _ in self._sides)]  # of pairs and sides
-        self._scores: list[npt.NDArray[np.float32]] = []
+        none = np.zeros(0, np.uint64)
+        self._hashes: list[list[Hashes]] = [[none], *([none] for _ in self._sides)]  # and of sides
+        self._scores = [np.zeros(0, np.float32)]
         self._known, self._is_chosen = np.zeros(0, np.uint64), np.zeros(0, np.bool_)  # by hash
         self.is_open = True  # pairs are still added
 
@@ -48,19 +49,17 @@ class UniqueSides:
     def choose(self) -> None:
         """Choose among the pairs that were added."""
         pairs, *sides = map(np.concatenate, self._hashes)
-        is_chosen = np.zeros(len(pairs), dtype=np.bool_)
-        left = np.argsort(-np.concatenate(self._scores), kind="stable")
-        while len(left):
-            is_best = np.ones(len(left), dtype=np.bool_)
-            for hashes in sides:
-                _, firsts = np.unique(hashes[left], return_index=True)
-                is_best &= np.isin(np.arange(len(left)), firsts, assume_unique=True)
-            is_chosen[left[is_best]] = True
-            is_taken = np.any([np.isin(h[left], h[left[is_best]]) for h in sides], axis=0)
-            left = left[~is_taken]
+        best_first = np.argsort(-np.concatenate(self._scores), kind="stable")
+        # Numbers of the sides; memory views turn one at a time into an integer of Python.
+        numbers = [np.unique(side, return_inverse=True)[1][best_first] for side in sides]
+        columns = [each.data for each in (best_first, numbers[0], numbers[-1])]
+        is_chosen, *is_taken = (bytearray(len(pairs)) for _ in range(3))
+        for place, one, other in zip(*columns, strict=True):
+            if not (is_taken[0][one] or is_taken[1][other]):
+                is_chosen[place] = is_taken[0][one] = is_taken[1][other] = True
         order = np.argsort(pairs)
         self._known = np.append(pairs[order], ~np.uint64(0))  # so that every place exists
-        self._is_chosen = np.append(is_chosen[order], [False])
+        self._is_chosen = np.append(np.frombuffer(is_chosen, np.bool_)[order], [False])
         self.is_open, self._hashes, self._scores = False, [], []
 
     def look_up(self, pairs: Sequence[BytesPair], tag: str | None) -> tuple[Flags, Flags]:
