@@ -247,8 +247,11 @@ class Declaration:
         given = {}
         for name, each in self.parameters.items():
             label = each.flag_name if each.has_flag else each.flag.metavar or name
+            is_off = checked[name] is False and each.default is True
+            label = label.replace("--", "--no-") if is_off else label
             value = Given(label, checked[name], each.rules)
-            given[name] = value._replace(is_default=not value.is_on or each.is_default(value.value))
+            is_default = not (value.is_on or is_off) or each.is_default(value.value)
+            given[name] = value._replace(is_default=is_default)
         for name, items in self.settings().items():
             [(kind, item), *_] = items.items()
             value = tables.get(kind.section, {}).get(name, item.default)

@@ -113,7 +113,7 @@ def prepare(
     out: NewFolder = None,
     mirror: Annotated[str | None, _OF_DOWNLOADS] = None,
     downloads: Hidden[Annotated[NewFolder, _OF_DOWNLOADS]] = None,
-    verify: Hidden[bool] = True,
+    verify: Hidden[Annotated[bool, _OF_DOWNLOADS]] = True,
     text_only: bool = False,
     append: Annotated[bool, Rules(needs=("out",), excludes=("force",))] = False,
     share: Hidden[Annotated[Share, Rules(excludes=("append", "text_only", "force"))]] = None,
