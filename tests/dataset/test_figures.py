@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write_pairs
+from helpers import edit_json, write_pairs
 
 from tfm.dataset.figures import scripts_of
 
@@ -44,6 +44,10 @@ def test_prepare_ends_with_the_figures_of_the_dataset(tmp_path, monkeypatch, run
     assert dropped == {"copy": 1, "duplicate": 1, "protected": dropped["protected"]}
     assert sum(dropped.values()) == found["figures"]["read"] - sides["train.de"]["pairs"]
     assert "duplicate" in text
+    steps = json.loads(Path("data/manifest.json").read_text())["steps"]
+    del steps["binarize"]["result"]["test"]  # an edit by hand
+    edit_json(Path("data/manifest.json"), steps=steps)
+    assert json.loads(run.ok(*call, "--json")[0])["figures"] == found["figures"]
     without = json.loads(run.ok(*call, "--json", "--text-only")[0])
     assert not any("tokens" in each for each in without["figures"]["sides"])
 

@@ -1,6 +1,7 @@
 """Work in threads: order, errors, and how far it runs ahead."""
 
 import itertools
+import sys
 import threading
 import time
 from concurrent.futures import thread as futures_thread
@@ -16,6 +17,8 @@ def test_a_thread_returns_its_result_or_error():
     assert run_in_thread(lambda: threading.current_thread().daemon).result()
     with pytest.raises(ValueError, match="invalid literal"):
         run_in_thread(lambda: int("x")).result()
+    with pytest.raises(SystemExit):
+        run_in_thread(sys.exit).result(WAIT)
 
 
 def test_work_that_the_exit_awaits_is_done_in_one_thread_of_its_own():

@@ -208,6 +208,7 @@ def test_a_launcher_must_have_started_the_processes_of_the_flags(placement, worl
 def test_torchrun_must_be_able_to_restart_several_machines(monkeypatch, size, is_accepted):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "")
     refused = pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     with contextlib.nullcontext() if is_accepted else refused:
         Placement().check(World(size=size, local_size=2))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfm.config import Values
-from tfm.dataset.manifest import BINARIZE, Manifest
+from tfm.dataset.manifest import Manifest
 from tfm.dataset.parallel import DatasetIndex, TokenSequences
 from tfm.table import Table
 from tfm.text.lines import read_lines
@@ -82,7 +82,7 @@ def _sides(manifest: Manifest, split: str, index: DatasetIndex | None) -> Iterat
             continue
         bin_dir, shards = manifest.data_dir / "bin", index.shards[split]
         sentences = TokenSequences(bin_dir, shards, language, side, vocab_size=_ANY_SIZE)
-        size, tokens = len(sentences), manifest.result(BINARIZE)[split]["tokens"][side]
+        size, tokens = len(sentences), sum(shard.tokens[side] for shard in shards)
         places = np.linspace(0, size - 1, min(size, _MOST_SENTENCES)).astype(np.int64)
         lengths = sentences.lengths(places) if size else np.zeros(1)
         long_length = int(np.percentile(lengths, 99))

@@ -17,7 +17,7 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
     def run() -> None:
         try:
             future.set_result(work())
-        except Exception as error:
+        except BaseException as error:  # such as SystemExit: the result may be awaited
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

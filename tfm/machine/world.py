@@ -112,7 +112,8 @@ def set_slurm_master() -> None:
 def torchrun_restarts() -> tuple[int, int]:
     """Return how often torchrun has restarted the processes of this machine, and its limit."""
     names = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
-    count, limit = (int(os.environ.get(name, 0)) for name in names)
+    values = (os.environ.get(name, "") for name in names)
+    count, limit = (int(value) if value.isdecimal() else 0 for value in values)
     return count, limit
 
 
