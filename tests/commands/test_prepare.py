@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import shutil
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,6 +18,8 @@ from tfm.dataset.manifest import Manifest
 from tfm.dataset.shards import Share
 from tfm.disk.files import sha256_of, write_text
 from tfm.errors import DataError, DownloadError, TfmError, UsageError
+from tfm.text import hashes
+from tfm.text import lines as lines_module
 from tfm.text.corpus.loading import load_recipe, recipe_from_files
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import Archive, MonoText, TextFiles
@@ -359,6 +362,14 @@ def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
         prepare_text(dataclasses.replace(recipe, name="other", valid=valid), force=True)
     # The older dataset needs its manifest until all text of the new one is complete.
     assert not prepare_text().is_new
+
+
+def test_hashes_of_all_texts_are_on_the_disk_of_the_dataset(prepare_text, recipe, monkeypatch):
+    monkeypatch.setattr(lines_module, "_CHUNK_BYTES", 0)
+    monkeypatch.setattr(hashes, "_MAX_HASHES_IN_MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    mono = (MonoText(language="de", text=__file__),)
+    assert prepare_text(dataclasses.replace(recipe, mono=mono)).is_new
 
 
 @pytest.mark.parametrize("force", [False, True])

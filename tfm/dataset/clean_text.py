@@ -287,7 +287,8 @@ class CleanText:
         """Yield the clean lines of the monolingual texts in a language."""
         checks = pair_checks(self.cleaning, language, language)
         rules = self.cleaning, self.normalization, checks, self.protected
-        return clean_lines(self.sources.lines(language), counts, *rules)
+        folder = self._manifest.data_dir
+        return clean_lines(self.sources.lines(language), counts, *rules, scratch_dir=folder)
 
     def _checked_sample(self, text: Text, split: Split, held_out: HeldOutPairs) -> list[BytesPair]:
         """Return pairs from all over a text; refuse text whose sides are shifted or swapped.

@@ -150,10 +150,13 @@ def clean_lines(
     normalization: Normalization,
     checks: Sequence[Check],
     protected: SeenText | None = None,
+    *,
+    scratch_dir: Path | None = None,
 ) -> Iterator[bytes]:
     """Yield the lines of monolingual text that break no rule, as `Cleaner.clean` does for pairs."""
     # A pair of a line and itself breaks no rule about two sides but the rule against copies.
-    cleaner = Cleaner(replace(config, drop_copies=False), normalization, protected=protected)
+    config = replace(config, drop_copies=False)
+    cleaner = Cleaner(config, normalization, scratch_dir=scratch_dir, protected=protected)
     for line, _ in cleaner.clean(((line, line) for line in lines), counts, checks=checks):
         yield line
 
