@@ -60,7 +60,6 @@ def mirror(tmp_path_factory):
         "shard_pairs = 120",
         "[subword]",
         "vocab_size = 400",
-        "threads = 1",
         "[binarize]",
         "threads = 1",
     ]
