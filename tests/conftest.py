@@ -112,6 +112,18 @@ def handles_sighup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture
+def shadowing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with files named as modules, which `tfm` does not search for modules."""
+    folder = tmp_path / "shadowing"
+    folder.mkdir()
+    for name in ("pickle", "queue"):
+        (folder / f"{name}.py").write_text("raise ImportError('of the working directory')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path)])
+    return folder
+
+
 @pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
     """Make a binarized dataset of sentence pairs in a folder."""

@@ -122,6 +122,15 @@ def test_the_files_of_a_window_depend_on_seed_epoch_and_window_alone(augmentatio
     assert not [*tmp_path.glob("tfm-*")]
 
 
+def test_the_process_imports_no_files_of_the_working_directory(
+    augmentation, tmp_path, shadowing_folder
+):
+    process = AugmentingProcess(augmentation(**DROPOUT), tmp_path)
+    process.request(1, 0, ALL[:9])
+    assert process.wait(1, 0).is_dir()
+    process.close()
+
+
 def test_texts_have_their_own_shares(make_dataset, augmentation, tiny_run, tmp_path):
     folder = make_dataset(tmp_path / "x", {"train": PAIRS[:90]}, vocab_size=330)
     manifest = Manifest.load(folder)

@@ -176,7 +176,9 @@ def test_an_error_in_reading_is_raised_after_the_chunks_before_it(workers, vocab
         next(results)
 
 
-def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(tmp_path, trained_run):
+def test_a_model_that_cannot_be_loaded_is_named_as_in_one_process(
+    tmp_path, trained_run, shadowing_folder
+):
     folder = shutil.copytree(checkpoints(trained_run)[-1], tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"damaged")
     workers = two_workers(folder)

@@ -15,6 +15,7 @@ from tfm.config.schema import Rules
 from tfm.disk.files import atomic_write, read_json
 from tfm.disk.paths import LAST_GENERATION, OutputPath
 from tfm.errors import InterruptedRunError, TfmError, UsageError, tfm_command
+from tfm.machine.search_path import same_search_path
 from tfm.reporting import format_duration
 from tfm.table import Table
 
@@ -157,13 +158,14 @@ def _run(commands: Sequence[str], out: Path) -> dict[str, bytes]:
     outputs: dict[str, bytes] = {}
     output: bytes | None = None
     for each in commands:
-        process = subprocess.Popen(  # noqa: S603 - this program itself
-            [*_THIS_PROGRAM, *each.split()],
-            cwd=out,
-            # Standard input is not inherited: tfm generate would translate it.
-            stdin=subprocess.DEVNULL if output is None else subprocess.PIPE,
-            stdout=subprocess.PIPE if len(commands) > 1 else None,
-        )
+        with same_search_path():
+            process = subprocess.Popen(  # noqa: S603 - this program itself
+                [*_THIS_PROGRAM, *each.split()],
+                cwd=out,
+                # Standard input is not inherited: tfm generate would translate it.
+                stdin=subprocess.DEVNULL if output is None else subprocess.PIPE,
+                stdout=subprocess.PIPE if len(commands) > 1 else None,
+            )
         try:
             output, _ = process.communicate(output)
         except KeyboardInterrupt:

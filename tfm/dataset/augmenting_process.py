@@ -27,6 +27,7 @@ from tfm.config.values import from_table
 from tfm.dataset.augmentation import NUMBERS, Augmentation, Augmenter, Numbers
 from tfm.errors import DataError, TfmError, TrainingError, explain_os_error
 from tfm.machine.interruption import StopRequests
+from tfm.machine.search_path import same_search_path
 
 
 class AugmentingProcess:
@@ -39,14 +40,14 @@ class AugmentingProcess:
 
     def __init__(self, augmentation: Augmentation, parent: Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tfm-augmented-", dir=parent))
-        # It starts a new session, so that Ctrl-C in a terminal is not sent to it.
-        self._process = subprocess.Popen(  # noqa: S603 - it is this Python
-            [sys.executable, "-m", __name__, str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with same_search_path():
+            self._process = subprocess.Popen(  # noqa: S603 - it is this Python
+                [sys.executable, "-m", __name__, str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # so that Ctrl-C in a terminal is not sent to it
+            )
         self._input = cast("IO[str]", self._process.stdin)
         self._output = cast("IO[str]", self._process.stdout)
         self._send(asdict(augmentation))

@@ -26,6 +26,7 @@ from tfm.machine.interruption import (
     report_in,
 )
 from tfm.machine.processes import Placement
+from tfm.machine.search_path import same_search_path
 
 
 def launch(placement: Placement, command: Sequence[str]) -> int:
@@ -51,7 +52,8 @@ def launch(placement: Placement, command: Sequence[str]) -> int:
         for name in signals:
             signal.signal(signal.Signals[name], signal.SIG_DFL)
         try:
-            return _run(num_processes, signals, command)
+            with same_search_path():
+                return _run(num_processes, signals, command)
         except TrainingError as error:
             if number >= placement.restarts or not error.restart_helps:
                 raise
@@ -93,10 +95,6 @@ def _set_environment(num_processes: int) -> None:
     # All processes together use as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
-    # "python -m" puts the working directory on sys.path, where files may shadow modules; the tfm
-    # script does not.
-    if not {"", str(Path.cwd())} & set(sys.path):
-        os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def _signals_to_handle() -> list[str]:

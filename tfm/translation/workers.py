@@ -22,6 +22,7 @@ from typing import Any
 from tfm.config import InferenceConfig, SearchConfig
 from tfm.errors import TfmError
 from tfm.folders.model_folder import ModelFolder
+from tfm.machine.search_path import same_search_path
 from tfm.reporting import say
 from tfm.translation.batches import BatchLimits, SentenceBatch
 from tfm.translation.chain import NBestLists
@@ -59,7 +60,7 @@ class Workers:
 
     def __enter__(self) -> "Workers":
         try:
-            with _blocked_sigint(), warnings.catch_warnings():
+            with same_search_path(), _blocked_sigint(), warnings.catch_warnings():
                 # Python 3.12 warns of every fork beside threads. torch's threads are not used here.
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
                 for index in range(self._num_workers):

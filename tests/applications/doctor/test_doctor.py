@@ -2,7 +2,6 @@
 
 import errno
 import json
-import sys
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -62,7 +61,7 @@ def test_products_are_checked_on_the_cpu_and_on_a_gpu(monkeypatch, has_gpu):
 )
 def test_a_broken_torch_is_a_finding(monkeypatch, tmp_path, body, reason):
     (tmp_path / "torch.py").write_text(body)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(checks, "_TORCH_SECONDS", 2 if "sleep" in body else 60)
     [finding] = checks.check_torch()
     assert (finding.check, finding.level) == ("torch", "problem")

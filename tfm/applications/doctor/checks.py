@@ -6,7 +6,6 @@ is a finding, and hides no other.
 
 import errno
 import json
-import os
 import platform
 import re
 import shlex
@@ -30,6 +29,7 @@ from tfm.disk.lock import lock_folder
 from tfm.disk.paths import DATA_ROOT, RUNS_ROOT
 from tfm.errors import DISTRIBUTION, install_command
 from tfm.machine import cpu
+from tfm.machine.search_path import same_search_path
 
 Level = Literal["ok", "warning", "problem"]
 Findings = Iterator["Finding"]
@@ -207,14 +207,13 @@ def check_processes() -> Findings:
 
 def _in_process(check: str) -> Findings:
     """Yield the findings that a check with torch prints, and how its process ended if it failed."""
-    path = os.pathsep.join(filter(None, sys.path))  # the same modules as in this process
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "tfm.applications.doctor.torch_checks", check],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with same_search_path():
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", "tfm.applications.doctor.torch_checks", check],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     try:
         out, err = process.communicate(timeout=_TORCH_SECONDS)
     except subprocess.TimeoutExpired:
