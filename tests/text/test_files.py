@@ -7,15 +7,18 @@ import random
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from text_readers import EVERY_READER, PACK, READERS, read_sources, write
 
 from tfm.errors import DataError, UsageError
+from tfm.metrics import texts
 from tfm.text import files as text_files
 from tfm.text.files import TextFile
-from tfm.text.lines import read_lines
+from tfm.text.lines import STANDARD_INPUT, read_lines
 
 TEXTS = {
     "de": "Zwei Hunde spielen im Schnee.\nEin Mann mit blauem Hemd, schön — ja.\n",
@@ -200,9 +203,34 @@ def test_line_ends_that_blocks_cut_are_no_carriage_returns(tmp_path):
         assert b"".join(iter(lambda file=file, size=size: file.read(size), b"")) == b"ab\r\n" * 9
 
 
-def test_compressed_lines_are_read_from_a_pipe(monkeypatch):
-    reading, writing = os.pipe()
-    with os.fdopen(reading), os.fdopen(writing, "wb") as file:
-        file.write(gzip.compress(b"a\nb\n"))
-        file.close()
-        assert read_sources(Path(f"/dev/fd/{reading}")) == ["a", "b"]
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize(
+    "read", [lambda: texts.read(None)[STANDARD_INPUT], lambda: read_sources(None)],
+    ids=["score", "generate"],
+)  # fmt: skip
+def test_what_a_text_is_does_not_depend_on_how_slowly_it_arrives(monkeypatch, read, blocks):
+    def arriving(content):
+        reading, writing = os.pipe()
+        os.set_blocking(reading, blocks)
+
+        def write_slowly():
+            for part in (content[:2], content[2:4], content[4:]):
+                time.sleep(0.02)
+                os.write(writing, part)
+            os.close(writing)
+
+        thread = threading.Thread(target=write_slowly)
+        thread.start()
+        with os.fdopen(reading) as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            try:
+                return read()
+            finally:
+                thread.join()
+
+    text = "".join(f"{line}\n" for line in LINES).encode()
+    for pack in (bytes, *PACK.values()):
+        assert arriving(pack(text)) == LINES
+    for start, kind in ((b"<html><body>", "HTML"), (b"%PDF-1.7 ", "a PDF")):
+        with pytest.raises(DataError, match=f"^standard input is {kind}, not "):
+            arriving(start + text)

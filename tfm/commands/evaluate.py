@@ -152,7 +152,7 @@ def _scored(
             language=language,
             baseline={} if system == first else texts[first],
             source=read_source if "command" in chosen else {},
-            translated=source,
+            translated=next(iter(read_source.values())),
             models=[models[system]] if system in models else [],
         )
         for system, text in texts.items()

@@ -217,7 +217,7 @@ def score(
         baseline=baselines,
         others=others,
         source=sources,
-        translated=known_source,
+        translated=next(iter(sources.values()), known_source),  # a pipe is read once
         models=map(Path, last.model),
     )
     if not has_lines:

@@ -14,6 +14,7 @@ import shlex
 import sys
 import unicodedata
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ _MARKS = {  # the longer ones first
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _WIDE = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
+_MAGIC_BYTES = 16  # tell how a file is compressed
+START_BYTES = 1 << 12  # tell the format of a text
 _SAMPLE_BYTES = 1 << 12
 _LATIN_NUL_RATE = 0.4  # at least, of bytes in UTF-16
 # Up to this rate, text has odd characters; in UTF-8, a sample has two more where it is cut.
@@ -113,12 +116,13 @@ class TextFile:
     """
 
     def __init__(self, file: Any, path: Path | None, *, decodes: bool = False) -> None:
-        self._file, self._path, self._decodes = file, path, decodes
+        self._path, self._decodes = path, decodes
         self._decoder: codecs.IncrementalDecoder | None = None
         self.encoding = "UTF-8"
         self._name = str(path or "standard input")
-        self._unpacked: Any | None = None
-        self._packed = _FromStart(b"", file)
+        self._file = self._content = _Arriving(file.read, file)
+        self._unpacked: Any = None
+        self._start: bytes | None = None
         self._last = b""  # byte
         self._num_bytes = self._num_nuls = self._num_returns = self._num_feeds = 0
 
@@ -127,16 +131,18 @@ class TextFile:
         """Whether it is compressed, as far as it has been read."""
         return self._unpacked is not None
 
-    def read(self, size: int) -> bytes | None:
-        """Return at most `size` bytes, none at the end; None if a pipe has none yet."""
-        data: bytes | None = self._unpack(size) if self.is_packed else self._file.read(size)
-        if data and not self._num_bytes and not self.is_packed:
-            self._packed = _FromStart(data, self._file)
-            self._unpacked = open_packed(self._packed, data)
-            data = self._unpack(size) if self.is_packed else data
-        if data and self._decodes and not self._num_bytes and (told := _told_encoding(data)):
-            self.encoding = told
-            self._decoder = codecs.getincrementaldecoder(told)()
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, and none only at the end; wait for those of a pipe."""
+        return self.read_arrived(size, waits=True) or b""
+
+    def read_arrived(self, size: int, *, waits: bool = False) -> bytes | None:
+        """Return what `read` does; unless it `waits`, read a pipe once, and return None for none.
+
+        None is also returned while too little has arrived to tell what the text is.
+        """
+        if self._start is None and not self._recognize(size, waits=waits):
+            return None
+        data = self._content.read(size, waits=waits)
         if data is not None and self._decoder is not None:
             return self._decoded(data, size)
         if data is not None:
@@ -145,14 +151,35 @@ class TextFile:
 
     def readall(self) -> bytes:
         """Return all that is left."""
-        blocks = []
-        while (data := self.read(1 << 20)) != b"":
-            if data is None:
-                select.select([self._file], [], [])
-            blocks.append(data or b"")
-        return b"".join(blocks)
+        return b"".join(iter(lambda: self.read(1 << 20), b""))
 
-    def _decoded(self, data: bytes, size: int) -> bytes | None:
+    def _recognize(self, size: int, *, waits: bool) -> bool:
+        """Find out what the text is, if enough of it has arrived."""
+        start = self._first_bytes(size)
+        while start is None:
+            self._file.look_ahead(size, waits=waits)
+            start = self._first_bytes(size)
+            if start is None and not waits:
+                return False
+        if self._decodes and (told := _told_encoding(start)):
+            self.encoding = told
+            self._decoder = codecs.getincrementaldecoder(told)()
+        else:
+            self._check_start(start)
+        self._start = start
+        return True
+
+    def _first_bytes(self, size: int) -> bytes | None:
+        """Return the first bytes of the text; None if too few have arrived."""
+        start = self._file.start(_MAGIC_BYTES)
+        if start and (unpacked := open_packed(self._file, start)):
+            self._unpacked = unpacked
+            self._content = _Arriving(self._unpack)
+            while self._content.start(START_BYTES) is None:
+                self._content.look_ahead(size)
+        return start and self._content.start(START_BYTES)
+
+    def _decoded(self, data: bytes, size: int) -> bytes:
         """Return the next bytes in UTF-8; read on if they end within a character."""
         self._num_bytes += len(data)
         try:
@@ -167,7 +194,7 @@ class TextFile:
 
     def _unpack(self, size: int) -> bytes:
         try:
-            data: bytes = self._unpacked.read1(size)  # type: ignore[union-attr]
+            data: bytes = self._unpacked.read1(size)
         except damage_errors() as error:
             if getattr(error, "errno", None) is not None:
                 raise
@@ -175,7 +202,7 @@ class TextFile:
                 f"{self._name} is truncated or damaged ({error}): replace it by an intact copy"
             ) from error
         num_bytes = self._num_bytes + len(data)
-        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._packed.num_bytes):
+        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._file.num_bytes):
             raise DataError(
                 f"{self._name} expands to more than {MAX_EXPANSION} times its compressed size, "
                 "which text does not: check where it comes from"
@@ -184,8 +211,6 @@ class TextFile:
 
     def _check(self, data: bytes) -> None:
         """Check the next bytes; empty bytes are the end."""
-        if not self._num_bytes:
-            self._check_start(data)
         if b"\0" in data:
             self._check_nuls(data)
         self._num_feeds += data.count(b"\n")
@@ -225,20 +250,33 @@ class TextFile:
         return DataError(f"{self._name} {mistake}: {unpacked}{_convert(command, self._path)}")
 
 
-class _FromStart:
-    """A file with its first bytes read already, which counts the bytes that are read of it."""
+class _Arriving:
+    """The bytes that a function returns of a file or pipe, and how many of them have been read."""
 
-    def __init__(self, start: bytes, file: Any) -> None:
-        self._start, self._file = start, file
+    def __init__(self, read: Callable[[int], bytes | None], file: Any = None) -> None:
+        self._read, self._file = read, file
+        self._ahead, self._has_ended = b"", False
         self.num_bytes = 0
 
-    def read(self, size: int) -> bytes:
-        data: bytes | None
-        data, self._start = self._start[:size], self._start[size:]
-        while not data and (data := self._file.read(size)) is None:
+    def start(self, size: int) -> bytes | None:
+        """Return `size` bytes or more, a line, or the whole file; None if too few have arrived."""
+        is_enough = self._has_ended or len(self._ahead) >= size or b"\n" in self._ahead
+        return self._ahead if is_enough else None
+
+    def look_ahead(self, size: int, *, waits: bool = True) -> None:
+        """Read at most `size` bytes that stay to be read."""
+        while (data := self._read(size)) is None and waits:
             select.select([self._file], [], [])
+        self._has_ended = data == b""
+        self._ahead += data or b""
+
+    def read(self, size: int, *, waits: bool = True) -> bytes | None:
+        """Return at most `size` bytes, and none only at the end; None if none have arrived."""
+        if not self._ahead and not self._has_ended:
+            self.look_ahead(size, waits=waits)
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
         self.num_bytes += len(data)
-        return data
+        return data if data or self._has_ended else None
 
 
 def wide_encoding(sample: bytes) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from tfm.errors import DataError
-from tfm.text.files import TextFile, suffix_of
+from tfm.text.files import START_BYTES, TextFile, suffix_of
 from tfm.text.segments import columns_of, has_segments, segment_lines, talk_lines
 
 TABLES, JSON_LINES, MEMORIES = (".tsv", ".csv"), (".jsonl", ".ndjson"), (".tmx",)
@@ -18,7 +18,6 @@ BOTH_SIDES = (*RECORD_SUFFIXES, *SEGMENTS)  # a file may have source and target
 RECORDS = "records"  # the part of a table or JSON lines that is all of it
 _TALKS, TALKS = "train.tags.", ".iwslt"  # the name of IWSLT's training text, and its suffix here
 
-_START_BYTES = 1 << 12
 _PROLOG = rb"\s*(?:<\?xml[^<>]*>\s*|<!--(?:(?!-->).)*-->\s*|<!DOCTYPE[^<>\[]*>\s*)*"
 _TIMES = rb"\d+\r?\n(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
 
@@ -95,7 +94,7 @@ FORMATS = (
 def format_of(name: str, start: bytes = b"") -> Format | None:
     """Return the format of a file by its name, or else by its start; None for plain text."""
     suffix = TALKS if name.startswith(_TALKS) else suffix_of(name)
-    start = start.removeprefix(b"\xef\xbb\xbf")[:_START_BYTES]
+    start = start.removeprefix(b"\xef\xbb\xbf")[:START_BYTES]
     by_suffix = next((each for each in FORMATS if suffix in each.suffixes), None)
     if by_suffix is not None and by_suffix.name != "XML":
         return by_suffix
@@ -124,7 +123,7 @@ def encoding_of(path: Path) -> str:
     """Return in which UTF-16 or UTF-32 a text is; "UTF-8" for others."""
     with path.open("rb") as file:
         text = TextFile(file, path, decodes=True)
-        text.read(_START_BYTES)
+        text.read(START_BYTES)
         return text.encoding
 
 
@@ -134,7 +133,7 @@ def columns_in(path: Path) -> dict[str, list[bytes]]:
         return {}
     with path.open("rb") as file:
         text = TextFile(file, path)
-        start = text.read(_START_BYTES) or b""
+        start = text.read(START_BYTES)
         kind = format_of(path.name, start)
         if kind is None or not {*kind.suffixes} & {*SEGMENTS}:
             return {}
@@ -147,7 +146,6 @@ class _FormattedText(TextFile):
     def __init__(self, file: Any, path: Path | None, part: str) -> None:
         super().__init__(file, path)
         self._part = part
-        self._is_at_start = True
         self._lines: io.BytesIO | None = None
 
     @property
@@ -156,14 +154,14 @@ class _FormattedText(TextFile):
         return self._lines is not None or super().is_packed
 
     @override
-    def read(self, size: int) -> bytes | None:
+    def read_arrived(self, size: int, *, waits: bool = False) -> bytes | None:
         if self._lines is not None:
             return self._lines.read(size)
-        data = super().read(size)
-        if not data or not self._is_at_start:
+        is_at_start = not self._num_bytes
+        data = super().read_arrived(size, waits=waits)
+        if not data or not is_at_start:
             return data
-        self._is_at_start = False
-        kind = format_of(self._path.name if self._path else "", data)
+        kind = format_of(self._path.name if self._path else "", self._start or b"")
         if kind is None:
             return data
         text = b"" if kind.advice and kind.name != "XML" else data + self.readall()

@@ -38,10 +38,10 @@ def read_tmx(
     count = 0
     with path.open("rb") as file:
         text = TextFile(file, path, decodes=True)
-        data: bytes | None = b" "
+        data = b" "
         while data:
             data = text.read(_BLOCK_BYTES)
-            pairs = units.feed(data or b"")
+            pairs = units.feed(data)
             count += len(pairs)
             yield from pairs
     if not count:

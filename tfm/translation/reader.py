@@ -208,10 +208,10 @@ class _ArrivingLines:
     def _read(self) -> None:
         data: bytes | None = b""
         try:
-            data = self._text.read(_BLOCK_BYTES)
+            data = self._text.read_arrived(_BLOCK_BYTES)
         except DataError as error:
             self._error = error
-        if data is None:  # another reader of a non-blocking pipe took it
+        if data is None:  # too little to tell the format, or another reader of the pipe took it
             return
         self._has_ended = not data
         lines = data.split(b"\n")

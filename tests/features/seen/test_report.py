@@ -1,6 +1,7 @@
 """What of a test set models have seen: in their dataset, and in those that they learned from."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +216,17 @@ def test_the_clean_part_is_scored_beside_the_whole(scored):
     summary = result.seen.summary
     assert "sources 6 exactly, 0 nearly; targets 6 exactly, 0 nearly; pairs 6" in summary
     assert f"; neither: 6 lines, BLEU = {clean.value:.2f}, chrF2 = " in summary
+
+
+def test_the_source_may_come_from_a_pipe(scored, tmp_path):
+    whole = scored(None)
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as file:
+        file.write((tmp_path / "test.en").read_bytes())
+        file.close()
+        source = f"/dev/fd/{reading}"
+        result = score("out.de", tmp_path / "test.de", source=source, per_line="lines.tsv")
+    assert result.seen == whole.seen
 
 
 def test_only_this_text_and_others_of_as_many_lines_are_looked_up(scored, tmp_path):
