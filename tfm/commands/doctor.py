@@ -38,8 +38,7 @@ class Diagnosis(Result):
 
     def notes(self) -> list[str]:
         """Return the numbers of problems and warnings."""
-        num_problems, num_warnings = self._levels["problem"], self._levels["warning"]
-        return [f"doctor: problems: {num_problems}, warnings: {num_warnings}"]
+        return [f"doctor: problems: {self._levels['problem']}, warnings: {self._levels['warning']}"]
 
 
 @command()

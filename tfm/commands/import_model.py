@@ -18,10 +18,6 @@ _HUB_NAME = re.compile(
     r"(https?:/+(?:www\.)?(?:huggingface|hf)\.co/|hf:/+)?([\w.-]+/[\w.-]+)(?<!\.pt)(?<!\.npz)"
     r"(?<!\.zip)(?:/(?:tree|blob)/([^/]+).*)?"
 )
-_ADVICE = (
-    "name a folder or file, or OWNER/NAME of a model of the Hugging Face Hub, such as "
-    "Helsinki-NLP/opus-mt-en-de"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +35,10 @@ class ImportResult:
 def _existing_or_named(path: Path) -> Path:
     """Return the path; raise UsageError unless it exists, or names a model of the Hub."""
     if not (_named(path) or os.path.lexists(path)):
-        raise UsageError(f"{path} does not exist: {_ADVICE}")
+        raise UsageError(
+            f"{path} does not exist: name a folder or file, or OWNER/NAME of a model of the "
+            "Hugging Face Hub, such as Helsinki-NLP/opus-mt-en-de"
+        )
     return path if _named(path) else existing_path(path)
 
 

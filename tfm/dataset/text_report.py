@@ -99,6 +99,5 @@ def write_examples(data_dir: Path, counts_by_text: Mapping[str, PairCounts]) -> 
         path.unlink(missing_ok=True)
         return
     write_text(path, text)
-    is_protected = any(counts.dropped.get(_WANTED) for counts in counts_by_text.values())
-    note = " (protected: nearly in held-out or protected text)" if is_protected else ""
+    note = " (protected: nearly in held-out or protected text)" * (f", {_WANTED}: " in text)
     say(f"clean: examples of dropped pairs are in {path}{note}")

@@ -125,5 +125,5 @@ def _write_page(path: Path, rows: Sequence[Sequence[LineScore]], language: str) 
         ]
         texts = [(each.system, each.text, its) for each, its in zip(row, scores, strict=True)]
         lines.append(PageLine(f"Line {row[0].line:,}", row[0].source, row[0].reference, texts))
-    note = f"{len(lines):,} of {len(rows):,} lines with the lowest chrF."
+    note = f"{len(lines):,} of {len(rows):,} lines, the lowest chrF first."
     write_page(path, "Scored lines", note, lines, language=language)
