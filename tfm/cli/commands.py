@@ -173,10 +173,6 @@ def _generate(call: Call, /) -> None:
         print(line, end="", flush=True)  # noqa: T201
 
 
-def _attend(call: Call, /) -> None:
-    _print_paths(*call().paths)
-
-
 def _print_paths(*paths: Path) -> None:
     """Print the paths of written files; if standard output is closed, the files are still there."""
     if sys.stdout.writable():
@@ -209,7 +205,7 @@ add_command(generate, _generate, panel="Translations")
 add_command(score, panel="Translations", cls=_ScoreCommand, forms=("json",))
 add_command(evaluate, panel="Translations", forms=("json", "markdown", "latex"))
 add_command(check, panel="Translations", forms=("json",))
-add_command(attend, _attend, panel="Translations")
+add_command(attend, lambda call, /: _print_paths(*call().paths), panel="Translations")
 add_command(quickstart)
 add_command(serve, panel="Translations")
 add_command(doctor, lambda call, /: Diagnosis(call()), forms=("json",))

@@ -92,7 +92,7 @@ class Problem:
     def with_flags(self, flags: Mapping[str, str]) -> "Problem":
         """Return the problem with the flags of settings instead of their names."""
         names = "|".join(name for name in (self.name, *self.others) if name in flags)
-        label = re.compile(rf"(?<![\w.-])({names})(?: \(--[\w-]+\))?(?![\w-])")
+        label = re.compile(rf"(?<![\w.'-])({names})(?: \(--[\w-]+\)| in \[\w+\])?(?![\w-])")
         text = label.sub(lambda found: flags[found[1]], self.text) if names else self.text
         return replace(self, text=text)
 
@@ -347,4 +347,7 @@ def settings_and_problems(
         replace(each, text=f"{places.get(each.name, '')}{each.text}")
         for each in settings.problems(names)
     )
-    return settings, [*wrong, *problems]
+    # The last messages are about settings, in their order, and the others about unknown names.
+    named = [item.name for item in fields(kind) if item.name in table and item.name not in values]
+    unknown = wrong[: len(wrong) - len(named)]
+    return settings, [*unknown, *map(Problem, named, wrong[len(unknown) :]), *problems]
