@@ -107,6 +107,7 @@ class CleaningConfig(Settings, section="cleaning"):
     score_model: str | None = setting(
         None,
         "Model or run that scores pairs by the mean log probability of target tokens in nats.",
+        metavar="MODEL",
         needs=("min_score", "unique_sides"),
     )
     scores: str | None = setting(

@@ -19,7 +19,7 @@ class ServeConfig(Settings, section="serve"):
         5000, "Port to listen on; 0 takes any free port.", limits=(0, 65_535), common=True
     )
     api_key_file: str | None = setting(
-        None, "File of the key that requests must have as api_key.", common=True
+        None, "File of the key that requests must have as api_key.", common=True, metavar="FILE"
     )
     min_confidence: float | None = setting(
         None,
