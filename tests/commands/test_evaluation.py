@@ -91,10 +91,11 @@ def test_groups_are_compared_by_their_means_over_seeds():
 
 
 def test_notes_say_which_systems_have_another_signature():
-    alike = {"old": score(30), "new": score(31)}
+    tested = replace(score(31), signature="bs:1000|seed:1|tok:13a")
+    alike = {"old": score(30), "new": tested}
     other = {**alike, "old": replace(score(30), signature="errors:3")}
     notes = evaluation(alike, other).notes()[1:]
-    assert notes == ["BLEU, a, b (new): tok:13a", "BLEU, b (old): errors:3"]
+    assert notes == [f"BLEU, a, b (new): {tested.signature}", "BLEU, b (old): errors:3"]
 
 
 def test_a_page_has_the_answer_all_tables_and_notes_and_lines(tmp_path):

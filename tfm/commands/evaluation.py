@@ -1,6 +1,7 @@
 """The result of `tfm evaluate`: systems by test sets, in words, tables, a page and JSON."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,19 +93,22 @@ class Evaluation(Result):
             yield from (table, "")
 
     def notes(self) -> list[str]:
-        """Return the legend, and the signature of each metric with the sets that it holds for."""
+        """Return the legend, and each signature with its sets; the baseline has no bootstrap."""
         names: dict[tuple[str, str], list[str]] = {}
+        signatures: dict[tuple[str, str], str] = {}
         for each in self.sets:
             of_systems: dict[tuple[str, str], list[str]] = {}
             for system, result in each.results.items():
                 for score in result.scores:
-                    of_systems.setdefault((score.label, score.signature), []).append(system)
+                    key = score.label, re.sub(r"bs:\d+\|seed:\d+\|", "", score.signature)
+                    signatures[key] = score.signature
+                    of_systems.setdefault(key, []).append(system)
             for key, systems in of_systems.items():
                 of = "" if len(systems) == len(each.results) else f" ({', '.join(systems)})"
                 names.setdefault(key, []).append(f"{each.name}{of}")
         return [
             _LEGEND,
-            *(f"{label}, {', '.join(of)}: {text}" for (label, text), of in names.items()),
+            *(f"{key[0]}, {', '.join(of)}: {signatures[key]}" for key, of in names.items()),
         ]
 
     def record(self) -> dict[str, Any]:

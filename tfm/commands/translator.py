@@ -72,9 +72,6 @@ class Translator:
             is_plain=choice.engine == "ctranslate2",
         )
 
-    def __repr__(self) -> str:
-        return f"Translator({', '.join(repr(str(each)) for each in self._folders)})"
-
     @classmethod
     def load(cls, path: Path | str, *more_paths: Path | str, **settings: Any) -> "Translator":
         """Load one model, or an ensemble of several, as `Translator(path)` does."""

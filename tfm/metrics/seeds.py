@@ -47,7 +47,6 @@ def mean_score(scores: Sequence[MetricScore], baselines: Sequence[MetricScore]) 
     return replace(
         scores[0],
         value=fmean(values),
-        signature=baselines[0].signature,  # without the bootstrap, which a group does not need
         mean=None,
         interval=None,
         details={},
