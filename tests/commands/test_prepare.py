@@ -351,6 +351,14 @@ def test_text_that_is_not_usable_is_named_and_nothing_is_written(tmp_path, texts
     assert {path.name for path in (tmp_path / "data").iterdir()} <= {".lock", ".draft"}
 
 
+def test_records_that_are_not_utf8_are_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes('{"en": "over", "de": "über"}\n'.encode("latin-1") * 9)
+    recipe = recipe_from_files(name="x", train=[(path, path)], languages=("en", "de"))
+    with pytest.raises(DataError, match=r"x\.jsonl are not UTF-8: .*x\.jsonl, line 1 .*iconv"):
+        prepare(recipe, tmp_path / "data", text_only=True)
+
+
 def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
     (tmp_path / "mono").write_bytes("Привет\nмир\n".encode("KOI8-R"))
     mono = (MonoText(language="de", text=str(tmp_path / "mono")),)

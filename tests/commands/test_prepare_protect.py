@@ -70,6 +70,12 @@ def test_pairs_with_a_copy_on_any_side_are_dropped_and_counted(files, tmp_path, 
     assert (folder / "valid.en").read_text(encoding="utf-8") == f"{KEPT[0][0]}\n"
 
 
+def test_each_cell_of_a_table_is_protected(files, tmp_path):
+    table = write_lines(tmp_path / "test.csv", ["en;de;note", 'Two;"Er sagte; ""ja""";7'])
+    prepared(files[1], tmp_path / "data", [table])
+    assert train_pairs(tmp_path / "data") == [*KEPT, *COPIES, *OTHERS[:1]]
+
+
 def test_protected_text_is_not_warned_of_as_held_out_and_in_training(tmp_path, capsys):
     train = write_pairs(tmp_path, "raw", [*KEPT, PROTECTED])
     test = write_pairs(tmp_path, "test", [PROTECTED])

@@ -72,6 +72,14 @@ def test_tables_are_read_as_spreadsheets_write_them(tmp_path, name, options, enc
         read(path, ("English", "Deutsch"))
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"'])
+def test_the_separator_that_excel_writes_first_is_no_pair(tmp_path, line):
+    pairs = [("One, two,", "Eins, zwei,"), ("3,5", "3,5")]
+    for rows in (pairs, [("en", "de"), *pairs]):
+        content = f"{line}\r\n".encode() + table(rows, delimiter=";")
+        assert read(write(tmp_path, "a.csv", content)) == pairs
+
+
 @pytest.mark.parametrize("titles", [("source", "target"), ("en-GB", "Deutsch"), ("SRC", "ref")])
 def test_titles_are_no_pair(tmp_path, titles):
     assert read(write(tmp_path, "a.csv", table([titles, *PAIRS]))) == lines_of(PAIRS)
@@ -114,6 +122,9 @@ def test_json_lines_are_read_by_keys(tmp_path, name, ascii_):
         ("a.jsonl", '{"en": "a", "de": "b"}\n{"en": "a"}\n', "line 2 has no text at de: "),
         ("a.jsonl", '{"en": "a", "de": 3}\n', "line 1 has no text at de: "),
         ("a.jsonl", '{"en": "a", "de": "\\ud800"}\n', "line 1 has half a character at de"),
+        ("a.jsonl", '{"en": "a", "de": "\\udc80"}\n', "line 1 has half a character at de"),
+        ("a.jsonl", "\n", "is empty"),
+        ("a.csv", "", "is empty"),
         ("a.jsonl", '{"src": "a", "mt": "b"}\n', "line 1 has the keys src, mt: .* --columns"),
         ("a.jsonl", "[1]\n", "line 1 is no object"),
         ("a.jsonl", "[" * 100_000, "line 1 is no JSON .*recursion"),

@@ -24,8 +24,11 @@ from tfm.reporting import say
 from tfm.text.archives import extract_found
 from tfm.text.corpus.texts import Archive
 from tfm.text.download import fetch
+from tfm.text.files import suffix_of
+from tfm.text.formats import TABLES
 from tfm.text.languages import closest
 from tfm.text.lines import read_every_line
+from tfm.text.records import Records
 from tfm.text.sources import Downloads
 
 if TYPE_CHECKING:
@@ -211,7 +214,10 @@ def read_protected(
     lines: list[bytes] = []
     for path in map(Path, names):
         if path.exists():
-            lines += read_every_line(existing_file(path), strict=True)
+            if suffix_of(existing_file(path).name) in TABLES:
+                lines += Records.of(path, (1, 2), languages).texts()
+            else:
+                lines += read_every_line(path, strict=True)
             continue
         named = NamedSet.parse(str(path))
         named = named if named.pair else named.between(*languages)

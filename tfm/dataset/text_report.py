@@ -10,7 +10,10 @@ from tfm.reporting import say
 from tfm.text.cleaning import HeldOutPairs
 from tfm.text.corpus.texts import Text, TextFiles
 from tfm.text.counts import RULES, PairCounts
-from tfm.text.lines import read_every_line
+from tfm.text.files import suffix_of
+from tfm.text.formats import RECORD_SUFFIXES, RECORDS
+from tfm.text.lines import read_lines
+from tfm.text.segments import ALL
 from tfm.text.sources import TextSources
 
 DROPPED = "dropped.txt"  # examples of dropped pairs
@@ -65,8 +68,9 @@ def check_encoding(paths: Sequence[Path], counts: PairCounts, unit: str = "pairs
     num_invalid = counts.dropped["not_utf8"]
     if num_invalid > max(1, _MAX_INVALID_RATE * counts.read):
         for path in paths:
+            part = RECORDS if suffix_of(path.name) in RECORD_SUFFIXES else ALL
             try:
-                deque(read_every_line(path, strict=True), maxlen=0)
+                deque(read_lines(path, strict=True, part=part), maxlen=0)
             except DataError as error:
                 names = " and ".join(dict.fromkeys(map(str, paths)))
                 raise DataError(

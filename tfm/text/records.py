@@ -25,6 +25,7 @@ _SAMPLE_LINES = 10_000
 _MAX_TITLE, _MAX_SHOWN = 40, 200  # characters
 _MAX_LINES = 100  # of a record, so that a quote without an end does not take the whole file
 _DELIMITERS = {b",": "commas", b";": "semicolons", b"\t": "tabs"}
+_DELIMITER_LINE = re.compile(rb'"?sep=([,;\t])"?')  # the first line of Excel
 _TITLE = re.compile(
     r"(source|target|src|tgt|trg|translation|ref|reference|original|text)"
     r"([ _-]?(text|sentence|segment|language))?",
@@ -42,7 +43,8 @@ class Records:
             which dots separate the keys of nested objects.
         delimiter: What separates columns; empty for JSON lines.
         is_quoted: Whether cells may be in quotes, as spreadsheets write them.
-        has_titles: Whether the first record of a table has the names of the columns.
+        num_heads: The number of records before the first pair: of the titles of columns, and of
+            the separator as Excel writes it.
         width: The number of columns, if no other is right.
         description: The encoding and the columns, for a message.
     """
@@ -52,7 +54,7 @@ class Records:
     description: str
     delimiter: bytes = b""
     is_quoted: bool = False
-    has_titles: bool = False
+    num_heads: int = 0
     width: int | None = None
 
     @classmethod
@@ -65,14 +67,18 @@ class Records:
         only two.
         """
         lines = [*islice(read_lines(path, strict=False, part=RECORDS), _SAMPLE_LINES)]
+        if not any(lines):
+            raise DataError(f"{path} is empty: it has no pairs")
         suffix, encoding = suffix_of(path.name), encoding_of(path)
         if suffix in JSON_LINES:
-            keys = columns or _keys_of(path, next(filter(None, lines), b"{}"), languages)
+            keys = columns or _keys_of(path, next(filter(None, lines)), languages)
             description = f"{encoding}, keys {keys[0]} and {keys[1]}"
             return cls(path=path, columns=keys, description=description)
         is_tsv = suffix in TABLES[:1]
         is_quoted = not is_tsv or _are_quoted(lines)
-        delimiter = b"\t" if is_tsv else _delimiter_of(lines)
+        told = None if is_tsv else _DELIMITER_LINE.fullmatch(lines[0])
+        lines = lines[told is not None :]
+        delimiter = b"\t" if is_tsv else told[1] if told else _delimiter_of(lines)
         records = _records(lines, delimiter) if is_quoted else enumerate(lines)
         _, first = next(records, (0, b""))
         titles = [_text(cell).strip() for cell in _cells(first, delimiter, is_quoted=is_quoted)]
@@ -97,7 +103,7 @@ class Records:
             description=f"{encoding}, columns {_excerpt(named)}, separated by {separator}",
             delimiter=delimiter,
             is_quoted=is_quoted,
-            has_titles=has_titles,
+            num_heads=has_titles + (told is not None),
             width=None if is_found else 2,
         )
 
@@ -107,15 +113,13 @@ class Records:
         A record without both is an error if `strict`, and otherwise an `UnusableLine`. `num_lines`
         is the expected number of records.
         """
-        lines = read_lines(self.path, strict=strict, part=RECORDS)
-        records = _records(lines, self.delimiter) if self.is_quoted else enumerate(lines, 1)
+        errors = "strict" if strict else "surrogateescape"
         count = 0
-        for number, record in islice(records, self.has_titles, None):
-            if not record and (self.is_quoted or not self.delimiter):
-                continue
+        for number, record in self._numbered(strict=strict):
             count += 1
             try:
-                pair = (record, record) if isinstance(record, UnusableLine) else self._pair(record)
+                is_huge = isinstance(record, UnusableLine)
+                pair = (record, record) if is_huge else self._pair(record, errors)
             except ValueError as error:
                 if strict:
                     raise DataError(f"{self.path}, line {number:,} {error}") from error
@@ -127,15 +131,35 @@ class Records:
                 "text, or cut short"
             )
 
-    def _pair(self, record: bytes) -> BytesPair:
+    def texts(self) -> Iterator[bytes]:
+        """Yield the records of a table, and the cells of each."""
+        for number, record in self._numbered(strict=True):
+            try:
+                yield from (record, *self._cells(record))
+            except ValueError as error:
+                raise DataError(f"{self.path}, line {number:,} {error}") from error
+
+    def _numbered(self, *, strict: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of the first line of each record after the titles, and the record."""
+        lines = read_lines(self.path, strict=strict, part=RECORDS)
+        records = _records(lines, self.delimiter) if self.is_quoted else enumerate(lines, 1)
+        for number, record in islice(records, self.num_heads, None):
+            if record or (self.delimiter and not self.is_quoted):
+                yield number, record
+
+    def _cells(self, record: bytes) -> list[bytes]:
+        """Return the cells of a record; raise ValueError with what is wrong."""
+        if cells := _cells(record, self.delimiter, is_quoted=self.is_quoted):
+            return cells
+        raise ValueError("has a quote that does not end, or text after one: correct it")
+
+    def _pair(self, record: bytes, errors: str) -> BytesPair:
         """Return both sides of a record; raise ValueError with what is wrong."""
         if not self.delimiter:
             value = _parsed(record)
-            source, target = (_at(value, str(column)) for column in self.columns)
+            source, target = (_at(value, str(column), errors) for column in self.columns)
             return source, target
-        cells = _cells(record, self.delimiter, is_quoted=self.is_quoted)
-        if not cells:
-            raise ValueError("has a quote that does not end, or text after one: correct it")
+        cells = self._cells(record)
         one, other = map(int, self.columns)
         if len(cells) < max(one, other) or self.width not in (None, len(cells)):
             separator = _DELIMITERS[self.delimiter]
@@ -263,12 +287,12 @@ def _parsed(record: bytes) -> dict[str, Any]:
     return value
 
 
-def _at(value: Any, path: str) -> bytes:
+def _at(value: Any, path: str, errors: str) -> bytes:
     """Return the text at a path of keys; raise ValueError with what is wrong."""
     try:
         for key in [path] if path in value else path.split("."):
             value = value[int(key)] if isinstance(value, list) else value[key]
-        return join_lines(value.encode(errors="surrogateescape"))
+        return join_lines(value.encode(errors=errors))
     except UnicodeEncodeError:
         raise ValueError(f"has half a character at {path}: correct it") from None
     except (AttributeError, LookupError, TypeError, ValueError):
