@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from helpers import python
 from tfm.commands.score import score
 from tfm.config import ScoreConfig
 from tfm.errors import DataError, UsageError
+from tfm.folders import last_generation
 from tfm.metrics.scores import corpus_scores
 from tfm.metrics.texts import read_lines
 
@@ -52,6 +55,38 @@ def write_record(*references: object, **changes: object) -> None:
 
 def pipe_in(monkeypatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+RECORDED = """
+import sys
+from tfm.folders.last_generation import LastGeneration
+languages = {"source_language": "en", "language": "de"}
+if sys.argv[1:]:
+    LastGeneration(model=(), source="in", references=tuple(sys.argv[1:]), **languages).save()
+else:
+    print(*LastGeneration.load().references)
+"""
+
+
+def test_of_several_pipelines_each_has_its_own_reference(elsewhere):
+    pipes = {f"{number}.de": os.pipe() for number in range(3)}
+    for reference, (_, writing) in pipes.items():
+        assert python("-c", RECORDED, reference, stdout=writing).returncode == 0
+    for reference, (reading, writing) in pipes.items():
+        assert python("-c", RECORDED, stdin=reading).stdout == f"{reference}\n"
+        os.close(reading)
+        os.close(writing)
+    assert python("-c", RECORDED, stdin=subprocess.DEVNULL).stdout == "2.de\n"
+
+
+def test_records_of_pipes_do_not_accumulate(elsewhere, monkeypatch):
+    record = last_generation.LastGeneration.load()
+    for number in range(40):
+        path = last_generation.FILE.with_name(f".last-generation.{number}.json")
+        monkeypatch.setattr(last_generation, "_file_of", lambda _, path=path: path)
+        record.save()
+    assert path.is_file()
+    assert len([*Path("runs").iterdir()]) <= 21
 
 
 def test_piped_translations_are_scored_against_the_recorded_reference(monkeypatch, files):

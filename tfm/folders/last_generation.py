@@ -1,6 +1,9 @@
 """The record of the text that `tfm generate` translated last, for `tfm score` after a pipe."""
 
+import os
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from tfm.reporting import say
 
 FORMAT = 2
 FILE = RUNS_ROOT / LAST_GENERATION
+_MAX_PIPES = 20  # of the last pipes that were written to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +37,34 @@ class LastGeneration:
 
     @classmethod
     def load(cls) -> "LastGeneration":
-        """Read the record; it is empty if there is none, and with a warning if it is damaged."""
-        if FILE.is_file():
+        """Read the record of the pipe at standard input, or else the last one.
+
+        It is empty if there is none, and with a warning if it is damaged.
+        """
+        of_pipe = _file_of(0)
+        path = of_pipe if of_pipe.is_file() else FILE
+        if path.is_file():
             try:
-                return read_record(FILE, cls, format_=FORMAT, advice="generate again")
+                return read_record(path, cls, format_=FORMAT, advice="generate again")
             except (DataError, OSError) as error:
                 reason = explain_os_error(error) if isinstance(error, OSError) else error
                 say(f"warning: the record of the last generation is not used: {reason}")
         return cls(model=(), source="", references=(), source_language="", language="")
 
     def save(self) -> None:
-        """Write the record, or warn that it cannot be written."""
+        """Write the record, also as that of a pipe, or warn that it cannot be written."""
         try:
-            write_record(FILE, self, format_=FORMAT)
+            for path in {FILE, _file_of(1)}:
+                write_record(path, self, format_=FORMAT)
         except OSError as error:
             say(
                 f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this "
                 "time"
             )
+        with suppress(OSError):  # another process may have removed them
+            records = sorted(RUNS_ROOT.glob(f".{FILE.stem}.*.json"), key=os.path.getmtime)
+            for old in records[:-_MAX_PIPES]:
+                old.unlink()
 
     def is_about(self, reference: object) -> bool:
         """Return whether a file is the first reference of its text."""
@@ -81,3 +95,12 @@ class LastGeneration:
         """The file of the text; None if it was standard input, or is gone."""
         path = Path(self.source)
         return path if path.is_file() else None
+
+
+def _file_of(descriptor: int) -> Path:
+    """Return the file of the record of a pipe, which is alike at both ends, or else of the last."""
+    with suppress(OSError):  # the stream is closed
+        status = os.fstat(descriptor)
+        if stat.S_ISFIFO(status.st_mode):
+            return FILE.with_name(f".{FILE.stem}.{status.st_ino}.json")
+    return FILE
