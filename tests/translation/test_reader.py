@@ -196,7 +196,7 @@ def test_lines_that_have_arrived_are_yielded_before_blocking(
                 file.close()
         return is_readable(descriptor)
 
-    monkeypatch.setattr(reader, "_is_readable", is_ready)
+    monkeypatch.setattr(reader, "is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None, chunk_lines=chunk_lines) as chunks:
         for chunk in chunks:
             assert (chunk[0].number, len(chunk) <= chunk_lines) == (len(lines) + 1, True)
@@ -206,7 +206,7 @@ def test_lines_that_have_arrived_are_yielded_before_blocking(
 
 
 def test_a_line_is_yielded_as_soon_as_its_paired_line_has_arrived(monkeypatch):
-    monkeypatch.setattr(reader, "_is_readable", never_wait)
+    monkeypatch.setattr(reader, "is_readable", never_wait)
     with (
         pipe() as (path, file),
         pipe() as (other_path, other),
@@ -232,7 +232,7 @@ def test_reading_blocks_again_if_another_program_has_read_the_data(monkeypatch):
             file.close()
         return wait or is_readable(descriptor)
 
-    monkeypatch.setattr(reader, "_is_readable", is_ready)
+    monkeypatch.setattr(reader, "is_readable", is_ready)
     with pipe() as (path, file), LineReader(path, None) as text:
         parts = [b"se", b"", b"ven\nei", b"", b"ght"]
         assert [texts_of(chunk) for chunk in text] == [["seven"], ["eight"]]

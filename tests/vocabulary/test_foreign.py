@@ -2,6 +2,7 @@
 
 import io
 from itertools import chain, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +164,8 @@ def test_a_dataset_a_model_and_a_run_name_the_same_pieces(data_dir, trained_run)
         load_subword_models([data_dir.parent])
     with pytest.raises(UsageError, match="does not exist"):
         load_subword_models([data_dir / "nothing"])
+    with pytest.raises(UsageError, match="null is a pipe or a device, but is read twice: write it"):
+        load_subword_models([Path("/dev/null")])
     with pytest.raises(UsageError, match="is a folder, which has all subword models"):
         load_subword_models([data_dir, data_dir / "bpe.model"])
 

@@ -155,12 +155,13 @@ class TextFile:
 
     def _recognize(self, size: int, *, waits: bool) -> bool:
         """Find out what the text is, if enough of it has arrived."""
-        start = self._first_bytes(size)
-        while start is None:
-            self._file.look_ahead(size, waits=waits)
-            start = self._first_bytes(size)
-            if start is None and not waits:
-                return False
+        start = self._file.look(_MAGIC_BYTES, size, waits=waits)
+        if start and (unpacked := open_packed(self._file, start)):
+            self._unpacked, self._content = unpacked, _Arriving(self._unpack)
+        if start is not None:
+            start = self._content.look(START_BYTES, size, waits=waits or self.is_packed)
+        if start is None:
+            return False
         if self._decodes and (told := _told_encoding(start)):
             self.encoding = told
             self._decoder = codecs.getincrementaldecoder(told)()
@@ -168,16 +169,6 @@ class TextFile:
             self._check_start(start)
         self._start = start
         return True
-
-    def _first_bytes(self, size: int) -> bytes | None:
-        """Return the first bytes of the text; None if too few have arrived."""
-        start = self._file.start(_MAGIC_BYTES)
-        if start and (unpacked := open_packed(self._file, start)):
-            self._unpacked = unpacked
-            self._content = _Arriving(self._unpack)
-            while self._content.start(START_BYTES) is None:
-                self._content.look_ahead(size)
-        return start and self._content.start(START_BYTES)
 
     def _decoded(self, data: bytes, size: int) -> bytes:
         """Return the next bytes in UTF-8; read on if they end within a character."""
@@ -258,25 +249,33 @@ class _Arriving:
         self._ahead, self._has_ended = b"", False
         self.num_bytes = 0
 
-    def start(self, size: int) -> bytes | None:
+    def look(self, size: int, block_size: int, *, waits: bool) -> bytes | None:
         """Return `size` bytes or more, a line, or the whole file; None if too few have arrived."""
-        is_enough = self._has_ended or len(self._ahead) >= size or b"\n" in self._ahead
-        return self._ahead if is_enough else None
-
-    def look_ahead(self, size: int, *, waits: bool = True) -> None:
-        """Read at most `size` bytes that stay to be read."""
-        while (data := self._read(size)) is None and waits:
-            select.select([self._file], [], [])
-        self._has_ended = data == b""
-        self._ahead += data or b""
+        while not (self._has_ended or len(self._ahead) >= size or b"\n" in self._ahead):
+            if not waits and not is_readable(self._file, wait=False):
+                return None
+            self._fetch(block_size, waits=waits)
+        return self._ahead
 
     def read(self, size: int, *, waits: bool = True) -> bytes | None:
         """Return at most `size` bytes, and none only at the end; None if none have arrived."""
         if not self._ahead and not self._has_ended:
-            self.look_ahead(size, waits=waits)
+            self._fetch(size, waits=waits)
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         self.num_bytes += len(data)
         return data if data or self._has_ended else None
+
+    def _fetch(self, size: int, *, waits: bool) -> None:
+        while (data := self._read(size)) is None and waits:
+            is_readable(self._file, wait=True)
+        self._has_ended = data == b""
+        self._ahead += data or b""
+
+
+def is_readable(file: Any, *, wait: bool) -> bool:
+    """Return whether reading would not block, after waiting for data if `wait`."""
+    readable, _, _ = select.select([file], [], [], None if wait else 0)
+    return bool(readable)
 
 
 def wide_encoding(sample: bytes) -> str | None:

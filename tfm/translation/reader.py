@@ -1,6 +1,5 @@
 """Reading lines to translate as they arrive, along with the lines of a second file."""
 
-import select
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from tfm.errors import DataError
+from tfm.text.files import is_readable
 from tfm.text.formats import open_text
 from tfm.text.lines import BYTE_ORDER_MARK, STANDARD_INPUT, decode_lines
 from tfm.text.segments import REFERENCE, SOURCE
@@ -203,7 +203,7 @@ class _ArrivingLines:
         return self._lines.popleft()[:limit]
 
     def _is_readable(self, *, wait: bool) -> bool:
-        return self._text.is_packed or _is_readable(self._file.fileno(), wait=wait)
+        return self._text.is_packed or is_readable(self._file.fileno(), wait=wait)
 
     def _read(self) -> None:
         data: bytes | None = b""
@@ -220,9 +220,3 @@ class _ArrivingLines:
             lines[0] = bytes(self._partial)
             self._partial = bytearray(lines.pop())
             self._lines.extend(line + b"\n" for line in lines)
-
-
-def _is_readable(descriptor: int, *, wait: bool) -> bool:
-    """Return whether reading would not block, after waiting for data if `wait`."""
-    readable, _, _ = select.select([descriptor], [], [], None if wait else 0)
-    return bool(readable)

@@ -61,6 +61,8 @@ def load_subword_models(paths: Sequence[Path]) -> list[SubwordModel]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist: check the path of the subword model")
+        if not (path.is_dir() or path.is_file()):
+            raise UsageError(f"{path} is a pipe or a device, but is read twice: write it to a file")
         if path.is_dir() and len(paths) > 1:
             raise UsageError(f"{path} is a folder, which has all subword models: give it alone")
         if other := other_file(path):
