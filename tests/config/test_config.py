@@ -363,6 +363,11 @@ def test_facts_about_a_call_are_compared_with_settings():
         check_facts([OptimizerConfig(freeze=("encoder",))], {"--from": None})
 
 
+def test_a_vocabulary_may_have_thousands_of_tags():
+    symbols = " ".join(f"<{number:030}>" for number in range(5_000))
+    assert settings_from(SubwordConfig, {"symbols": symbols}).symbols == symbols
+
+
 def test_defaults_that_do_not_fit_given_settings_are_left_out():
     defaults = {"vocab_size": 500, "symbols": "<x>"}
     given = {"subwords": ("x",)}

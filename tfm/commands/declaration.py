@@ -30,7 +30,6 @@ from tfm.errors import UsageError, refuse
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 TextPairs = tuple[tuple[Path, Path], ...]  # source and target file of each text
-Line = Annotated[str, re.compile(".*", re.DOTALL), "text"]  # of any length
 
 _PATH_KINDS = (Path | None, tuple[Path, ...], TextPairs)  # of parameters that may be text in Python
 _PATH_METAVARS = ("FILE", "MODEL", "PATH")  # of settings

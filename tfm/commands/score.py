@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tfm.commands.declaration import (
     Flag,
-    Line,
     NewFile,
     argument,
     command,
@@ -20,7 +19,7 @@ from tfm.commands.declaration import (
 )
 from tfm.config import ScoreConfig, settings_from
 from tfm.config.schema import Given, Rules, find_problems
-from tfm.config.values import shown
+from tfm.config.values import Line, shown
 from tfm.disk.files import STDIN_FILE, is_same_file
 from tfm.disk.paths import (
     STANDARD_STREAM,

@@ -6,7 +6,7 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import Any, overload
 
-from tfm.commands.declaration import Line, argument
+from tfm.commands.declaration import argument
 from tfm.config import (
     InferenceConfig,
     InferenceDevice,
@@ -16,7 +16,7 @@ from tfm.config import (
     settings_from,
     settings_to,
 )
-from tfm.config.values import shown
+from tfm.config.values import Line, shown
 from tfm.errors import DataError, UsageError
 from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder, ensemble_info

@@ -1,6 +1,7 @@
 """The settings of preparing text: defaults, units, limits and help."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ from tfm.config.schema import (
     count,
     setting,
 )
-from tfm.config.values import shown
+from tfm.config.values import Line, shown
 
 _TAG = re.compile(r"<[A-Za-z0-9_-]{1,30}>|>>[A-Za-z0-9_-]{1,30}<<")  # as OPUS-MT's >>fra<<
 _RESERVED_PIECES = re.compile(r"<(pad|s|unk|0x..)>")  # of SentencePiece
@@ -178,7 +179,7 @@ class SubwordConfig(Settings, section="subword"):
     byte_fallback: bool = setting(
         True, "Spell uncovered characters in UTF-8 bytes instead of an unknown token."
     )
-    symbols: str | None = setting(
+    symbols: Line | None = setting(
         None, "Tags such as '<bt> <2fr>' to reserve a piece for, besides the recipe's."
     )
     sample_sentences: int = setting(
@@ -197,7 +198,7 @@ class SubwordConfig(Settings, section="subword"):
         symbols = (self.symbols or "").split()
         if problem := next(filter(None, map(tag_problem, symbols)), None):
             yield Problem("symbols", f"symbols in [subword] {problem}")
-        if repeated := next((each for each in symbols if symbols.count(each) > 1), None):
+        if repeated := next((tag for tag, n in Counter(symbols).items() if n > 1), None):
             yield Problem("symbols", f"symbols in [subword] have {repeated} twice: give it once")
         num_fixed = _NUM_SPECIAL + _NUM_BYTES * self.byte_fallback + len(symbols)
         if self.vocab_size is not None and not self.subwords and self.vocab_size <= num_fixed:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import reprlib
 import types
 import typing
@@ -18,6 +19,8 @@ from tfm.config.suggestions import did_you_mean
 T = TypeVar("T")
 
 Values = Mapping[str, Any]
+
+Line = Annotated[str, re.compile(".*", re.DOTALL), "text"]  # of any length
 
 # A float in a record that is NaN or infinite if training diverged; others must be finite.
 Measured = Annotated[float, "may be NaN"]
