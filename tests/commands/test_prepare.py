@@ -525,6 +525,7 @@ def test_rows_of_a_table_that_cannot_be_used_are_dropped_and_counted(
         prepare(recipe, data_dir, overrides, share=Share(number, num_shares))
     assert prepare(recipe, data_dir, overrides, text_only=True).is_new
     assert not prepare(recipe, data_dir, overrides, text_only=True).is_new
+    assert not (data_dir / "raw").exists()
     again = " again" if columns == (3, 2) else ""
     files = Manifest.load(data_dir).shard_files(["train"])
     sources, targets = ([line for each in files for line in lines(each[side])] for side in (0, 1))

@@ -74,18 +74,18 @@ class TextSources:
         self._described: set[Path] = set()  # how their records are read
         self._checksums_path = data_dir / CHECKSUMS
         # {(archive or None, member or URL or path): where the text is unpacked}. Local files are
-        # read in place, except for .gz. Names in an archive never become paths.
+        # read in place. Names in an archive never become paths.
         self._unpacked: dict[tuple[str | None, str], Path] = {}
         for split in SPLITS:
             for number, text in enumerate(recipe.texts(split), 1):
                 languages = (recipe.source, recipe.target)[-len(text.sides) :]
                 for language, side in zip(languages, text.sides, strict=True):
-                    if text.archive is not None or is_url(side) or side.endswith(".gz"):
+                    if text.archive is not None or is_url(side):
                         name = f"{split}-{number}.{language}{_format_suffix(side)}"
                         self._unpacked.setdefault((text.archive, side), raw_dir / name)
 
         for number, mono in enumerate(recipe.mono, 1):
-            if is_url(mono.side) or mono.side.endswith(".gz"):
+            if is_url(mono.side):
                 path = raw_dir / f"mono-{number}.{mono.language}{_format_suffix(mono.side)}"
                 self._unpacked.setdefault((None, mono.side), path)
 
@@ -138,7 +138,7 @@ class TextSources:
         }
 
     def unpack(self, fetched: dict[str, FetchedFile]) -> None:
-        """Unpack all texts from the files that `fetch` returned, and from local .gz files.
+        """Unpack all texts from the files that `fetch` returned.
 
         The checksums of files that the recipe has none of are recorded once they prove intact.
         """
@@ -154,8 +154,7 @@ class TextSources:
         names = {file.url: file.name for file in self.recipe.downloads()}
         for (archive, side), path in self._unpacked.items():
             if archive is None:
-                packed = fetched[names[side]].path if is_url(side) else Path(side)
-                unpack_file(packed, path)
+                unpack_file(fetched[names[side]].path, path)
         unverified = [file for file in self.recipe.downloads() if not file.has_checksum]
         if unverified and self._verify:
             checksums = {file.url: fetched[file.name].sha256 for file in unverified}
