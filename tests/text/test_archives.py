@@ -103,7 +103,7 @@ def test_a_header_that_promises_more_than_any_disk_holds_is_refused_at_once(tmp_
 
 
 def test_skipped_content_that_expands_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 1 << 16)
+    monkeypatch.setattr("tfm.text.files.ALWAYS_ALLOWED_BYTES", 1 << 16)
     packed = write_tar(tmp_path / "x.tgz", [("x", bytes(1 << 24)), ("a.en", TEXT)])
     with pytest.raises(DataError, match="expands to more than 100 times"):
         extract_members(packed, {"a.en": tmp_path / "a.en"})
@@ -120,7 +120,7 @@ def test_damage_after_the_last_requested_member_is_detected(tmp_path):
 
 @pytest.mark.parametrize("name", ["bomb", "bomb.gz"])
 def test_content_that_expands_too_much_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 10_000)
+    monkeypatch.setattr("tfm.text.files.ALWAYS_ALLOWED_BYTES", 10_000)
     zeros = bytes(5_000_000)
     packed = write_tar(
         tmp_path / "x.tgz", [(name, gzip.compress(zeros) if name.endswith(".gz") else zeros)]
@@ -281,8 +281,8 @@ def test_wanted_files_of_a_zip_archive_are_extracted_without_their_folders(tmp_p
 
 def test_wanted_files_that_together_expand_too_much_are_refused(tmp_path, monkeypatch):
     packed = write_zip(tmp_path / "x.zip", [(f"{i}.en", bytes(1000)) for i in range(20)])
-    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 10_000)
-    monkeypatch.setattr(archives, "MAX_EXPANSION", 1)
+    monkeypatch.setattr("tfm.text.files.ALWAYS_ALLOWED_BYTES", 10_000)
+    monkeypatch.setattr("tfm.text.files.MAX_EXPANSION", 1)
     with pytest.raises(DataError, match="expands to more than"):
         extract_files(packed, tmp_path, lambda name: True)
     assert files_below(tmp_path) == {"x.zip"}

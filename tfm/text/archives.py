@@ -20,7 +20,7 @@ from typing import Any
 from tfm.disk.files import atomic_write
 from tfm.errors import DataError
 from tfm.reporting import Progress
-from tfm.text.files import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION, damage_errors, open_packed
+from tfm.text.files import check_expansion, damage_errors, open_packed
 
 _BLOCK_BYTES = 1 << 20
 _START_BYTES = 16  # which tell how a file is compressed
@@ -91,7 +91,8 @@ def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool])
             name = PureWindowsPath(info.filename).name  # "/" and "\\" separate folders
             if _is_file(info) and is_wanted(name):
                 infos[name] = info
-        _check_expansion(archive, sum(info.file_size for info in infos.values()))
+        num_bytes = sum(info.file_size for info in infos.values())
+        check_expansion(archive, archive.stat().st_size, num_bytes)
         for name, info in infos.items():
             _write(_open_zip_member(directory, info, archive), folder / name, archive=archive)
 
@@ -128,7 +129,7 @@ class _TarStream:
         if not block:
             raise tarfile.ReadError("it ends too early")
         self._num_bytes += len(block)
-        _check_expansion(self._archive, self._num_bytes)
+        check_expansion(self._archive, self._archive.stat().st_size, self._num_bytes)
         return block
 
 
@@ -194,14 +195,4 @@ def _write(content: Any, output: Path, *, archive: Path) -> None:
     with atomic_write(output) as file:
         while block := content.read(_BLOCK_BYTES):
             num_bytes += file.write(block)
-            _check_expansion(archive, num_bytes)
-
-
-def _check_expansion(archive: Path, num_bytes: int) -> None:
-    """Raise DataError if an archive of text cannot hold content of this size."""
-    size = archive.stat().st_size
-    if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * size):
-        raise DataError(
-            f"{archive} holds data that expands to more than {MAX_EXPANSION} times its compressed "
-            f"size of {size:,} bytes, which text does not: check where the file comes from"
-        )
+            check_expansion(archive, archive.stat().st_size, num_bytes)

@@ -96,6 +96,15 @@ def open_packed(file: Any, start: bytes) -> Any | None:
         ) from error
 
 
+def check_expansion(name: object, packed_bytes: int, num_bytes: int) -> None:
+    """Raise DataError if compressed text of a size cannot have this size unpacked."""
+    if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed_bytes):
+        raise DataError(
+            f"{name} expands to more than {MAX_EXPANSION} times its compressed size, which text "
+            "does not: check where it comes from"
+        )
+
+
 def damage_errors() -> tuple[type[Exception], ...]:
     """Return the errors of decompressors; an OSError of theirs has no number."""
     zstd = sys.modules.get(_ZSTD)
@@ -192,12 +201,7 @@ class TextFile:
             raise DataError(
                 f"{self._name} is truncated or damaged ({error}): replace it by an intact copy"
             ) from error
-        num_bytes = self._num_bytes + len(data)
-        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._file.num_bytes):
-            raise DataError(
-                f"{self._name} expands to more than {MAX_EXPANSION} times its compressed size, "
-                "which text does not: check where it comes from"
-            )
+        check_expansion(self._name, self._file.num_bytes, self._num_bytes + len(data))
         return data
 
     def _check(self, data: bytes) -> None:
