@@ -226,15 +226,13 @@ def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a small UTF-8 text file atomically."""
     with atomic_write(path) as file:
-        file.write(text.encode(errors="backslashreplace"))  # paths that are not UTF-8
+        # Paths that are not UTF-8 contain surrogates, which JSON can hold only as escapes.
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # Paths that are not UTF-8 contain surrogates, which JSON can hold only as escapes.
-    with atomic_write(path) as file:
-        file.write(text.encode(errors="backslashreplace"))
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_record(path: Path, record: Any, *, format_: int) -> None:
