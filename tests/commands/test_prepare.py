@@ -271,7 +271,7 @@ def test_another_dataset_is_not_overwritten_without_force(data_dir, prepare_text
     assert Manifest.load(data_dir).splits() == ["train", "valid"]
 
 
-NOT_WRITTEN = ["train.en", "valid.de", "train.2.en", "mono.txt", "bpe.target.model"]
+NOT_WRITTEN = ["train.en", "valid.de", "train.2.en", "mono.txt", "bpe.target.model", "bpe.vocab"]
 NOT_WRITTEN += ["dropped.txt", "runs.json", "seen.safetensors", "bin/dataset.json"]
 
 

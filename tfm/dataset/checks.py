@@ -47,7 +47,8 @@ def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool)
     check_outputs([written], recipe.local_paths())
     outputs = written.files
     if not text_only:
-        outputs += model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
+        models = model_paths(out_dir, separate=False) + model_paths(out_dir, separate=True)
+        outputs += models + [path.with_suffix(".vocab") for path in models]
     if not (out_dir / "manifest.json").exists():
         parts = (out_dir.glob(f"train.[1-9]*.{language}") for language in languages)
         mono = filter(Path.is_file, out_dir.glob("mono.*"))
