@@ -82,10 +82,13 @@ def test_the_clean_step_tells_how_text_was_normalized(manifest):
         assert Manifest.load(manifest.data_dir).normalization == rules
 
 
-def test_the_normalization_of_a_later_version_is_refused(manifest):
-    later = {"space": True, "unicode": True, "version": 3}
-    manifest.record("clean", inputs={"normalization": later}, outputs=[], result={})
-    with pytest.raises(DataError, match="version is 3"):
+LATER = {"space": True, "unicode": True, "version": 3}
+
+
+@pytest.mark.parametrize(("rules", "why"), [(LATER, "version is 3"), (None, "must be a table")])
+def test_the_normalization_of_a_later_version_is_refused(manifest, rules, why):
+    manifest.record("clean", inputs={"normalization": rules}, outputs=[], result={})
+    with pytest.raises(DataError, match=why):
         _ = manifest.normalization
 
 

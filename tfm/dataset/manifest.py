@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.config import Normalization, Settings, Task, Values
-from tfm.config.values import from_table
+from tfm.config.values import convert
 from tfm.dataset.shards import Shard, TrainingText, sum_of_texts
 from tfm.disk.files import have_sizes, read_record, sha256_of, write_record
 from tfm.disk.paths import DATA_ROOT, kind_of, where_instead
@@ -151,14 +151,15 @@ class Manifest:
     @property
     def normalization(self) -> Normalization:
         """The rules by which the clean step normalized the text."""
-        inputs = self.inputs("clean") or {}
+        table = (self.inputs("clean") or {}).get("normalization", {})
         try:
-            return from_table(Normalization, inputs.get("normalization", {}))
+            rules: Normalization = convert(table, Normalization, "normalization")
         except ValueError as error:
             raise DataError(
                 f"{self.data_dir / 'manifest.json'} has a normalization that this tfm does not "
                 f"know ({error}): prepare the dataset again"
             ) from error
+        return rules
 
     def text_path(self, split: str, language: str) -> Path:
         """Return the path of the text of a split in one language."""
