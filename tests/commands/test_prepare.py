@@ -364,6 +364,10 @@ def test_other_text_that_is_not_usable_is_named(tmp_path, prepare_text, recipe):
     mono = (MonoText(language="de", text=str(tmp_path / "mono")),)
     with pytest.raises(DataError, match=r"2 of 2 lines of .*mono are not UTF-8: .*iconv"):
         prepare_text(dataclasses.replace(recipe, mono=mono))
+    (tmp_path / "m.csv").write_text('"a, b",1\n')
+    table = (MonoText(language="de", text=str(tmp_path / "m.csv")),)
+    with pytest.raises(DataError, match=r"m\.csv is a table \(CSV\), not one sentence per line: "):
+        prepare_text(dataclasses.replace(recipe, mono=table))
     prepare_text()
     valid = (dataclasses.replace(recipe.valid[0], lines=3000),)
     with pytest.raises(DataError, match="4 lines, but should have 3,000"):

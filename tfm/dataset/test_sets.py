@@ -27,8 +27,9 @@ from tfm.text.download import fetch
 from tfm.text.files import suffix_of
 from tfm.text.formats import TABLES
 from tfm.text.languages import closest
-from tfm.text.lines import read_every_line
+from tfm.text.lines import read_lines
 from tfm.text.records import Records
+from tfm.text.segments import ALL
 from tfm.text.sources import Downloads
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def read_protected(
             if suffix_of(existing_file(path).name) in TABLES:
                 lines += Records.of(path, (1, 2), languages).texts()
             else:
-                lines += read_every_line(path, strict=True)
+                lines += read_lines(path, strict=True, part=ALL)
             continue
         named = NamedSet.parse(str(path))
         named = named if named.pair else named.between(*languages)

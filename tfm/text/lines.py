@@ -1,15 +1,14 @@
 """Read text line by line."""
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tfm.errors import DataError, explain_os_error
-from tfm.text.files import PIPE, TextFile, conversion, suffix_of
-from tfm.text.formats import TABLES, open_text
-from tfm.text.segments import ALL
+from tfm.text.files import PIPE, TextFile, conversion
+from tfm.text.formats import open_text
 
 BYTE_ORDER_MARK = "\ufeff"
 STANDARD_INPUT = "standard input"
@@ -45,8 +44,7 @@ def read_pairs(
     parts: Sequence[str | None] = (None, None),
 ) -> Iterator[BytesPair]:
     """Read line pairs one by one, with the arguments of `read_blocks`."""
-    options: Mapping[str, Any] = {"strict": strict, "num_lines": num_lines, "parts": parts}
-    blocks = read_blocks(source_path, target_path, **options)
+    blocks = read_blocks(source_path, target_path, strict=strict, num_lines=num_lines, parts=parts)
     for sources, targets in blocks:
         yield from zip(sources, targets, strict=True)
 
@@ -102,12 +100,6 @@ def read_lines(path: Path, *, strict: bool, part: str | None = None) -> Iterator
     plain.
     """
     return chain.from_iterable(_read_blocks(path, part, strict=strict))
-
-
-def read_every_line(path: Path, *, strict: bool) -> Iterator[bytes]:
-    """Read the lines of a text that users give, of all parts or columns, as `read_lines` does."""
-    part = None if suffix_of(path.name) in TABLES else ALL
-    return read_lines(path, strict=strict, part=part)
 
 
 def in_chunks(pairs: Iterable[BytesPair]) -> Iterator[list[BytesPair]]:

@@ -26,9 +26,9 @@ from tfm.text.corpus.texts import (
 from tfm.text.download import CHECKSUMS, FetchedFile, fetch, located
 from tfm.text.files import suffix_of
 from tfm.text.formats import MEMORIES, SEGMENTS, columns_in, format_of
-from tfm.text.lines import BytesPair, UnusableLine, read_every_line, read_pairs
+from tfm.text.lines import BytesPair, UnusableLine, read_lines, read_pairs
 from tfm.text.records import Records
-from tfm.text.segments import REFERENCE, SOURCE
+from tfm.text.segments import ALL, REFERENCE, SOURCE
 from tfm.text.tags import untagged
 from tfm.text.tmx import read_tmx
 from tfm.text.trees import Tree, linearize, normalize, read_trees, words_of
@@ -228,7 +228,7 @@ class TextSources:
     def lines(self, language: str) -> Iterator[bytes]:
         """Read the lines of the monolingual texts in a language, some perhaps not UTF-8."""
         for path in self.mono_paths(language):
-            yield from read_every_line(path, strict=False)
+            yield from read_lines(path, strict=False, part=ALL)
 
     def mono_paths(self, language: str) -> list[Path]:
         """Return the files of the monolingual texts in a language."""
