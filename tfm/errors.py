@@ -86,8 +86,10 @@ class UsageError(TfmError):
 
     exit_code = 2
 
-    def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, problems: Sequence[object] = (), *, exit_code: int | None = None
+    ) -> None:
+        super().__init__(message, exit_code=exit_code)
         self.problems = problems
 
 

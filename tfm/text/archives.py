@@ -89,8 +89,13 @@ def extract_files(archive: Path, folder: Path, is_wanted: Callable[[str], bool])
         directory = zipfile.ZipFile(packed)
         for info in directory.infolist():
             name = PureWindowsPath(info.filename).name  # "/" and "\\" separate folders
-            if _is_file(info) and is_wanted(name):
-                infos[name] = info
+            if not _is_file(info) or not is_wanted(name) or name.startswith("._"):  # of macOS
+                continue
+            if name in infos:
+                raise DataError(
+                    f"{archive} has several files {name}: unpack it, and name one of its folders"
+                )
+            infos[name] = info
         num_bytes = sum(info.file_size for info in infos.values())
         check_expansion(archive, archive.stat().st_size, num_bytes)
         for name, info in infos.items():

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from dataclasses import replace
 
 import pytest
 import sentencepiece
@@ -12,6 +13,8 @@ from tfm.commands.export import export
 from tfm.commands.import_model import import_model
 from tfm.commands.translator import Translator
 from tfm.errors import UsageError
+from tfm.folders.model_folder import ModelFolder
+from tfm.folders.saving import save_checkpoint
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -74,3 +77,11 @@ def test_two_segmentations_of_one_vocabulary_are_one_package(tmp_path):
 def test_separate_vocabularies_are_refused(make_model):
     with pytest.raises(UsageError, match="one SentencePiece model for both languages"):
         export(make_model(tied_embeddings="none"), format="argos")
+
+
+def test_several_languages_are_refused(make_model):
+    found = ModelFolder(make_model(joint=True))
+    info, files = replace(found.info, target="de+fr"), found.vocabulary.files()
+    save_checkpoint(found.path, info, found.weights(), subword_files=files)
+    with pytest.raises(UsageError, match="a package for each pair of languages"):
+        export(found.path, format="argos")

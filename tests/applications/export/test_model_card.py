@@ -18,7 +18,7 @@ def test_the_card_has_languages_data_quality_and_settings(trained_run, tmp_path)
     folder = export(trained_run, format="huggingface", out=tmp_path / "out").out_dir
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
-    assert "language:\n- en\n- de\n" in front
+    assert 'language:\n- "en"\n- "de"\n' in front
     assert not any(line.startswith("license:") for line in front.splitlines())
     assert "Dataset `tiny`" in text
     assert "num_heads = 2" in text

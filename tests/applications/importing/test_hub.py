@@ -143,7 +143,7 @@ def test_a_model_is_imported_by_name_and_its_commit_recorded(hub, run, tmp_path)
         ),
         ([NAME], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 1, "the Hugging Face Hub cannot be reach"),
         (["x/y--z"], {}, 2, "x/y--z is neither a path here nor a model"),
-        (["cache/model"], {}, 2, "cache/model does not exist: check its name"),
+        (["cache/model"], {}, 2, "cache/model does not exist: name a folder"),
         ([".", "--revision", "v1"], {}, 2, "--revision is for models of the Hugging Face Hub"),
     ],
 )

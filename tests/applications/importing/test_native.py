@@ -87,6 +87,11 @@ def test_mistakes_in_an_archive_name_the_archive(tmp_path):
         file.writestr("b.txt", "")
     with pytest.raises(UsageError, match=f"^{archive} has neither"):
         import_model(archive)
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in ("en-de/a.npz", "__MACOSX/en-de/._a.npz", "en-fr/a.npz"):
+            file.writestr(name, "")
+    with pytest.raises(DataError, match=f"^{archive} has several files a.npz"):
+        import_model(archive)
     assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
 
 
@@ -144,7 +149,7 @@ def test_weights_of_other_kinds_are_refused(tmp_path, weights):
     [
         ("</s>: 0\n<unk>: 1\na: 0\n", r"the id of 'a' is '0'"),
         ("</s>: 0\n<unk>: -1\n", r"the id of '<unk>' is '-1'"),
-        ("a: 0\nb: 1\n", "is not in list"),
+        ("a: 0\nb: 1\n", r"it names 2 of \d+ pieces"),
         ("</s>: 0\n<unk>: 1\n- a\n", "line 3 is not YAML"),
         ("</s>: 0\n</s>: 1\n", "line 2 has a key again"),
         ('</s>: 0\n<unk>: 1\n"\\uD800": 2\n', "line 3 is not YAML"),

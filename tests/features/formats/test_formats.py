@@ -297,6 +297,7 @@ DIALECTS = r"""<?xml version="1.0"?>
 two</source>‹<target/>|<target>«One
 two»</target>›</trans-unit>
   <trans-unit id="3"><source>One</source><target state="translated">Eins</target></trans-unit>
+  <trans-unit id="10" approved="yes"><source>OK</source><target>OK</target></trans-unit>
   <trans-unit id="4" translate="no"><source>One</source><target></target></trans-unit>
   <trans-unit id="5"><source>One</source><target>«One»</target>
     <alt-trans><source>One</source><target></target></alt-trans></trans-unit>
@@ -324,6 +325,7 @@ id="m" translate="no">c</x:mrk></x:target>›</x:segment><x:segment state="initi
 </translation></message><message><source>One
 two</source><translation type="unfinished">‹|«One
 two»›</translation></message><message><source>One</source><translation>Eins</translation></message>
+<message><source>OK</source><translation>OK</translation></message>
 <message numerus="yes"><source>One</source><translation
 >‹|<numerusform>«One»</numerusform>›</translation></message><message numerus="yes"><source>One
 </source>‹|<translation type="unfinished"><numerusform>«One»
@@ -444,6 +446,11 @@ damaged
 """
 
 
+def test_the_reading_of_ruby_characters_is_copied():
+    document, expected = marked("<p>«seven» <ruby>«cars»<rt>x</rt></ruby> «red»</p>")
+    assert translated(document, "html") == expected
+
+
 @pytest.mark.parametrize("start", ["", "\ufeff"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_sentences_of_subtitles_are_cut_where_cues_end(start, end, capsys):
@@ -456,6 +463,7 @@ def test_sentences_of_subtitles_are_cut_where_cues_end(start, end, capsys):
     "cues",
     [
         ["{\\an8}«I am»\\N«so»", "{\\an8}«tired.»"],
+        ["«I am»‹| ›<br>«so»", "«tired.»"],
         [" \n«a»", "«a»\n ", "«a»\n«c d»", "«c d»\n«e.»"],
         ["\n«one two»", "«a»\n\n«b»", "«c»"],
         ["<c>«a»</c>‹| ›<0:01.5><c>‹ |›«b»</c>", "«a b»\n«c»"],

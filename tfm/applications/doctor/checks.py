@@ -91,8 +91,9 @@ def check_packages() -> Findings:
     by_extra: dict[str, list[Requirement]] = {}
     with suppress(metadata.PackageNotFoundError):
         for each in map(Requirement, metadata.requires(DISTRIBUTION) or []):
-            extra = _EXTRA.search(str(each.marker))
-            by_extra.setdefault(extra[1] if extra else "", []).append(each)
+            found = _EXTRA.search(str(each.marker))
+            needed = by_extra.setdefault(extra := found[1] if found else "", [])
+            needed += [each] if _applies(each, extra) else []
     if not (needed := by_extra.pop("", [])):
         message = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
         yield Finding("packages", message, "warning", "in the checkout, run pip install -e .")
@@ -126,8 +127,21 @@ def _version(requirement: Requirement) -> str | None:
 
 
 def _is_new(requirement: Requirement) -> bool:
+    """Return whether a package and its extras are there, in versions that are new enough."""
     version = _version(requirement)
-    return version is not None and requirement.specifier.contains(version, prereleases=True)
+    if version is None or not requirement.specifier.contains(version, prereleases=True):
+        return False
+    of_extras = [
+        each
+        for extra in requirement.extras
+        for each in map(Requirement, metadata.requires(requirement.name) or [])
+        if _applies(each, extra) and not _applies(each, "")
+    ]
+    return all(map(_is_new, of_extras))
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def check_cpu() -> Findings:

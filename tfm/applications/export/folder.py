@@ -73,6 +73,11 @@ def _write_onnx(folder: Path, model: ModelFolder) -> None:
 
 def _write_argos(folder: Path, model: ModelFolder, quantization: Quantization) -> None:
     check_vocabulary(model.vocabulary)
+    if "+" in model.info.source + model.info.target:
+        raise UsageError(
+            "Argos Translate has a package for each pair of languages, but this model several: "
+            "export it for another program"
+        )
     with tempfile.TemporaryDirectory(dir=folder) as exported:
         _write_ctranslate2(Path(exported), model, quantization)
         write_package(folder / PACKAGE, Path(exported), model.info, model.vocabulary)

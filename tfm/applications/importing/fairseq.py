@@ -3,6 +3,7 @@
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tfm.applications.importing.foreign import (
 from tfm.config.values import shown
 from tfm.disk.paths import kind_of
 from tfm.errors import CheckpointError, DataError, UsageError
+from tfm.text.files import check_expansion
 from tfm.text.lines import read_lines
 from tfm.vocabulary.foreign import other_file
 
@@ -54,6 +56,10 @@ _NAMED = re.compile(r"GLOBAL ([\w.]+)")  # in torch's message, which also says h
 def load_pickle(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a file of torch.save: tensors, plain values and `Record`s."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                num_bytes = sum(each.file_size for each in archive.infolist())
+            check_expansion(path, path.stat().st_size, num_bytes)
         with (
             torch.serialization.safe_globals([(Record, name) for name in _RECORDS]),
             warnings.catch_warnings(action="ignore"),  # about protocols of pickles
@@ -91,6 +97,7 @@ _UNSUPPORTED = (
     "adaptive_softmax_cutoff",
     "adaptive_input",
     "alibi",
+    "simul_type",
 )
 _SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 # Names that versions before 0.9 gave to norms.
@@ -301,8 +308,12 @@ def _dictionary(path: Path) -> list[str]:
     """Return the tokens of a dictionary by id."""
     if not path.is_file():
         raise DataError(f"{path} is missing: copy it from the folder of fairseq's binarized data")
-    lines = (line.decode().removesuffix(_OVERWRITES) for line in read_lines(path, strict=True))
-    tokens = [line.rsplit(" ", 1)[0] for line in lines]  # each has its count after it
+    tokens = []
+    for number, line in enumerate(read_lines(path, strict=True), 1):
+        token, _, count = line.decode().rstrip().removesuffix(_OVERWRITES).rpartition(" ")
+        if not count.isdecimal():
+            raise DataError(f"{path}, line {number:,} has no count after its token: copy it again")
+        tokens.append(token)
     if len(set(tokens)) < len(tokens):
         raise DataError(f"{path} has a token twice, which tfm does not support")
     return [*_SPECIAL, *tokens]

@@ -43,7 +43,7 @@ _MAX_POSITION_ERROR = 1e-3  # tables may be in fp16
 def is_of_transformers(folder: Path) -> bool:
     """Return whether a folder has a Marian or Pegasus model."""
     path = folder / CONFIG
-    return path.is_file() and read_json(path).get("model_type") in _NORMS
+    return path.is_file() and str(read_json(path).get("model_type")) in _NORMS
 
 
 def read_transformers(folder: Path, languages: tuple[str | None, str | None]) -> ForeignModel:
@@ -66,7 +66,7 @@ def read_transformers(folder: Path, languages: tuple[str | None, str | None]) ->
         output_bias=None if output_bias is None else output_bias.flatten(),
     )
     if exported is not None:
-        tokens, vocabulary = _exported_vocabulary(folder, exported)
+        tokens, vocabulary = _exported_vocabulary(folder, exported, len(embeddings[0]))
         return model(
             languages=(languages[0] or exported.source, languages[1] or exported.target),
             tokens=(tokens, tokens),
@@ -100,13 +100,17 @@ def _described(config: Mapping[str, Any], folder: Path) -> Portable | None:
     return None
 
 
-def _exported_vocabulary(folder: Path, exported: Portable) -> tuple[Tokens, Vocabulary]:
+def _exported_vocabulary(folder: Path, exported: Portable, size: int) -> tuple[Tokens, Vocabulary]:
     """Return the tokens and the subword model of an export, whose ids are those of tfm."""
     [path] = model_paths(folder, separate=False)
     if not path.is_file():
         raise DataError(f"{path} is missing: copy it from the folder that tfm export wrote")
     model = SubwordModel(path.read_bytes(), origin=path)
-    ids = range(len(model))
+    if len(model) != size:
+        raise DataError(
+            f"{path} has {len(model):,} pieces, but the model {size:,}: copy both from one export"
+        )
+    ids = range(size)
     tokens = Tokens(pieces=model.pieces(ids), original_ids=ids, has_own_start=True)
     return tokens, Vocabulary(model, model, exported.normalization, exported.tags)
 

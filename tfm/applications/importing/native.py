@@ -345,6 +345,8 @@ def _words(path: Path, size: int) -> tuple[list[str], int, int]:
             taken.add(number)
             if number < size:  # Marian does not use the others
                 pieces[number] = piece
+        if (known := len(taken.intersection(range(size)))) < size:
+            raise ValueError(f"it names {known:,} of {size:,} pieces")
         return pieces, pieces.index("</s>"), pieces.index("<unk>")
     except ValueError as error:
         raise DataError(

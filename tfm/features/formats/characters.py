@@ -45,7 +45,7 @@ _NAME, _COMMENT = (re.compile(f"(?:<|{_LT}){rest}") for rest in (r"(/?)([\w-]+)"
 _ESCAPED_REFERENCE = re.compile(f"{_AMP}(?=[#a-zA-Z])")
 VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 RAW = re.compile("iframe|noembed|noframes|script|style|textarea|xmp")  # without tags
-COPIED = re.compile(f"{RAW.pattern}|code|kbd|math|pre|svg")
+COPIED = re.compile(f"{RAW.pattern}|code|kbd|math|pre|rp|rt|svg")
 _WISH = re.compile(
     r"""\s(?:translate\s*=\s*["']?(yes|no)\b|class\s*=[^=]*\bnotranslate\b)""", re.IGNORECASE
 )

@@ -37,6 +37,11 @@ _BREAK = re.compile(r'(?:br|cb|hr|lb|line-?break|newline|pb|tab) |x [^>]*ctype="
 _TO_TRANSLATE = re.compile(
     r'(?:target|segment) [^>]*(?<=\s)state="(?:new|needs-translation|needs-l10n|initial)"'
 )
+# What a person has translated, although it is the source.
+_DONE = re.compile(
+    r'translation (?!.*type="unfinished")|(?:target|segment|trans-unit) .*(?:approved="yes"|'
+    r'state="(?:final|reviewed|signed-off|translated)")'
+)
 _MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[|\]\]>|<[^>]*>", re.DOTALL)
 _MAX_DOCTYPE = 500
 _HTML_PAGE = Dialect(syntax=HTML)
@@ -331,8 +336,10 @@ class _Reader:
         source, self._has_target = self._source[1].source, True
         old = self._text[slice(*content)].strip()
         new = self._text[slice(*source)].strip()
-        is_open = not old or bool(before) or old == new or (_has_text(new) and not _has_text(old))
-        is_open |= any(_TO_TRANSLATE.match(each.tag) for each in (element, self._innermost))
+        tags = (element.tag, self._innermost.tag)
+        is_open = not old or bool(before) or (_has_text(new) and not _has_text(old))
+        is_open |= old == new and not any(map(_DONE.match, tags))
+        is_open |= any(map(_TO_TRANSLATE.match, tags))
         has_forms = bool(self.copies) and self.copies[-1].start >= content[0]
         if element.state != "no" and is_open and not has_forms:
             opened, closed = self._form(element.local_name, self._innermost)

@@ -24,7 +24,7 @@ _NOTE = re.compile(r"(?:NOTE|STYLE|REGION)(?:\s|$)")  # of WebVTT
 # Styles and line breaks that other formats have, SubStation Alpha and MicroDVD.
 _STYLE = r"\{(?:\\|[cCfFoOpPsSyY]:)[^{}\n]*+\}"
 _STYLES = re.compile(rf"\s*+(?:{_STYLE}\s*+)*+")
-_BREAK = re.compile(r"\s*+\\[Nn]")
+_BREAK = re.compile(r"\s*+(?:\\[Nn]|<[bB][rR]\s*/?>)")
 # Tags, the times of words, and styles.
 _TAG = re.compile(rf"<(/?)([a-zA-Z]++)[^<>\n]*+>|<[\d:.]++>|{_STYLE}")
 _DIRECTIONS = "\u200e\u200f\u202a-\u202e\u2066-\u2069"  # of writing; they are invisible
