@@ -47,7 +47,7 @@ def read_card(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _fields(front_matter: str) -> Mapping[str, object]:
-    with suppress(yaml.YAMLError, ValueError):
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
         if isinstance(fields := yaml.safe_load(front_matter), dict):
             return fields
     return {}
@@ -57,7 +57,7 @@ def _field(fields: Mapping[str, object], name: str) -> str | None:
     """Return a field, with "and" between the items of a list; None if it is empty."""
     value = fields.get(name)
     items = value if isinstance(value, list) else [value]
-    return " and ".join(str(each) for each in items if each is not None) or None
+    return " and ".join(str(each) for each in items if isinstance(each, str | int | float)) or None
 
 
 def _licenses(folder: Path) -> Iterator[str]:
