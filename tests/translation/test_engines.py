@@ -271,7 +271,7 @@ def test_auto_is_ctranslate2_only_for_a_server_and_where_it_is_equal(trained_nor
         (chosen(search=replace(config, num_groups=2), serves=True), "num_groups 2"),
         (chosen(folders=[other], serves=True), "attention_window 3"),
         (chosen(folders=[folder, folder], serves=True), "an ensemble"),
-        (chosen(folders=[wide], serves=True), "d_model is above 256"),
+        (chosen(folders=[wide], serves=True), "d_model is above 128"),
     ):
         assert choice.engine == "torch"
         assert reason in choice.reason

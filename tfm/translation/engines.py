@@ -20,7 +20,7 @@ MAX_DIFFERENCES = {"fp32": 1e-2, "int8": 1.0}
 MAX_LENGTH_PENALTY = 1.0
 # For a wider model, a server takes torch, which computes a sentence with all cores. CTranslate2 has
 # one thread by default: two wait for each other, and take up to 20 times as long on a busy machine.
-MAX_WIDTH = 256
+MAX_WIDTH = 128
 
 
 @dataclass(frozen=True)
