@@ -10,7 +10,6 @@ from tfm.pages import render
 from tfm.reporting import say
 from tfm.table import Table
 from tfm.text.languages import name_of
-from tfm.text.units import units
 
 MAX_LINES = 1000  # of a page; more would be slow to open
 
@@ -64,6 +63,8 @@ def _marked(text: str, reference: str | None) -> list[tuple[str, bool]]:
     """Return the parts of a text, and whether the reference lacks their words or characters."""
     if reference is None:
         return [(text, False)]
+    from tfm.text.units import units  # not needed to start a command
+
     spans = units(text)
     ours = [text[slice(*span)] for span in spans]
     theirs = [reference[slice(*span)] for span in units(reference)]
