@@ -205,6 +205,12 @@ def test_the_first_word_is_capitalized_in_the_language_of_the_tag(write):
         assert missing_in([expected], step, unit) == [None]
 
 
+def test_targets_that_differ_by_their_apostrophe_are_counted_together(write):
+    step = Glossary(write("water\tl’eau\nsea\tl'eau"), source="en", target="fr")
+    found = missing_in(["l'eau l’eau", "l’eau"], step, Segment(1, "water, sea"))
+    assert found == [None, (("sea", "l'eau"),)]
+
+
 def test_text_without_terms_passes_unchanged(write):
     step = Glossary(write("dog\tHund"), source="en", target="de")
     unit = Segment(1, " A  cat ", given="Eine")

@@ -13,7 +13,7 @@ from typing_extensions import override
 from tfm.config import LATEST_NORMALIZATION, SearchConfig
 from tfm.disk.paths import existing_file
 from tfm.errors import DataError
-from tfm.features.glossary.finding import Finder, apart, capitalized
+from tfm.features.glossary.finding import Finder, apart, capitalized, folded
 from tfm.features.glossary.terms import Term, finder_of, read_terms
 from tfm.folders.model_info import ModelInfo
 from tfm.reporting import say
@@ -106,7 +106,7 @@ class Glossary(Step):
         self, unit: Segment, terms: list[Term], language: str, n_best: list[Output]
     ) -> list[Output]:
         """Return the outputs with their missing terms; print those that the best output lacks."""
-        finder = Finder({each: each for term in terms for each in term.targets}, language)
+        finder = Finder({each: folded(each) for term in terms for each in term.targets}, language)
         checked = [replace(each, missing_terms=_missing(terms, each, finder)) for each in n_best]
         missing = checked[0].missing_terms or ()
         self._num_required += len(terms)
@@ -126,7 +126,7 @@ def _missing(
     found = Counter(each.value for each in finder.find(_normalize(output.text)))
     missing = []
     for term in terms:
-        target = next((each for each in term.targets if found[each]), None)
+        target = next((each for each in map(folded, term.targets) if found[each]), None)
         if target is None:
             missing.append((term.source, term.target))
         else:
