@@ -93,7 +93,10 @@ class Evaluation(Result):
             yield from (table, "")
 
     def notes(self) -> list[str]:
-        """Return the legend, and each signature with its sets; the baseline has no bootstrap."""
+        """Return the legend, and each signature with its sets, and its systems if others differ.
+
+        Only the signature of the baseline lacks the seed and size of the bootstrap.
+        """
         names: dict[tuple[str, str], list[str]] = {}
         signatures: dict[tuple[str, str], str] = {}
         for each in self.sets:

@@ -34,12 +34,14 @@ class ImportResult:
 
 def _existing_or_named(path: Path) -> Path:
     """Return the path; raise UsageError unless it exists, or names a model of the Hub."""
-    if not (_named(path) or os.path.lexists(path)):
+    if _named(path):
+        return path
+    if not os.path.lexists(path):
         raise UsageError(
             f"{path} does not exist: name a folder or file, or OWNER/NAME of a model of the "
             "Hugging Face Hub, such as Helsinki-NLP/opus-mt-en-de"
         )
-    return path if _named(path) else existing_path(path)
+    return existing_path(path)
 
 
 def _named(path: Path) -> re.Match[str] | None:

@@ -335,8 +335,8 @@ def settings_and_problems(
     places: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = {},
     names: Collection[str] = (),
-) -> tuple[SettingsT, list[object]]:
-    """Build one group of settings; return it with its problems, or messages.
+) -> tuple[SettingsT, list[Problem]]:
+    """Build one group of settings; return it with its problems.
 
     Takes the arguments of `check_table`, and `names` of settings that are set in any case.
     """
@@ -347,7 +347,4 @@ def settings_and_problems(
         replace(each, text=f"{places.get(each.name, '')}{each.text}")
         for each in settings.problems(names)
     )
-    # The last messages are about settings, in their order, and the others about unknown names.
-    named = [item.name for item in fields(kind) if item.name in table and item.name not in values]
-    unknown = wrong[: len(wrong) - len(named)]
-    return settings, [*unknown, *map(Problem, named, wrong[len(unknown) :]), *problems]
+    return settings, [*map(Problem, wrong, wrong.values()), *problems]

@@ -61,7 +61,7 @@ def from_table(kind: type[T], table: Values) -> T:
     """Build a dataclass from a JSON object."""
     values, problems = check_table(kind, table)
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("; ".join(problems.values()))
     return kind(**values)
 
 
@@ -72,7 +72,7 @@ def check_table(
     where: str = "",
     places: Mapping[str, str] = {},
     elsewhere: Mapping[str, str] = {},
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Convert the values of a table to the types of the fields of a dataclass.
 
     Fields may be text, numbers, flags, a Literal, a tuple of any length or a pair, a mapping, or a
@@ -88,18 +88,18 @@ def check_table(
         elsewhere: Fields of other tables by name, such as "dropout in [model]", to suggest.
 
     Returns:
-        The correct values by name, and a message for each unknown, missing or wrong one.
+        The correct values, and messages about unknown, missing and wrong ones, both by name.
     """
     is_settings = any(item.metadata for item in fields(kind))  # with limits and help
     noun = "setting" if is_settings else "key"
     inside = f" in {where}" if where else ""
     hints = _hints_of(kind)  # type: ignore[arg-type]  # mypy says that types have no hash
     names = [item.name for item in fields(kind)]
-    problems = [
-        f"{places.get(name, '')}unknown {noun} {shown(name)}{inside}: "
+    problems = {
+        name: f"{places.get(name, '')}unknown {noun} {shown(name)}{inside}: "
         + did_you_mean(name, names, elsewhere, "choose from")
         for name in islice((name for name in table if name not in names), MAX_UNKNOWN)
-    ]
+    }
     values: dict[str, Any] = {}
     for item in fields(kind):
         name = item.name
@@ -110,7 +110,7 @@ def check_table(
             elif item.default is item.default_factory is MISSING:
                 raise ValueError(f"{name} is missing{inside}")
         except ValueError as error:
-            problems.append(f"{places.get(name, '')}{error}")
+            problems[name] = f"{places.get(name, '')}{error}"
     return values, problems
 
 

@@ -89,7 +89,7 @@ class MetricCommand:
                 sender.start()
                 for _ in part:
                     found.append(self._next_score(program, len(found), len(texts)))
-                while sender.is_alive():  # if the program prints more than it reads, to no end
+                while sender.is_alive():  # a program that reads nothing may print without end
                     self._waiting(len(found))
                     self._check_no_more(program, seconds=0)
                     sender.join(_TICK)

@@ -77,7 +77,9 @@ def check_metrics(names: Sequence[str]) -> None:
             known = ", ".join(get_args(MetricName))
             raise UsageError(f'there is no metric "{name}": choose among {known}')
     if "bracket-f1" in names and set(names) != {"bracket-f1"}:
-        raise UsageError("bracket-f1 scores trees; other metrics and --paper, text: use it alone")
+        raise UsageError(
+            "bracket-f1 scores trees, but other metrics and --paper score text: use it alone"
+        )
 
 
 def check_lengths(texts: Mapping[str, Sequence[str]]) -> None:

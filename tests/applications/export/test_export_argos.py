@@ -83,5 +83,5 @@ def test_several_languages_are_refused(make_model):
     found = ModelFolder(make_model(joint=True))
     info, files = replace(found.info, target="de+fr"), found.vocabulary.files()
     save_checkpoint(found.path, info, found.weights(), subword_files=files)
-    with pytest.raises(UsageError, match="a package for each pair of languages"):
+    with pytest.raises(UsageError, match="one pair of languages, but this model has several"):
         export(found.path, format="argos")

@@ -61,6 +61,8 @@ def test_a_card_names_license_and_origin(tmp_path, readme, license_, origin):
         ("Attribution-NonCommercial 4.0 International\n", "CC-BY-NC-4.0"),
         ("\n   Apache License\n   Version 2.0, January 2004\n", "Apache-2.0"),
         ("MIT License\n\nCopyright (c) X", "MIT"),
+        ("The MIT License (MIT)\n", "MIT"),
+        ("Creative Commons Attribution 4.0 International Public License\n", "CC-BY-4.0"),
         ("Lizenz für Übersetzungen, © X\nmore", "Lizenz für Übersetzungen X"),
         ("This model is NOT under the MIT License.", "This model is NOT under the MIT License."),
         ("", None),

@@ -92,8 +92,10 @@ def check_packages() -> Findings:
     with suppress(metadata.PackageNotFoundError):
         for each in map(Requirement, metadata.requires(DISTRIBUTION) or []):
             found = _EXTRA.search(str(each.marker))
-            needed = by_extra.setdefault(extra := found[1] if found else "", [])
-            needed += [each] if _applies(each, extra) else []
+            extra = found[1] if found else ""
+            of_extra = by_extra.setdefault(extra, [])
+            if _applies(each, extra):
+                of_extra.append(each)
     if not (needed := by_extra.pop("", [])):
         message = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
         yield Finding("packages", message, "warning", "in the checkout, run pip install -e .")
@@ -141,6 +143,7 @@ def _is_new(requirement: Requirement) -> bool:
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
+    """Return whether a package is needed here, by this Python and system, for an extra."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 

@@ -75,7 +75,7 @@ def _write_argos(folder: Path, model: ModelFolder, quantization: Quantization) -
     check_vocabulary(model.vocabulary)
     if "+" in model.info.source + model.info.target:
         raise UsageError(
-            "Argos Translate has a package for each pair of languages, but this model several: "
+            "a package of Argos Translate has one pair of languages, but this model has several: "
             "export it for another program"
         )
     with tempfile.TemporaryDirectory(dir=folder) as exported:

@@ -26,7 +26,7 @@ _TEXTS = (
     (r"MIT License", "MIT"),
     (r"GNU GENERAL PUBLIC LICENSE\s+Version 3", "GPL-3.0"),
 )
-_BEFORE = r"(?m)^\W*(?:the |creative commons )?(?-i:{})"
+_BEFORE = r"(?im)^\W*(?:the |creative commons )?(?-i:{})"
 _NUM_FIRST = 1_000  # characters in which a license says its name
 
 

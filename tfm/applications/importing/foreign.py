@@ -128,9 +128,8 @@ def renumber(
 
 def checked_settings(settings: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return settings of the model; raise UsageError for another type or a value out of range."""
-    values, problems = check_table(TransformerConfig, settings)
-    if not problems:
-        problems = list(map(str, TransformerConfig(**values).problems()))
+    values, wrong = check_table(TransformerConfig, settings)
+    problems = list(wrong.values()) or list(map(str, TransformerConfig(**values).problems()))
     if problems:
         raise UsageError(f"{path} cannot be imported: {'; '.join(problems)}")
     return settings

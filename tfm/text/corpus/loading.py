@@ -165,7 +165,7 @@ def _build(
     places = {name: table.place(*keys, name) for name in names}
     values, mistakes = check_table(kind, entry, where=where, places=places)
     if mistakes:
-        problems += mistakes
+        problems += mistakes.values()
         return None
     built = kind(**values)
     problems += [f"{table.place(*keys)}{where} is wrong: {each}" for each in built.problems()]
