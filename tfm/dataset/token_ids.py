@@ -145,7 +145,9 @@ def _update_record(
     if record is not None:
         record.save(path)
         rate = record.false_hits()
-        say(f"binarize: {path} records the training text; it takes {rate:.2%} of other text for it")
+        say(
+            f"binarize: {path} records the training text; {rate:.2%} of other text matches by chance"
+        )
     outputs = [path] if record else []
     result = {"sha256": sha256_of(path) if record else None}
     manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
