@@ -144,10 +144,8 @@ def _update_record(
         record = SeenText.of_pairs(texts, max_bytes=config.seen_megabytes << 20, origins=origins)
     if record is not None:
         record.save(path)
-        rate = record.false_hits()
-        say(
-            f"binarize: {path} records the training text; {rate:.2%} of other text matches by chance"
-        )
+        chance = f"{record.false_hits():.2%} of other text matches by chance"
+        say(f"binarize: {path} records the training text; {chance}")
     outputs = [path] if record else []
     result = {"sha256": sha256_of(path) if record else None}
     manifest.record(SEEN, inputs=inputs, outputs=outputs, result=result)
