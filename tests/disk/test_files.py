@@ -195,6 +195,7 @@ def odd_paths(tmp_path, monkeypatch):
         "to-null": "/dev/null",
         "loop": "loop",
         "to-nowhere": "away/file",
+        "to-no-folder": "away/folder",
     }.items():
         (tmp_path / name).symlink_to(target)
     return tmp_path
@@ -212,6 +213,7 @@ def odd_paths(tmp_path, monkeypatch):
         ("loop", "symbolic links"),
         ("to-nowhere", "a link, and there is no folder .*away"),
         ("file/below", "file is not a folder"),
+        ("to-no-folder/below", "to-no-folder is a link to a folder that does not exist"),
     ],
 )
 def test_what_is_no_file_is_never_replaced_by_one(odd_paths, name, reason):

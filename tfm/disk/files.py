@@ -47,10 +47,12 @@ def output_target(path: Path, *, flag: str | None = None, is_folder: bool = Fals
     except (FileNotFoundError, NotADirectoryError):
         parent, obstacle = existing_parent(target.parent), None
         needed = intact_directory(target) if is_folder else target.parent
-        if not parent.is_dir():
-            obstacle = f"{parent} is not a folder"
-        elif path.is_symlink() and not needed.is_dir():
+        if path.is_symlink() and not needed.is_dir():
             obstacle = f"it is a link, and there is no folder {needed}"
+        elif parent.is_symlink() and not parent.exists():
+            obstacle = f"{parent} is a link to a folder that does not exist"
+        elif not parent.is_dir():
+            obstacle = f"{parent} is not a folder"
     except OSError as error:  # such as a loop of links
         obstacle = str(error.strerror)
     if is_folder and not is_utf8(path):
@@ -270,8 +272,8 @@ def read_record(path: Path, kind: type[T], *, format_: int, advice: str) -> T:
 
 
 def existing_parent(folder: Path) -> Path:
-    """Return the folder, or the nearest parent that exists."""
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    """Return the folder, or the nearest parent that exists, even as a link to nothing."""
+    return next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
 
 
 def sha256_of(path: Path) -> str:

@@ -3,6 +3,7 @@
 import errno
 import json
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,13 @@ def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch, tmp_path):
     assert (finding.level, finding.remedy) == ("problem", "free some space")
 
 
+def test_runs_that_are_a_link_to_no_folder_are_a_problem(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to("unmounted")
+    assert levels(checks.check_files()) == [("files", "problem")]
+    assert "runs" not in next(checks.check_disks()).message
+
+
 def test_little_memory_is_a_warning(monkeypatch):
     monkeypatch.setattr(checks.cpu, "available_memory_bytes", lambda: 10**8)
     assert levels(checks.check_memory()) == [("memory", "warning")]
@@ -115,6 +123,7 @@ def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
         lambda name: [
             "torch>=2.11", "numpy>=1", "rich>=13",
             'a>=2; extra == "serve"', 'b; extra == "hf"', 'numpy; extra == "x"',
+            'numpy[hf]; extra == "y"',  # numpy is there, but not what this extra of it needs
         ],
     )  # fmt: skip
 
@@ -131,7 +140,7 @@ def test_packages_are_compared_with_what_tfm_needs(monkeypatch):
     )
     assert finding.remedy == "pip install 'torch>=2.11' 'rich>=13'"
     assert (old.level, old.message) == ("warning", "serve: a>=2 is needed, but 1.0 is installed")
-    assert summary.message == "installed: x; not: serve, hf"
+    assert summary.message == "installed: x; not: serve, hf, y"
     installed.update(torch="2.13.0+cpu", rich="14")
     assert levels(checks.check_packages())[0] == ("packages", "ok")
 

@@ -100,12 +100,12 @@ def check_packages() -> Findings:
         message = f"{DISTRIBUTION} is not installed by pip: versions are not checked"
         yield Finding("packages", message, "warning", "in the checkout, run pip install -e .")
         return
-    wrong = [each for each in needed if not _is_new(each)]
+    wrong = [each for each in needed if not _is_complete(each)]
     message = _differences(wrong) or f"{len(needed)} needed, all there and new enough"
     remedy = shlex.join(["pip", "install", *map(str, wrong)])
     yield Finding.of("packages", message, is_well=not wrong, remedy=remedy, level="problem")
     extras = {name: each for name, each in by_extra.items() if name not in _FOR_DEVELOPERS}
-    complete = [name for name, needed in extras.items() if all(map(_is_new, needed))]
+    complete = [name for name, needed in extras.items() if all(map(_is_complete, needed))]
     for name, needed in extras.items():
         if old := [each for each in needed if _version(each) and not _is_new(each)]:
             message = f"{name}: {_differences(old)}"
@@ -129,9 +129,14 @@ def _version(requirement: Requirement) -> str | None:
 
 
 def _is_new(requirement: Requirement) -> bool:
-    """Return whether a package and its extras are there, in versions that are new enough."""
+    """Return whether a package is there, in a version that is new enough."""
     version = _version(requirement)
-    if version is None or not requirement.specifier.contains(version, prereleases=True):
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _is_complete(requirement: Requirement) -> bool:
+    """Return whether a package is new enough, and so is everything that its extras need."""
+    if not _is_new(requirement):
         return False
     of_extras = [
         each
@@ -139,7 +144,7 @@ def _is_new(requirement: Requirement) -> bool:
         for each in map(Requirement, metadata.requires(requirement.name) or [])
         if _applies(each, extra) and not _applies(each, "")
     ]
-    return all(map(_is_new, of_extras))
+    return all(map(_is_complete, of_extras))
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -171,7 +176,9 @@ def check_disks() -> Findings:
     """Report the free space for datasets, runs and temporary files."""
     by_disk: dict[int, list[Path]] = {}
     for folder in (DATA_ROOT, RUNS_ROOT, Path(tempfile.gettempdir())):
-        by_disk.setdefault(existing_parent(folder).stat().st_dev, []).append(folder)
+        parent = existing_parent(folder)
+        if parent.exists():  # check_files reports a link to nothing
+            by_disk.setdefault(parent.stat().st_dev, []).append(folder)
     for folders in by_disk.values():
         free = shutil.disk_usage(existing_parent(folders[0])).free
         message = f"{decimal(free)} free for {', '.join(map(str, folders))}"
