@@ -11,6 +11,7 @@ from tfm.errors import UsageError
 from tfm.folders.model_folder import best_first, open_checkpoints
 from tfm.training.forecast import forecast
 from tfm.training.loop import TrainingRun
+from tfm.training.run_summaries import summarize_run
 from tfm.training.validation import Validation
 
 
@@ -78,8 +79,11 @@ def test_another_metric_counts_from_where_the_run_is_resumed(train_with):
     assert train_with(measured, "loss", max_steps=8) == 8
 
 
-@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_minutes": 0.01}])
-def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit):
+@pytest.mark.parametrize(
+    ("limit", "state"),
+    [({"max_epochs": 2}, "finished"), ({"max_minutes": 0.01}, "finished by --max-minutes 0.01")],
+)
+def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit, state):
     run = tiny_run(training={**limit, "max_steps": 1_000_000, "checkpoint_steps": 1_000_000})
     step = train_model(data_dir, tmp_path / "run", run).step
     if "max_epochs" in limit:
@@ -88,6 +92,7 @@ def test_epochs_and_minutes_limit_a_run(data_dir, tiny_run, tmp_path, limit):
         [validation] = metrics_of(tmp_path / "run", "validation")
         assert 0.01 <= validation["minutes"] < 0.2
     assert train_model(data_dir, tmp_path / "run", run).step == step
+    assert summarize_run(tmp_path / "run").cells()["state"] == state
 
 
 def test_minutes_count_the_time_of_all_parts_of_a_run(data_dir, tiny_run, tmp_path):

@@ -151,7 +151,8 @@ class TrainingRun:
             self._write_report()
             self.group.heartbeat("saving")
             self._checkpoints.finish()
-            self._record.write_end("finished", step=self.trainer.position.step)
+            limit = self._limit().partition(",")[0]
+            self._record.write_end("finished", step=self.trainer.position.step, limit=limit)
 
     def _is_over_before_its_first_step(self) -> bool:
         """Write and validate what is due first; return whether a limit is reached already."""
@@ -173,12 +174,14 @@ class TrainingRun:
         limits, num_pairs = self._run.training, len(self.data.train)
         return self._state.limit_reached(limits, self.trainer.position, num_pairs)
 
+    def _limit(self) -> str:
+        """Return the limit that ends the run, as a flag."""
+        minutes = self._run.training.max_minutes
+        return self.limit_reached() or f"--max-minutes {minutes:g}, counted over the whole run"
+
     def _say_which_limit(self) -> None:
         when = "" if self.trainer.position.step else " before its first step"
-        limit = self.limit_reached()
-        if limit is None:
-            limit = f"--max-minutes {self._run.training.max_minutes:g}, counted over the whole run"
-        say(f"train: {self.run_dir} has reached {limit}{when}: set more to continue")
+        say(f"train: {self.run_dir} has reached {self._limit()}{when}: set more to continue")
 
     def _is_out_of_time(self) -> bool:
         limit = self._run.training.max_minutes

@@ -32,12 +32,14 @@ class Metrics(NamedTuple):
         validation: Metrics of the validation sets.
         texts: A record for each training text, if there are several.
         end: How the process ended that wrote last; None while it runs, and if it was killed.
+        limit: The flag of the limit that a finished run has reached.
     """
 
     training: list[Record]
     validation: list[Record]
     texts: list[Record]
-    end: EndState | None
+    end: EndState | None = None
+    limit: str | None = None
 
 
 class MetricsLog:
@@ -112,12 +114,14 @@ def read_metrics(run_dir: Path, *, max_training: int | None = None) -> Metrics:
         # The last line of a killed run may be truncated; the line before is complete.
         training = training[:-2:stride] + training[-2:]
     texts = [*parse_records(line for line in lines if b'"texts"' in line)]
-    ends = [record.get("state") for record in parse_records(lines[-1:])]
+    last = next(parse_records(lines[-1:]), {})
+    limit = last.get("limit")
     return Metrics(
         training=[*parse_records(training)],
         validation=[*parse_records(line for line in lines if b'"validation"' in line)],
         texts=texts[-1].get("texts", []) if texts else [],
-        end=ends[0] if ends and ends[0] in get_args(EndState) else None,
+        end=last.get("state") if last.get("state") in get_args(EndState) else None,
+        limit=limit if isinstance(limit, str) else None,
     )
 
 

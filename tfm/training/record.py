@@ -160,9 +160,9 @@ class RunRecord:
             shown = f"{label}: step {step:,} · {format_duration(60 * minutes)} · {validation}"
             say(shown if name or ranked_by == metric else f"{shown} · {ranked_by} decides")
 
-    def write_end(self, state: EndState, *, step: int) -> None:
-        """Write how this process ends; the line is removed when the run resumes."""
-        self._write({"kind": "end", "step": step, "state": state})
+    def write_end(self, state: EndState, *, step: int, limit: str | None = None) -> None:
+        """Write how, and by which limit, this process ends; resuming removes the line."""
+        self._write({"kind": "end", "step": step, "state": state, "limit": limit})
 
     def write_report(self) -> None:
         """Draw report.html; a full disk, or a failure of matplotlib, costs only the report."""

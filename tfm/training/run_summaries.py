@@ -40,6 +40,7 @@ class RunSummary:
         state: "running": a process holds its lock, or on another machine, has written metrics
             lately. "damaged": its newest checkpoint cannot be read. Otherwise, how it ended;
             "stopped" if it was killed.
+        limit: The flag of the limit that a finished run has reached; None if unknown.
         step: The newest step that is logged or saved.
         max_steps: The step at which it ends at the latest; None if unknown.
         metric: "bleu", "f1" or "loss", of validation; None without validation.
@@ -53,6 +54,7 @@ class RunSummary:
 
     run: str
     state: State
+    limit: str | None
     step: int
     max_steps: int | None
     metric: str | None
@@ -70,9 +72,10 @@ class RunSummary:
             name, decimals = _BEST_NAMES[str(self.metric)]
             best = f"{name} {self.best:.{decimals}f} at {self.best_step:,}"
         speed = self.tokens_per_second
+        is_early = self.step < (self.max_steps or 0)
         return {
             "run": self.run,
-            "state": self.state,
+            "state": f"{self.state} by {self.limit}" if self.limit and is_early else self.state,
             "step": f"{self.step:,}" + (f" of {self.max_steps:,}" if self.max_steps else ""),
             "best validation": best,
             "tokens/s": "" if speed is None else f"{speed:,.0f}",
@@ -147,7 +150,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
 
 def summarize_run(run_dir: Path) -> RunSummary:
     """Read the state of a run, whatever its process is doing."""
-    metrics = Metrics([], [], [], None)
+    metrics = Metrics([], [], [])
     max_steps: int | None = None
     stall_minutes: float = _STALL_MINUTES
     problem: TfmError | None = None
@@ -178,6 +181,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
     return RunSummary(
         run=str(run_dir),
         state=state,
+        limit=metrics.limit if state == "finished" else None,
         step=step,
         max_steps=max_steps,
         metric=metric,
