@@ -78,6 +78,7 @@ def sources_in(write):
         ("cafe\tX", "a cafe\u0301", []),
         ("👍\tgut", "so 👍!", ["👍"]),
         ("dog\tHund\n\ndog\tHund\t\t\n", "dog", ["dog"]),  # no mistake
+        ('"dog"\t"Hund"\n"5"" disk"\t"Diskette"\n', 'a dog, a 5" disk', ["dog", '5" disk']),
         ("dog\tHund\ta\tb\t\tc\ncat\tKatze\t\td", "a dog, b cat", ["dog", "cat"]),
     ],
 )

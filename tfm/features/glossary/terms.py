@@ -23,6 +23,7 @@ _TITLE = regex.compile(
     r"(?<!\p{L})(?:language|note|original|phrase|source|src|target|terms?|text|tgt|translation|trg"
     r"|word)(?!\p{L})|[\W_]+"
 )
+_QUOTED = regex.compile(r'\s*"((?:[^"]|"")*)"\s*')
 _REPLACEMENT = "\ufffd"  # of bytes that are not UTF-8
 _normalize = LATEST_NORMALIZATION.normalize
 
@@ -52,9 +53,10 @@ def read_terms(path: Path, language: str, target: str = "") -> Finder[Term]:
     Each line has a source term and its translation, separated by a tab, as in OmegaT. Several forms
     are separated by |: any form of the source term is found, and one form of the translation is
     required. Instead of forms, the source term may be a regular expression between slashes. Further
-    columns are comments. Skipped are lines without text, lines that begin with #, and a first line
-    that names the languages of the columns, or calls them source and target. A warning names the
-    lines with an empty translation, which are skipped, too.
+    columns are comments. Cells may be in double quotes, as spreadsheets write them. Skipped are
+    lines without text, lines that begin with #, and a first line that names the languages of the
+    columns, or calls them source and target. A warning names the lines with an empty translation,
+    which are skipped, too.
     """
     return _read(path, sha256_of(path), language, target)
 
@@ -102,7 +104,7 @@ def _parsed(path: Path, languages: Collection[str]) -> Iterator[Term]:
     for number, line in enumerate(read_lines(path, strict=True), start=1):
         if number > _MAX_TERMS:
             raise DataError(f"{path} has more than {_MAX_TERMS:,} lines: use a smaller glossary")
-        columns = list(map(_normalize, line.decode().split("\t")))
+        columns = [_normalize(_unquoted(cell)) for cell in line.decode().split("\t")]
         if not any(columns) or columns[0].startswith("#"):
             continue
         num_rows += 1
@@ -117,6 +119,11 @@ def _parsed(path: Path, languages: Collection[str]) -> Iterator[Term]:
         lines, more = ", ".join(skipped[:_MAX_SKIPPED]), len(skipped) - _MAX_SKIPPED
         lines += f" and {more:,} more" if more > 0 else ""
         say(f"warning: {path} has empty translations, which are skipped: line {lines}")
+
+
+def _unquoted(cell: str) -> str:
+    quoted = _QUOTED.fullmatch(cell)
+    return cell if quoted is None else quoted[1].replace('""', '"')
 
 
 def _are_titles(columns: Sequence[str], languages: Collection[str]) -> bool:
