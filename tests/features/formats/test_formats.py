@@ -153,6 +153,46 @@ def test_documents_have_their_known_translations(is_reversed):
         assert translated(document, is_reversed=is_reversed) == expected
 
 
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        (
+            "xml",
+            "<?xml version='1.0' encoding='ISO-8859-1'?>",
+            "<?xml version='1.0' encoding='UTF-8'?>",
+        ),
+        (
+            "xml",
+            '<?xml version="1.0" encoding="utf-8" ?>',
+            '<?xml version="1.0" encoding="utf-8" ?>',
+        ),
+        ("html", "<META charset=windows-1252>", "<META charset=UTF-8>"),
+        (
+            "html",
+            '<meta http-equiv="Content-Type" content="text/html; charset=gb2312">',
+            '<meta http-equiv="Content-Type" content="text/html; charset=UTF-8">',
+        ),
+    ],
+)
+def test_a_document_declares_the_encoding_in_which_it_is_written(form, text, expected):
+    assert translated(f"{text}\n<p>one</p>\n", form) == f"{expected}\n<p>tone</p>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<p>H<sub>2</sub>O is 10 m<sup>2</sup></p>", "<p>m<sup>2</sup> 10 is H<sub>2</sub>O</p>"),
+        ("<p>a, <b>x<i>y</i></b></p>", "<p><b>x<i>y</i></b> a,</p>"),
+        ("<p>a <b>x</b>y<b>z</b> b</p>", "<p>b <b>x</b>y<b>z</b> a</p>"),
+    ],
+)
+def test_an_element_within_a_word_stays_there_if_the_translation_has_it(text, expected):
+    def in_reverse(sentence):
+        return " ".join(sentence.split()[::-1])
+
+    assert translated(text, is_reversed=True, translate=in_reverse) == expected
+
+
 class _Tags(HTMLParser):
     """The tags of a document, each with its attributes, as another program reads them."""
 
@@ -635,7 +675,7 @@ def test_damaged_markup_is_read_in_linear_time(form, start, unit):
     if form == "xml":
         [first, *_] = xml_blocks(text)[1]
     else:
-        [first, *_] = {"html": html_blocks, "srt": subtitle_blocks}[form](text)
+        [first, *_] = html_blocks(text)[1] if form == "html" else subtitle_blocks(text)
     assert first.text.startswith("word")
     assert time.process_time() - started < 20
 

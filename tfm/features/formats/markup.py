@@ -44,6 +44,12 @@ _DONE = re.compile(
 )
 _MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[|\]\]>|<[^>]*>", re.DOTALL)
 _MAX_DOCTYPE = 500
+# A declared encoding that is not UTF-8, in which all text is read and written.
+_ENCODING = re.compile(
+    r"""(<\?xml\s[^>]*?\sencoding\s*=\s*["']|<meta\s[^>]*?\bcharset\s*=\s*["']?)(?!utf-8\b)[\w.:-]+""",
+    re.IGNORECASE,
+)
+_MAX_BEFORE_ENCODING = 1_024
 _HTML_PAGE = Dialect(syntax=HTML)
 _State = Literal["yes", "no", "not yet"]
 
@@ -77,13 +83,18 @@ class _Copy(NamedTuple):
     after: str = ""
 
 
-def html_blocks(text: str) -> list[Block]:
-    """Return the blocks of a page or a part of one in HTML."""
-    return _Reader(text, _HTML_PAGE, tokens_of(text, is_xml=False)).blocks()
+def html_blocks(text: str) -> tuple[str, list[Block]]:
+    """Return a page or a part of one in HTML, which is declared as UTF-8, and its blocks."""
+    text = _in_utf8(text)
+    return text, _Reader(text, _HTML_PAGE, tokens_of(text, is_xml=False)).blocks()
 
 
 def xml_blocks(text: str) -> tuple[str, list[Block]]:
-    """Return a document in XML, with sources in place of missing translations, and its blocks."""
+    """Return a document in XML, and its blocks.
+
+    It is declared as UTF-8, and has sources in place of missing translations.
+    """
+    text = _in_utf8(text)
     tokens = list(tokens_of(text, is_xml=True))
     dialect = dialect_of(_head(text, tokens))
     reader = _Reader(text, dialect, tokens)
@@ -93,6 +104,12 @@ def xml_blocks(text: str) -> tuple[str, list[Block]]:
     text, places = _copied(text, reader.copies)
     dialect = replace(dialect, text=dialect.target, target="")
     return text, _Reader(text, dialect, list(tokens_of(text, is_xml=True)), places).blocks()
+
+
+def _in_utf8(text: str) -> str:
+    """Return a document whose declared encoding, if any, is replaced by UTF-8."""
+    head, rest = text[:_MAX_BEFORE_ENCODING], text[_MAX_BEFORE_ENCODING:]
+    return _ENCODING.sub(r"\1UTF-8", head) + rest
 
 
 def _head(text: str, tokens: Sequence[Token]) -> str:

@@ -1,9 +1,9 @@
 """Placing marks in the translation of their sentence, around the words that alignment links."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from tfm.features.formats.blocks import CLOSING, Mark
@@ -96,7 +96,8 @@ class Placement:
     An element gets the run of units of the translation that holds most units with links into the
     element, and fewest with links to other text. A mark goes to the place that best separates the
     translations of the text before and after the mark. Text without links keeps its share of
-    characters.
+    characters. An element within a word, as in m<sup>2</sup>, stays there if the translation has
+    the same word.
 
     Args:
         source: The sentence.
@@ -105,6 +106,7 @@ class Placement:
         escape: Returns the text of the translation as it is written.
         kept: Spans of the source that were copied, and the spans of their copies; no mark is put
             within them.
+        marks: Where the marks are in the source.
     """
 
     def __init__(
@@ -114,14 +116,23 @@ class Placement:
         links: Sequence[tuple[Span, Span]],
         escape: Callable[[str], str],
         kept: Sequence[tuple[Span, Span]] = (),
+        marks: Collection[int] = (),
     ) -> None:
         self._target, self._escape = target, escape
-        self._units = _joined(units(target), [span for _, span in kept])
+        divided = [*_divided(links, source, target, marks)]
+        spans = units(target)
+        inner = {start for _, (start, _) in divided}.difference(start for start, _ in spans)
+        parts = [
+            part
+            for start, end in spans
+            for part in pairwise([start, *_within(start, end, inner), end])
+        ]
+        self._units = _joined(parts, [span for _, span in kept])
         self._gaps = self._gaps_between()
         ends = [end for _, end in self._units]
         linked: list[list[int]] = [[] for _ in self._units]
         copies = {bisect_right(ends, start): span for span, (start, _) in kept}
-        for (start, end), (target_start, _) in links:
+        for (start, end), (target_start, _) in divided:
             if (index := bisect_right(ends, target_start)) not in copies:
                 linked[index].extend(range(start, end))
         for index, span in copies.items():
@@ -256,6 +267,24 @@ class Placement:
         sums = accumulate((_balance(each, position) for each in linked), initial=0.0)
         places = [(total, place) for place, total in enumerate(sums, low) if place not in refused]
         return max(places, key=lambda pair: (pair[0], pair[1] if latest else -pair[1]))[1]
+
+
+def _divided(
+    links: Sequence[tuple[Span, Span]], source: str, target: str, marks: Collection[int]
+) -> Iterator[tuple[Span, Span]]:
+    """Yield links; those of a word with marks within it and an equal word are divided there."""
+    for (start, end), (target_start, target_end) in links:
+        inner = _within(start, end, marks)
+        if not inner or source[start:end] != target[target_start:target_end]:
+            yield (start, end), (target_start, target_end)
+            continue
+        shift = target_start - start
+        for first, last in pairwise([start, *inner, end]):
+            yield (first, last), (first + shift, last + shift)
+
+
+def _within(start: int, end: int, positions: Collection[int]) -> list[int]:
+    return sorted({position for position in positions if start < position < end})
 
 
 def _joined(spans: Sequence[Span], whole: Sequence[Span]) -> list[Span]:

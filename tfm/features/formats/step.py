@@ -19,7 +19,7 @@ from tfm.translation.steps import Output, Segment, Step, UnitAligner
 
 # What reads a document: it returns its text, perhaps with places for translations, and its blocks.
 _READERS: Mapping[str, Callable[[str], tuple[str, list[Block]]]] = {
-    "html": lambda text: (text, html_blocks(text)),
+    "html": html_blocks,
     "xml": xml_blocks,
     "srt": lambda text: (text, subtitle_blocks(text)),
 }
@@ -123,8 +123,9 @@ class Formats(Step):
         linked = self._aligner.align_units(*zip(*texts, strict=True))
         for (source, _), links, (sentence, marks, cuts) in zip(texts, linked, marked, strict=True):
             block, start, end, translation, kept = sentence
+            places = [mark.at - start for mark in marks]
             tree = tree_of(marks, start, end, text, partial(_copy, text, inner))
-            placement = Placement(source, translation, links, block.escape, kept)
+            placement = Placement(source, translation, links, block.escape, kept, places)
             written = cut_lines(placement.write(tree), cuts)
             first = min(block.starts[start], marks[0].start)
             yield _Edit(first, max(block.ends[end - 1], marks[-1].end), written)
