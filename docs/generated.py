@@ -36,7 +36,7 @@ from tfm.commands.prepare import PrepareResult
 from tfm.commands.score import ScoreResult
 from tfm.config.schema import Rules
 from tfm.config.suggestions import words_of_toolkits
-from tfm.dataset import manifest, parallel, rerun
+from tfm.dataset import manifest, parallel, rerun, shards
 from tfm.features.align import heads
 from tfm.features.protect.placeholders import placeholders
 from tfm.features.seen.report import SeenReport
@@ -74,6 +74,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 # The file that holds the format version of each kind of folder or record.
 FORMATS = {
     "`manifest.json` of a dataset": manifest.FORMAT,
+    "the record of each shard of a dataset": shards.FORMAT,
     "`bin/dataset.json` of a dataset": parallel.FORMAT,
     "`config.json` of a model folder or checkpoint": model_info.FORMAT,
     "`alignment.json` of a model folder": heads.FORMAT,

@@ -122,8 +122,8 @@ def test_lines_and_paired_lines_are_not_interchangeable(path):
     [
         ("out.partial.json", None, "its record .* is missing"),
         ("out.partial.json", "[]", ".*json is damaged"),
-        ("out.partial.json", '{"format": 3}', ".*json has format 3, but this tfm reads format 4"),
-        ("out.partial.json", '{"format": 4}', ".*json is damaged"),
+        ("out.partial.json", '{"format": 9}', ".*json has format 9, but this tfm reads format 1"),
+        ("out.partial.json", '{"format": 1}', ".*json is damaged"),
         ("out.partial", "one\n", "it is shorter than"),
         ("out.partial", "ONE" + "\n" * 99, "its content has changed since it was written"),
     ],

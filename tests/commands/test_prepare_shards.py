@@ -329,9 +329,9 @@ def test_shares_that_start_at_the_same_time_wait_for_each_other(tmp_path):
 
 def test_an_older_dataset_is_refused_in_one_line_and_replaced_by_force(recipe, tmp_path):
     folder = prepare(recipe("a"), tmp_path / "x", text_only=True).data_dir
-    edit_json(folder / "manifest.json", format=1)
+    edit_json(folder / "manifest.json", format=9)
     for write in (prepare, append_text):
-        with pytest.raises(DataError, match=r"has format 1, .*: prepare .* again with --force$"):
+        with pytest.raises(DataError, match=r"has format 9, .*: prepare .* again with --force$"):
             write(recipe("a"), folder, text_only=True)
     assert prepare(recipe("a"), folder, text_only=True, force=True).is_new
 

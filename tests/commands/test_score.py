@@ -42,7 +42,7 @@ def files(elsewhere, tmp_path):
 
 def write_record(*references: object, **changes: object) -> None:
     record = {
-        "format": 2,
+        "format": 1,
         "model": ["runs/x"],
         "source": "data/x/test.en",
         "references": list(map(str, references)),
@@ -130,7 +130,7 @@ def test_a_reference_is_not_scored_against_itself(files, tmp_path, way, is_recor
     )
 
 
-@pytest.mark.parametrize("change", [{"format": 1}, {"references": 5}, {"source": None}], ids=str)
+@pytest.mark.parametrize("change", [{"format": 9}, {"references": 5}, {"source": None}], ids=str)
 def test_a_missing_invalid_or_unknown_reference_is_asked_for(files, capsys, change):
     with pytest.raises(UsageError, match="pass --reference"):
         score("hypotheses")

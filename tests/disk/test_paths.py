@@ -131,7 +131,7 @@ def test_standard_output_is_no_file_that_a_command_finds(command, data_dir):
     Path("data/test.de").hardlink_to("1.txt")
     edit_model(Path("model"), data_dir="data")
     Path("runs").mkdir()
-    record = {"format": 2, "model": [], "source": "", "source_language": "en", "language": "de"}
+    record = {"format": 1, "model": [], "source": "", "source_language": "en", "language": "de"}
     Path("runs/last-generation.json").write_text(json.dumps(record | {"references": ["1.txt"]}))
     with Path("1.txt").open("ab") as file:
         done = python("-m", "tfm", *command.split(), stdout=file)

@@ -16,7 +16,7 @@ from tfm.reporting import say
 from tfm.text.corpus.recipe import Recipe
 from tfm.text.corpus.texts import SPLITS, Language
 
-FORMAT = 3
+FORMAT = 1
 GOLD = "gold"  # suffix of the reference trees of a parser
 BINARIZE = "binarize"  # the step that turns text into token ids
 SETS = "sets"  # the folder of the test sets that have names

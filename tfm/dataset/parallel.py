@@ -27,7 +27,7 @@ from tfm.errors import DataError, tfm_command
 from tfm.text.corpus.texts import Language
 from tfm.vocabulary.subword import EOS
 
-FORMAT = 7
+FORMAT = 1
 MAX_TOKENS = (1 << 32) - 1  # offsets have 32 bits
 
 _KINDS = ("tokens", "offsets")

@@ -15,7 +15,7 @@ from tfm.text.corpus.texts import Text
 from tfm.text.counts import PairCounts
 from tfm.text.lines import BytesPair
 
-_FORMAT = 3  # of the records of shards
+FORMAT = 1  # of the records of shards
 
 ShardName = Annotated[str, re.compile(r"[a-z]+(\.[1-9][0-9]{0,5})?")]
 
@@ -83,13 +83,13 @@ class ShardRecord:
         path = folder / f"{name}.json"
         if not path.is_file():
             return None
-        record = read_record(path, cls, format_=_FORMAT, advice=advice)
+        record = read_record(path, cls, format_=FORMAT, advice=advice)
         is_current = record.inputs == inputs and have_sizes(folder, record.sizes)
         return record if is_current else None
 
     def save(self, folder: Path) -> None:
         """Write the record."""
-        write_record(folder / f"{self.shard.name}.json", self, format_=_FORMAT)
+        write_record(folder / f"{self.shard.name}.json", self, format_=FORMAT)
 
 
 def shard_name(split: str, number: int) -> str:

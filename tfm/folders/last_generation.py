@@ -12,7 +12,7 @@ from tfm.disk.paths import LAST_GENERATION, RUNS_ROOT
 from tfm.errors import DataError, UsageError, explain_os_error
 from tfm.reporting import say
 
-FORMAT = 2
+FORMAT = 1
 FILE = RUNS_ROOT / LAST_GENERATION
 _MAX_PIPES = 20  # of the last pipes that were written to
 

@@ -25,7 +25,7 @@ from tfm.config.values import Measured, from_table
 from tfm.disk.files import is_utf8, read_json, write_json
 from tfm.errors import CheckpointError, DataError, UsageError
 
-FORMAT = 3
+FORMAT = 1
 PORTABLE = "tfm"  # the section for `Portable` in the config.json of an export to transformers
 WEIGHTS, STATE, CONFIG = "model.safetensors", "training.safetensors", "config.json"
 ALIGNMENT = "alignment.json"  # which heads align words, once they are chosen

@@ -24,7 +24,7 @@ from tfm.disk.paths import PARTIAL
 from tfm.errors import DataError, TfmError, UsageError
 from tfm.translation.steps import Segment
 
-FORMAT = 4
+FORMAT = 1
 _BLOCK_BYTES = 1 << 20
 _RECORD_SECONDS = 1.0  # between two records
 _ADVICE = "delete it to begin again, or choose another name with --output"

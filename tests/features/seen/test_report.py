@@ -194,7 +194,7 @@ def scored(elsewhere, tmp_path, model, training_pairs):
             write_lines(tmp_path / name, [pair[side] for pair in pairs])
             for side, name in enumerate(("test.en", "test.de"))
         )
-        record = {"format": 2, "model": [str(model)], "source": str(source)}
+        record = {"format": 1, "model": [str(model)], "source": str(source)}
         record |= {"references": [str(reference)], "source_language": "en", "language": "de"}
         Path("runs").mkdir(exist_ok=True)
         Path("runs/last-generation.json").write_text(json.dumps(record | changes))
