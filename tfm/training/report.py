@@ -49,7 +49,7 @@ def write_report(run_dir: Path) -> None:
     could write no metrics, as on a full disk, has a report without them.
     """
     path, config = run_dir / "metrics.jsonl", run_dir / "config.toml"
-    training, validation, texts, _ = read_metrics(run_dir, max_training=_MAX_POINTS)
+    training, validation, texts, *_ = read_metrics(run_dir, max_training=_MAX_POINTS)
     sets = _by_set(validation)
     records = {"training": training, "validation": validation, **sets}
     latest = max([{"step": 0}, *validation[-1:], *training[-1:]], key=itemgetter("step"))
