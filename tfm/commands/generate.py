@@ -143,7 +143,7 @@ def generate(
         is_document=chosen.has_paragraphs,
         is_whole=chosen.has_markup,
     )
-    if isinstance(tag := settings["search"].get("tag"), str) and not chosen.align:
+    if isinstance(tag := settings["search"].get("tag"), str):
         plan.models[0].vocabulary.require_tag(tag)
     merged = SearchConfig.for_model if score_target is None else SearchConfig.for_targets
     config = merged(plan.info.search, settings["search"])
@@ -256,10 +256,6 @@ def _standard_input_has_text() -> bool:
 
 def _check_search(plan: "Generation", config: SearchConfig, steps: StepsConfig) -> None:
     """Check what depends on the model, the text or files before anything is loaded."""
-    if steps.align and config.tag is not None:
-        raise UsageError(
-            "--align cannot go with --tag: write the tag at the beginning of each line instead"
-        )
     if not steps.has_paragraphs:
         return
     flag = "--document" if steps.document else f"--format {steps.format}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +242,6 @@ class SubwordModel:
                 surfaces[i] = bytes([byte]) if byte >= 0 else b""
         return surfaces
 
-    def word_numbers(self, token_ids: Iterable[int]) -> list[int]:
-        """Return the index of the word that each piece of a text belongs to.
-
-        The text has single spaces between words, and none at its ends.
-        """
-        starts = (piece.startswith(SPACE_MARK) for piece in self.pieces(token_ids))
-        return [number - 1 for number in accumulate(starts)]
-
     def divide(self, line: str) -> list[str]:
         """Return the part of a line that each of its pieces stands for, without spaces.
 
@@ -263,8 +255,12 @@ class SubwordModel:
             pending = pending + bytes([byte]) if byte >= 0 else b""
             text = pending.decode(errors="ignore") if byte >= 0 else piece
             pending = b"" if text else pending
-            parts.append(text.replace(SPACE_MARK, "").replace(_ESCAPE, ""))
+            parts.append(_without_marks(text))
         return parts
+
+    def spelled(self, text: str) -> str:
+        """Return a text as its pieces spell it, without spaces: models may have other characters."""
+        return _without_marks(self._encoder.Normalize(escape(text)))
 
     def has_tag(self, tag: str) -> bool:
         """Return whether a tag at the start of a line is one piece, or one after a space."""
@@ -280,6 +276,10 @@ class SubwordModel:
         """Return one line per piece, with its score, like a .vocab file of SentencePiece."""
         score = self._processor.GetScore
         return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self._pieces))
+
+
+def _without_marks(text: str) -> str:
+    return text.replace(SPACE_MARK, "").replace(_ESCAPE, "")
 
 
 def _ids(text: str | bytes, words: Mapping[str, int]) -> list[int]:

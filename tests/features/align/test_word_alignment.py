@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from foreign_models import PAIRS, segmenter
 from small_models import recurrent
 
 from tfm.features.align import alignment
@@ -14,7 +15,9 @@ from tfm.features.align.step import Align
 from tfm.folders.model_folder import ModelFolder
 from tfm.model.attention_weights import cross_attention
 from tfm.text.units import units
-from tfm.vocabulary.subword import BOS, EOS
+from tfm.translation.steps import Output, Segment
+from tfm.vocabulary.foreign import with_fixed_ids
+from tfm.vocabulary.subword import BOS, EOS, SubwordModel, Vocabulary
 
 SOURCES = ["I am buying a red hat", "", "seven", "on Monday the third of May", "seven"]
 TARGETS = ["ich kaufe einen roten Hut", "nichts", "", "am Montag, dem dritten Mai", "sieben"]
@@ -78,6 +81,19 @@ def test_words_are_those_that_white_space_separates_in_the_text(aligner):
     assert [*dict.fromkeys(extra.words)] == [(0,), (2,)]  # the second word is invisible
 
 
+@pytest.mark.parametrize("by_units", [False, True])
+def test_words_are_those_of_the_text_however_a_foreign_model_spells_them(
+    aligner, tmp_path, by_units
+):
+    content = with_fixed_ids(segmenter(source for source, _ in PAIRS), origin=tmp_path)
+    model = SubwordModel(content, origin=tmp_path)
+    vocabulary = Vocabulary(model, model, tags=(">>fra<<",))
+    text = ">>fra<<it´s \ufffd … ½ ﷺ seven"  # the model spells these with other spaces and letters
+    [(side, _)] = replace(aligner, vocabulary=vocabulary, by_units=by_units).encode([text], ["x"])
+    last = model.pieces(side.ids).index("▁seven")
+    assert side.words[last] == (len(units(text) if by_units else text.split()) - 1,)
+
+
 def test_growing_adds_neighbors_that_align_new_words():
     one = {(0, 0), (1, 1), (2, 1), (5, 3)}
     other = {(0, 0), (1, 1), (1, 2), (4, 0)}
@@ -121,6 +137,16 @@ def test_parsers_have_no_texts_to_compare_or_align(run, make_model, elsewhere, f
     code, out, err = run("generate", make_model(task="parsing"), "--input", "in.en", *flags)
     assert (code, out) == (2, "")
     assert "pars" in err or "trees" in err
+
+
+def test_the_tag_is_read_before_each_source_but_has_no_links(aligner, trained_run):
+    step = Align([ModelFolder.open(trained_run)], "cpu", "<2x>")
+    outputs = [[Output(text, score=0.0, log_prob=0.0)] for text in TARGETS]
+    found = step.after([Segment(1, source) for source in SOURCES], outputs)
+    expected = aligner.align([f"<2x> {source}" for source in SOURCES], TARGETS)
+    assert [n_best[0].alignment for n_best in found] == [
+        tuple((source - 1, target) for source, target in links if source) for links in expected
+    ]
 
 
 @pytest.mark.parametrize("tag", [None, "<2x>"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -90,24 +91,23 @@ class Aligner:
         return list(zip(source_sides, target_sides, strict=True))
 
     def _side(self, subword_model: SubwordModel, text: str, limit: int) -> Side:
-        words = text.split()
-        # A word of invisible characters is nothing for the model, but still counts as a word.
-        cleaned = {i: clean for i, clean in enumerate(self.vocabulary.clean(words)) if clean}
-        [ids] = subword_model.encode([" ".join(cleaned.values())])
-        numbers = list(cleaned)
-        return Side(ids[:limit], [(numbers[n],) for n in subword_model.word_numbers(ids[:limit])])
+        # For the model, a word may be nothing, or several words, such as a tag that text follows.
+        words = self.vocabulary.clean(text.split())
+        ids, lengths = subword_model.encode_block([word.encode() for word in words])
+        numbers = np.repeat(np.arange(len(words)), lengths)[:limit].tolist()
+        return Side(ids[:limit].tolist(), [(number,) for number in numbers])
 
     def _side_of_units(self, subword_model: SubwordModel, text: str, limit: int) -> Side:
         """Return the pieces of a text with the numbers of its units.
 
-        The model reads the text in another form. Both forms have the same letters, by their number.
+        The model reads the text in another form, with the letters of the `spelled` units.
         """
 
         def letters(part: str) -> str:
             return "".join(self.vocabulary.normalization.comparable(part).split())
 
-        spans = enumerate(units(text))
-        numbers = [number for number, span in spans for _ in letters(text[slice(*span)])]
+        spelled = (subword_model.spelled(text[slice(*span)]) for span in units(text))
+        numbers = [number for number, part in enumerate(spelled) for _ in letters(part)]
         [clean] = self.vocabulary.clean([text])
         [ids] = subword_model.encode([clean])
         surfaces = subword_model.divide(clean)

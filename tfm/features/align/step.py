@@ -97,7 +97,11 @@ class Align(Step):
             for unit, n_best in zip(states, outputs, strict=True)
             for each in n_best
         ]
-        alignments = map(_with_kept, self._aligner.align(*_without_kept(pairs)), pairs)
+        sources, targets = _without_kept(pairs)
+        found = self._aligner.align(self._tagged(sources), targets)
+        if self.tag:  # which is the first word, but not of the text
+            found = [tuple((source - 1, at) for source, at in links if source) for links in found]
+        alignments = map(_with_kept, found, pairs)
         return [
             [replace(each, alignment=next(alignments)) for each in n_best] for n_best in outputs
         ]
@@ -109,7 +113,7 @@ class Align(Step):
 
         Models are loaded by the first call. The tag is read before each source, but has no links.
         """
-        tagged = [f"{self.tag} {source}" if self.tag else source for source in sources]
+        tagged = self._tagged(sources)
         start = len(tagged[0]) - len(sources[0])
         found = []
         for pair, links in zip(
@@ -121,6 +125,9 @@ class Align(Step):
             spans = [(source_units[source], target_units[target]) for source, target in links]
             found.append([((a - start, b - start), span) for (a, b), span in spans if a >= start])
         return found
+
+    def _tagged(self, sources: Sequence[str]) -> list[str]:
+        return [f"{self.tag} {source}" if self.tag else source for source in sources]
 
     @cached_property
     def _units_aligner(self) -> "Aligner":
