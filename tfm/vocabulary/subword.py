@@ -259,7 +259,7 @@ class SubwordModel:
         return parts
 
     def spelled(self, text: str) -> str:
-        """Return a text as its pieces spell it, without spaces: models may have other characters."""
+        """Return a text as its pieces spell it, without spaces; models may change characters."""
         return _without_marks(self._encoder.Normalize(escape(text)))
 
     def has_tag(self, tag: str) -> bool:

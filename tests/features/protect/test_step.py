@@ -175,6 +175,7 @@ HELLO, ONE = "Hello {name}, how are you", "one {x} two {y} three"
         (HELLO, "{name}", "", "hallo", "{name} hallo"),
         (HELLO, "Hallo", "Hallo", "Hallo, wie", "Hallo {name}, wie"),
         (HELLO, "cafe\u0301 {name}", "cafe\u0301 ", "café auf", "café {name} auf"),
+        (HELLO, "l\xada\u200b {name}", "l\xada\u200b ", "la auf", "la {name} auf"),
         (ONE, "eins {y} {x} zwei", "eins zwei", "eins zwei drei", "eins {y} {x} zwei drei"),
         (ONE, "eins zwei {y}", "eins zwei ", "eins zwei drei", "eins zwei {y} {x} drei"),
         (ONE, "eins zw", "eins zw", "eins zwei drei", "eins zwei {x} {y} drei"),

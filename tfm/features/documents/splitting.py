@@ -168,6 +168,10 @@ def _is_end(line: str, mark: re.Match[str], following: re.Match[str], language: 
     marks = mark[0]
     is_closed = marks[-1] not in SENTENCE_MARKS
     if marks[0] in WIDE_SENTENCE_MARKS and not space:
+        before = line[max(0, mark.start() - 1) : mark.start()]
+        around = unicodedata.normalize("NFKC", before + first)
+        if marks == "．" and not opening and around.isalnum() and around.isascii():
+            return False  # "３．５", "Ｎｏ．１"
         # After a closing quotation mark, "he said" may follow.
         return not is_closed or bool(opening) or ("。" in marks and not _is_hiragana(first))
     if not space or first.islower():

@@ -9,13 +9,14 @@ from itertools import accumulate, pairwise
 
 import regex
 
+from tfm.config.normalization import INVISIBLE
 from tfm.features.protect.spans import SYMBOL
 from tfm.text.units import Span, units
 from tfm.translation.steps import Output, Segment
 
 Link = tuple[Span, Span]
 
-_SPACES = re.compile(r"\s+")
+_SPACES, _VISIBLE = re.compile(r"\s+"), re.compile(rf"(?!{INVISIBLE.pattern})\S")
 _MIN_LETTERS = 4  # of a word at the end of a prefix that may be the beginning of a span
 _DECAY = 0.5  # of the weight of a link, by its distance from the span in units
 _BESIDE = 1.0  # the weight of a link that puts a neighbor of a span beside it
@@ -78,7 +79,7 @@ class Protected:
     Attributes:
         segment: What is searched: the remaining text.
         cuts: The spans, in order.
-        forced: How many characters of the translation, without white space, are before the spans
+        forced: How many visible characters of the translation are before the spans
             that a prefix has, or the translation, by their indices, in order.
     """
 
@@ -324,11 +325,11 @@ def _begun(given: str, span: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Return the number of characters of a text without white space, in the form of output."""
-    return len("".join(unicodedata.normalize("NFC", text).split()))
+    """Return the number of visible characters of a text in the form of output."""
+    return len(_VISIBLE.findall(unicodedata.normalize("NFC", text)))
 
 
 def _end_of(text: str, size: int) -> int:
-    """Return the number of characters of a text that hold this many without white space."""
-    ends = [end for end, character in enumerate(text, start=1) if not character.isspace()]
+    """Return the number of characters of a text that hold this many visible ones."""
+    ends = [character.end() for character in _VISIBLE.finditer(text)]
     return [0, *ends][min(size, len(ends))]

@@ -23,7 +23,9 @@ _WORD = (
     r"[[\w\p{M}\u200c\u200d]--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]"
 )
 _URL = rf"(?:{_WORD}|[-.~:/?#\[\]@!$&'()*+,;=%])"
-_DOMAIN = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+"
+# The same in names of people, computers and folders, which particles of Korean may follow.
+_NAME = rf"[{_WORD}--\p{{Hangul}}]"
+_DOMAIN = rf"(?:{_NAME}(?:[{_NAME}\-]*{_NAME})?\.)+"
 _EXTENSIONS = (
     "7z|avi|bak|bat|bin|bmp|bz2|cfg|conf|cpp|css|csv|db|dll|docx?|env|epub|exe|flac|gif|gz|hpp|html?"
     "|ini|ipynb|iso|jar|java|jpe?g|js|json|jsonl|jsx|log|md|mkv|mov|mp[34]|odt|ogg|pdf|php|png|pptx?"
@@ -35,10 +37,10 @@ _ROOTS = "api|app|bin|dev|etc|lib|mnt|opt|run|srv|src|sys|tmp|usr|var"
 _PATTERNS = (
     # Addresses, with placeholders in them.
     rf"(?<address>(?<![A-Za-z\d])(?:[A-Za-z][A-Za-z\d+.-]{{1,15}}://|www\.)(?:{_URL}|\{{{{?\w+\}}?\}})+)",
-    rf"(?<![A-Za-z\d])(?:mailto:)?[A-Za-z\d._%+-]{{0,63}}[A-Za-z\d]@{_DOMAIN}[A-Za-z]{{2,}}",
-    rf"(?<address>(?<![\w@./-]){_DOMAIN}(?:(?:com|org|net|edu|gov|io|info)(?![\w-])|[a-z]{{2,3}}(?=/\w))(?:/{_URL}*)?)",
+    rf"(?<!{_NAME})(?:mailto:)?[{_NAME}.%+\-]{{0,63}}{_NAME}@{_DOMAIN}[A-Za-z]{{2,}}",
+    rf"(?<address>(?<![\w@./-]){_DOMAIN}(?:(?:com|org|net|edu|gov|io|info)(?![\w-])(?:\.[a-z]{{2}}(?![\w-]))?|[a-z]{{2,3}}(?=/\w))(?:/{_URL}*)?)",
     # Paths, but for phonemes such as /e/, and the names of files.
-    rf"(?<address>(?<![\w/.<:)])(?:~|\.\.?)?/(?!(?!{_ROOTS})[A-Za-z]{{1,3}}/(?![A-Za-z\d_.@+-]))(?:[A-Za-z\d_.@+-]{{1,99}}+/){{1,40}}+[A-Za-z\d_.@+-]*+)",
+    rf"(?<address>(?<![\w/.<:)])(?:~|\.\.?)?/(?!(?!{_ROOTS})[A-Za-z]{{1,3}}/(?![A-Za-z\d_.@+-]))[A-Za-z\d_.@+-]{{1,99}}+/(?:[{_NAME}.@+\-]{{1,99}}+/){{0,39}}+[{_NAME}.@+\-]*+)",
     r"(?<![A-Za-z\d])[A-Za-z]:\\(?:[\w.$-]+\\)*[\w.$-]*",
     rf"(?<!{_WORD}|[.\\/])(?:{_WORD}|[-./\\~]){{0,120}}{_WORD}\.(?i:{_EXTENSIONS})(?![A-Za-z\d]|\.[A-Za-z])",
     # Hashtags and mentions.
