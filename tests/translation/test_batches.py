@@ -37,8 +37,8 @@ def encoder(trained_run):
     """Make an encoder without limits."""
     folder = checkpoints(trained_run)[-1]
 
-    def make(*, space=True, is_scored=False, **settings):
-        vocabulary = Vocabulary.load(folder, Normalization(space=space))
+    def make(*, space=True, is_scored=False, tags=(), **settings):
+        vocabulary = Vocabulary.load(folder, Normalization(space=space), tags=tags)
         limits = BatchLimits(max_positions=None, max_tokens=100)
         return SentenceEncoder(vocabulary, limits, SearchConfig(**settings), is_scored=is_scored)
 
@@ -47,9 +47,9 @@ def encoder(trained_run):
 
 @pytest.mark.parametrize("space", [True, False])
 def test_a_line_without_text_is_empty(encoder, space):
-    lines = ["", " \t", "\u2003"] + ["\u200b\ufeff"] * space
+    lines = ["", " \t", "\u2003", "<2x>", ">>fra<< "] + ["\u200b\ufeff", "\u200b<2x>"] * space
     chunk = segments(lines)
-    assert encoder(space=space).encode(chunk) == []
+    assert encoder(space=space, tags=("<2x>", ">>fra<<")).encode(chunk) == []
 
 
 def test_a_truncated_source_is_named_with_the_setting_to_change(encoder, capsys):

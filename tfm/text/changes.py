@@ -14,7 +14,8 @@ from tfm.text.languages import SENTENCE_MARKS, base_language, target_language
 _OPENING = r"(?<!\S)([\"“”„«»‹›‚‘¿¡(\[{「『（【《〈]*)"
 _WORD, _DUTCH_WORD = re.compile(rf"{_OPENING}(\w)"), re.compile(rf"{_OPENING}(ij|\w)")
 # Where languages differ from Unicode's capitals.
-_CAPITALS = {code: {ord("i"): "İ"} for code in ("az", "crh", "gag", "tr")}
+_DOTTED = ("az", "crh", "gag", "tr")
+_CAPITALS = {code: {ord("i"): "İ"} for code in _DOTTED}
 _CAPITALS["hy"] = {ord("և"): "ԵՎ"}
 _GREEK_ACCENT = re.compile("(?<=[ΑΕΗΙΟΥΩ\u0308])\u0301")  # in decomposed text; never on capitals
 # Typos in shorter words would often be other words. Marks, such as vowels of Hindi, are no letters.
@@ -69,6 +70,12 @@ def _upper(text: str, language: str, _: np.random.Generator) -> str:
         text = _GREEK_ACCENT.sub("", unicodedata.normalize("NFD", text))
         text = unicodedata.normalize("NFC", text)
     return text
+
+
+def lowered(text: str, language: str, _: np.random.Generator) -> str:
+    """Return a text in lower case as its language writes it: ı for I in Turkish."""
+    text = text.replace("İ", "i")
+    return (text.replace("I", "ı") if base_language(language) in _DOTTED else text).lower()
 
 
 def _title(text: str, language: str, _: np.random.Generator) -> str:

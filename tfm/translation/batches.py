@@ -140,6 +140,9 @@ class SentenceEncoder:
         if (tag := self._config.tag) is not None:
             pairs = zip(segments, lines, strict=True)
             lines = [self._tagged(tag, line, segment) for segment, line in pairs]
+        else:
+            tags = {*self._vocabulary.tags}  # without text, they are nothing to translate
+            lines = ["" if line.strip() in tags else line for line in lines]
         sources = self._vocabulary.source.encode(lines)
         limit = self._config.max_source_length
         remedy = "shorten it, or set max_source_length to truncate it"

@@ -152,6 +152,7 @@ def test_typos_are_the_same_in_each_call_and_for_fewer_lines():
         (["दो कुत्ते बर्फ में खेलते हैं।"] * 8, "hi", {*CASES}),
         (["كلبان يلعبان في الثلج."] * 8, "ar", {*CASES}),
         (["iki köpek karda oynuyor"] * 8, "tr", {"lower", "unpunctuated"}),
+        (["Ο σκύλος τρέχει στο μικρό δάσος."] * 8, "el", set()),
         (["Zwei graue Hunde."] * 7, "de", {"long"}),
         (["Zwei graue Hunde."], "de", {"list", "long"}),
         (["Hunde"], "de", {"list", "long", "title", "unpunctuated", "typos", "spaces", "word"}),
@@ -169,8 +170,11 @@ def test_what_does_not_suit_a_script_is_skipped(lines, language, skipped):
 
 
 def test_capitals_are_those_of_the_language():
-    [row] = [row for row in ROWS if row.name == "upper"]
-    assert cases(row, ["iki köpek 😀"], "tr")[0].source == "İKİ KÖPEK 😀"
+    upper, lower = (row for row in ROWS if row.name in ("upper", "lower"))
+    assert cases(upper, ["iki köpek 😀"], "tr")[0].source == "İKİ KÖPEK 😀"
+    assert cases(lower, ["İki IŞIK"], "tr")[0].source == "iki ışık"
+    assert cases(lower, ["I saw İzmir"], "en")[0].source == "i saw izmir"
+    assert measures.words(["KIRMIZI İZMİR ΤΡΕΧΕΙ"]) == measures.words(["kırmızı izmir τρέχει"])
 
 
 def test_texts_of_other_scripts_are_not_of_the_test_set():

@@ -18,7 +18,9 @@ from tfm.translation.steps import Output
 
 _WORD = regex.compile(r"[\p{L}\p{M}]+")
 _THOUSANDS = re.compile(r"(?<=\d)[.,'’\s](?=\d{3}(?!\d))")
-_TURKISH = {ord("ı"): "i", ord("\u0307"): None}  # what casefold makes of I and İ
+# Letters that capitals do not tell apart: casefold makes i and U+0307 of I and İ, and Greek
+# capitals have no accents.
+_SMALL = str.maketrans("ıάέήίόύώ", "iαεηιουω", "\u0307")
 _MAX_TIMES, _MAX_MORE = 2, 20  # the usual length of a translation, and characters beyond that
 _MIN_NUMBERS = 5  # of a row; fewer may be spelled out
 _MAX_P_VALUE = 0.05
@@ -138,8 +140,11 @@ def _chrf(
 
 def _plain(texts: Iterable[str]) -> list[str]:
     """Return texts without case and final marks: some rows remove these from sources."""
-    folded = (normalize("NFC", text).casefold().translate(_TURKISH) for text in texts)
-    return [text.rstrip(f"{SENTENCE_MARKS} ") for text in folded]
+    return [_without_case(text).rstrip(f"{SENTENCE_MARKS} ") for text in texts]
+
+
+def _without_case(text: str) -> str:
+    return normalize("NFC", text).casefold().translate(_SMALL)
 
 
 def _folded(text: str) -> str:
@@ -152,6 +157,5 @@ def _numbers(text: str) -> Counter[int]:
 
 
 def words(texts: Iterable[str]) -> set[str]:
-    """Return the words of texts in lower case."""
-    lines = (normalize("NFC", text).lower() for text in texts)
-    return {word for line in lines for word in _WORD.findall(line)}
+    """Return the words of texts without case."""
+    return {word for text in texts for word in _WORD.findall(_without_case(text))}

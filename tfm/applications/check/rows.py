@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import regex
 
-from tfm.text.changes import CHANGES, Change
+from tfm.text.changes import CHANGES, Change, lowered
 
 _SEED = 1  # of typos
 _WORD = regex.compile(r"[\p{L}\p{M}]{3,}")
@@ -70,7 +70,7 @@ ROWS = (
     Row(name="plain", about="unchanged"),
     Row(name="upper", about="in capitals", change=CHANGES["upper"]),
     Row(name="title", about="in title case", change=CHANGES["title"]),
-    Row(name="lower", about="in lower case", change=lambda text, *_: text.lower()),
+    Row(name="lower", about="in lower case", change=lowered),
     Row(name="unpunctuated", about="without final stop", change=CHANGES["unpunctuated"]),
     # Where no spaces separate words, people make other typos.
     Row(name="typos", about="with typos", change=lambda t, *x: _typos(t, *x) if " " in t else t),
