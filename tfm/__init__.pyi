@@ -386,7 +386,7 @@ def train(
         ema: Validate and save a moving average of the weights with this decay, such as 0.999.
         freeze: With --from: keep a part unchanged; embeddings include the output matrix; repeatable.
         batch_tokens: Target tokens per step, summed over all devices and their microbatches.
-        bucket_tokens: Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.
+        bucket_tokens: Cut pairs sorted by length into buckets of about N target tokens; batches join some.
         max_tokens: Maximum tokens per side of a microbatch, with padding unless packed; by device if unset.
         num_dropout_shards: Draw the dropout masks of a run on N processes, to reproduce it on fewer.
         unpunctuated_share: Share of the pairs to write without final punctuation.
@@ -401,7 +401,7 @@ def train(
         seed: Random seed of initial weights, data order and dropout.
         checkpoint_minutes: Validate and save a checkpoint every X minutes; replaces a preset's checkpoint_steps.
         checkpoint_steps: Validate and save every N steps, instead of every N minutes.
-        keep_last: Number of newest checkpoints to keep.
+        keep_last: Number of newest checkpoints to keep, of the validated ones if there are any.
         keep_best: Number of best checkpoints to keep besides the newest.
         best_metric: Rank checkpoints by validation loss, score (BLEU, F1; once above 1), metric_command or NAME:score.
         also_valid: Also validate on another dataset, NAME=DATA, to see what is forgotten; repeatable.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from timing import Sentence, Settings, measure, read_settings
@@ -79,7 +78,7 @@ def open_engine(settings: Settings) -> Iterator[BatchEngine]:
     device: Any = settings.device
     precision: Any = settings.precision
     inference = InferenceConfig(device=device, precision=precision)
-    models: list[Path] | Engine = [settings.model]
+    models: list[ModelFolder] | Engine = [ModelFolder(settings.model)]
     if settings.processes == 1 or settings.threads == 1:
         models = Engine.start([ModelFolder(settings.model)], inference)
     if isinstance(models, Engine) and settings.processes == 1:

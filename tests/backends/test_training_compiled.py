@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from claimed_gpu.kernels import attend as emulated_attention
 from claimed_gpu.kernels import attend_in_one_product
-from small_models import transformer
+from small_models import recurrent, transformer
 from torch.nn.parallel import DistributedDataParallel
 
 from tfm.backends.plain import PLAIN_TRAINING
@@ -237,6 +237,19 @@ def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
     loss.eval()(example)[0].backward()
     found = [each.grad for each in model.parameters()]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("ddp")
+def test_hard_attention_learns_from_the_first_step_with_ddp(new_trainer):
+    batcher = new_trainer().batcher
+    example = batcher.batch(batcher.epoch(1)[0])
+    model = recurrent(400, d_model=16, source_attention="hard").train()
+    loss = BatchLoss(model, label_smoothing=0.1)
+    gradients = ReplicatedGradients(loss, Group(), example)
+    assert all(module.training for module in model.modules())
+    with gradients.accumulate(is_last=True):
+        gradients.loss(example)[0].backward()
+    assert all(each.grad.any() for each in model.decoder.attention.parameters())
 
 
 def test_a_device_without_a_compiler_has_a_problem_in_one_line(monkeypatch):

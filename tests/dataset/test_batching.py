@@ -103,8 +103,9 @@ def test_a_batch_mixes_lengths():
     assert np.mean([np.ptp(lengths[rows, 1]) for rows in batcher.epoch(1)]) > 15
 
 
-def test_batches_have_about_the_configured_number_of_tokens():
-    batcher = new_batcher(TYPICAL, batch=1000, bucket=100)
+@pytest.mark.parametrize("bucket", [100, 380, 700])
+def test_batches_have_about_the_configured_number_of_tokens(bucket):
+    batcher = new_batcher(TYPICAL, batch=1000, bucket=bucket)
     lengths = np.array(TYPICAL)[:, 1] + 1
     tokens = [lengths[rows].sum() for rows in batcher.epoch(1)]
     assert all(900 < count < 1100 for count in tokens[:-1])

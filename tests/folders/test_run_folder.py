@@ -89,10 +89,12 @@ def test_a_checkpoint_with_a_nan_loss_is_never_the_best(make_run):
 
 @pytest.mark.parametrize(
     ("keep_last", "keep_best", "kept"),
-    [(1, 0, [6]), (2, 1, [2, 5, 6]), (2, 3, [2, 3, 5, 6]), (20, 1, [1, 2, 3, 4, 5, 6])],
+    [(1, 0, [6, 7]), (2, 1, [2, 4, 6, 7]), (2, 3, [2, 3, 4, 6, 7]), (20, 1, [1, 2, 3, 4, 6, 7])],
 )
-def test_only_the_newest_and_the_best_checkpoints_are_kept(make_run, keep_last, keep_best, kept):
-    losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 2.5, 6: None}
+def test_the_newest_and_the_best_validated_checkpoints_and_the_newest_of_all_are_kept(
+    make_run, keep_last, keep_best, kept
+):
+    losses = {1: 4.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: None, 6: 2.5, 7: None}
     run_dir = make_run(losses, keep_last=keep_last, keep_best=keep_best, best_metric="loss")
     prune_checkpoints(run_dir)
     assert steps_of(checkpoints(run_dir)) == kept

@@ -38,6 +38,11 @@ def steps(run_dir):
     return [ModelFolder(path).info.step for path in checkpoints(run_dir)]
 
 
+def test_the_pair_that_verifies_a_model_has_no_more_tokens_than_learned_positions(make_model):
+    known = ModelFolder(make_model(learned_positions=3)).info.known
+    assert (len(known.source), len(known.target)) == (2, 2)
+
+
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])
 def background(request):
     return request.param

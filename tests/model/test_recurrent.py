@@ -201,12 +201,13 @@ def test_the_forget_gates_of_an_lstm_start_open():
             assert not torch.cat([into, *gates]).any()
 
 
-@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5]], ids=name_of)
-def test_bf16_products_give_almost_the_same_logits_and_finite_gradients(changes):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("changes", [KINDS[2], KINDS[5], KINDS[3]], ids=name_of)
+def test_half_precision_gives_almost_the_same_logits_and_finite_gradients(changes, dtype):
     model = new_model(dtype=torch.float32, **changes)
     batch = new_batch()
     expected = logits_of(model, *batch)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype):
         logits = logits_of(model, *batch)
         state = model.start(*batch[:2])
         first = model.step(batch[2][:, :1], state)

@@ -144,7 +144,7 @@ class BatchingConfig(Settings, section="batching"):
     )
     bucket_tokens: int = count(
         3_125,
-        "Cut pairs sorted by length into buckets of N target tokens; a batch joins random buckets.",
+        "Cut pairs sorted by length into buckets of about N target tokens; batches join some.",
     )
     max_tokens: int | None = count(
         None,
@@ -208,7 +208,9 @@ class TrainingConfig(Settings, section="training"):
     checkpoint_steps: int | None = count(
         None, "Validate and save every N steps, instead of every N minutes."
     )
-    keep_last: int = count(20, "Number of newest checkpoints to keep.")
+    keep_last: int = count(
+        20, "Number of newest checkpoints to keep, of the validated ones if there are any."
+    )
     keep_best: int = setting(
         1, "Number of best checkpoints to keep besides the newest.", limits=(0, MAX_COUNT)
     )

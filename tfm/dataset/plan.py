@@ -138,6 +138,7 @@ class Planner:
             Mixture(dataset.texts, seed=seed, run_pairs=run_pairs) if is_weighted else None
         )
         self._buckets_per_batch = max(1, round(config.batch_tokens / config.bucket_tokens))
+        self._bucket_tokens = config.batch_tokens / self._buckets_per_batch
         self._folder, self._world = group.folder, group.world
 
     def windows(self, epoch: int, examples: int) -> Iterator[tuple[int, Window]]:
@@ -293,8 +294,7 @@ class Planner:
     def _find_bucket_starts(self, target_lengths: Lengths) -> Integers:
         """Return where all buckets but the first start, from the sorted lengths [N] of pairs."""
         ends = np.cumsum(target_lengths, dtype=np.int64)
-        bucket_tokens = min(self._config.bucket_tokens, self._config.batch_tokens)
-        num_buckets = max(1, round(ends[-1] / bucket_tokens))
+        num_buckets = max(1, round(ends[-1] / self._bucket_tokens))
         bucket_ends = np.arange(1, num_buckets) * (ends[-1] / num_buckets)
         # Whole numbers, so that NumPy does not convert all of `ends`.
         starts: Integers = np.searchsorted(ends, np.ceil(bucket_ends).astype(np.int64))

@@ -67,14 +67,15 @@ def _known_pair(info: ModelInfo, weights: Mapping[str, Tensor]) -> KnownPair | N
 
     None if it is not finite, or the weights are not those of such a model.
     """
-    source, target = (
-        [*range(UNK + 1, size, -(-size // _KNOWN_TOKENS))] for size in info.vocab_sizes
-    )
     on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
     try:
         model = build_model(info.run.model, on_cpu, info.vocab_sizes).eval()
     except ValueError:  # told when it is read
         return None
+    limit = model.max_positions or _KNOWN_TOKENS + 1  # with EOS
+    source, target = (
+        [*range(UNK + 1, size, -(-size // _KNOWN_TOKENS))][: limit - 1] for size in info.vocab_sizes
+    )
     with torch.inference_mode():
         lengths, expected = torch.tensor([len(source) + 1]), torch.tensor([[*target, EOS]])
         hidden = model(torch.tensor([[*source, EOS]]), lengths, torch.tensor([[BOS, *target]]))
@@ -270,8 +271,9 @@ def prune_checkpoints(
 ) -> dict[Path, ModelInfo]:
     """Remove all checkpoints but the newest and the best, by the run's settings.
 
-    Only the two newest keep their training state, since it is twice the size of the model. Only the
-    process that writes to the run may call this.
+    The newest of a run with validation are those that were validated, since only these are
+    averaged; and the very newest, to resume. Only the two newest keep their training state, since
+    it is twice the size of the model. Only the process that writes to the run may call this.
 
     Args:
         run_dir: The run.
@@ -292,13 +294,15 @@ def prune_checkpoints(
     newest = list(present)
     settings = present[newest[-1]].run.training
     best = ranked(present, settings.best_metric)[: settings.keep_best]
-    kept = {*newest[-settings.keep_last :], *best}
+    validated = [path for path in newest if present[path].metrics] or newest
+    kept = {newest[-1], *validated[-settings.keep_last :], *best}
+    with_state = [path for path in newest if path in kept][-NUM_STATES_KEPT:]
     for path in newest:
         if path not in kept:
             outgoing = path.with_name(f".{path.name}.removed")
             os.replace(path, outgoing)  # atomic, unlike the removal of the files
             remove_path(outgoing)
-        elif path not in newest[-NUM_STATES_KEPT:]:
+        elif path not in with_state:
             (path / STATE).unlink(missing_ok=True)
     return {path: info for path, info in present.items() if path in kept}
 

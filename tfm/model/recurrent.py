@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tfm.config import RecurrentConfig
+from tfm.machine.compute import autocast_dtype
 from tfm.model.layers import new_embedding_weights
 from tfm.model.packing import Packing
 from tfm.model.source_attention import Attended, Memory, SourceAttention
@@ -81,7 +82,8 @@ class RecurrentDecoder(nn.Module):
 
     def forward(self, x: Tensor, state: RecurrentState) -> Attended:
         """Decode all positions of embedded tokens [B, T, d_model] from the initial state."""
-        if not self.input_feeding:
+        # On a CPU, torch has no such LSTM in fp16.
+        if not self.input_feeding and not (x.is_cpu and autocast_dtype(x) == torch.float16):
             stacked = tuple(torch.stack(layers) for layers in zip(*state.layers, strict=True))
             top, _ = self.layers(x, stacked if len(stacked) > 1 else stacked[0])
             return self._attend(top, state.memory, torch.arange(x.size(1), device=x.device))
