@@ -10,8 +10,8 @@ from sacrebleu import sentence_bleu, sentence_chrf, sentence_ter
 from tfm.commands.score import score
 
 SOURCE = ["Two <b>dogs</b>.", "今天天气很好。", "كتاب (2024)."]
-REFERENCE = ["Zwei <b>Hunde</b>.", "今天天气很好。", "كتاب (2024)."]
-OUTPUT = ["Zwei <b>Katzen</b>.", "今天天气不好。", "كتاب (2024)."]
+REFERENCE = ["Zwei <b>Hunde</b>.", "今天天气很好。", "كتاب é (2024)."]
+OUTPUT = ["Zwei <b>Katzen</b>.", "今天天气不好。", "كتاب e\u0301 (2024)."]
 OTHER = ["<script>alert(1)</script>", "", "x"]
 
 

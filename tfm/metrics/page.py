@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from unicodedata import normalize
 
 from tfm.disk.files import write_text
 from tfm.pages import render
@@ -66,8 +67,8 @@ def _marked(text: str, reference: str | None) -> list[tuple[str, bool]]:
     from tfm.text.units import units  # not needed to start a command
 
     spans = units(text)
-    ours = [text[slice(*span)] for span in spans]
-    theirs = [reference[slice(*span)] for span in units(reference)]
+    ours = [normalize("NFC", text[slice(*span)]) for span in spans]
+    theirs = [normalize("NFC", reference[slice(*span)]) for span in units(reference)]
     parts, end = [], 0
     for tag, _, _, first, last in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
         if first < last:
