@@ -106,8 +106,9 @@ class Aligner:
         def letters(part: str) -> str:
             return "".join(self.vocabulary.normalization.comparable(part).split())
 
-        spelled = (subword_model.spelled(text[slice(*span)]) for span in units(text))
-        numbers = [number for number, part in enumerate(spelled) for _ in letters(part)]
+        parts = self.vocabulary.clean(text[slice(*span)] for span in units(text))
+        spelled = enumerate(map(subword_model.spelled, parts))
+        numbers = [number for number, part in spelled for _ in letters(part)]
         [clean] = self.vocabulary.clean([text])
         [ids] = subword_model.encode([clean])
         surfaces = subword_model.divide(clean)
