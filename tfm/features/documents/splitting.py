@@ -80,11 +80,12 @@ def unbroken(pieces: Sequence[Piece], spans: "Sequence[Span]") -> list[Piece]:
     start = 0
     for piece in pieces:
         index = bisect_left(spans, (start, 0))
-        if joined and index and start < spans[index - 1][1]:
+        is_within = index > 0 and start < spans[index - 1][1]
+        start += len(piece.text)
+        if is_within:
             before = joined.pop()
             piece = Piece(before.text + piece.text, before.is_sentence or piece.is_sentence)
         joined.append(piece)
-        start += len(piece.text)
     return joined
 
 
