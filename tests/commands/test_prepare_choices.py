@@ -1,6 +1,7 @@
 """tfm prepare: held-out pairs of the training text, and the best of pairs that share a side."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from helpers import write_lines, write_pairs
@@ -96,7 +97,7 @@ def test_the_seed_and_the_text_alone_decide_what_is_held_out(tmp_path):
 def test_only_what_is_missing_is_held_out_and_appended_text_is_kept_apart(tmp_path):
     pairs, folder = pairs_of(3), tmp_path / "data"
     test = write_pairs(tmp_path, "test", [("One test.", "Ein Test.")])
-    with_test = recipe(tmp_path, pairs, test=[test])
+    with_test = replace(recipe(tmp_path, pairs, test=[test]), subword={"symbols": "<bt>"})
     run(with_test, folder, hold_out=40)
     assert (len(read(folder, "valid")), read(folder, "test")) == (
         40,
@@ -105,10 +106,11 @@ def test_only_what_is_missing_is_held_out_and_appended_text_is_kept_apart(tmp_pa
     num_before = len(read(folder, "train"))
     copies = [(s.decode() + "!", t.decode().title()) for s, t in read(folder, "valid")]
     more = recipe(tmp_path, [*copies, *pairs_of(4)])
-    append_text(more, folder, text_only=True)
-    new = read(folder, "train")[num_before:]
+    tagged = tuple(replace(text, tag="<bt>") for text in more.train)
+    append_text(replace(more, train=tagged), folder, text_only=True)
+    new = [source.removeprefix(b"<bt> ") for source, _ in read(folder, "train")[num_before:]]
     assert len(new) > 1_000
-    assert not share_of([s for s, _ in new], [s for s, _ in read(folder, "valid")]).any()
+    assert not share_of(new, [s for s, _ in read(folder, "valid")]).any()
     with pytest.raises(UsageError, match="no effect beside validation and test text"):
         run(recipe(tmp_path, pairs, valid=[test], test=[test]), tmp_path / "x", hold_out=1)
     with pytest.raises(DataError, match=r"only 1,600 of .* but 4,000 are needed"):

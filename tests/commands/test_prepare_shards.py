@@ -226,13 +226,14 @@ def test_held_out_pairs_are_found_in_training_text_whatever_their_tag(
         ("b", {"source": "fr"}, "is en-de, but the text to append is fr-de"),
         ("b", {"test": ("t",)}, "leave out all other text"),
         ("b", {"subword": {"vocab_size": 300}}, "leave out vocab_size"),
+        ("b", {"cleaning": {"hold_out": 9}}, "leave out all other text, and hold_out"),
         ("a", {}, "no pairs are left of the train text"),
     ],
 )
 def test_text_that_does_not_fit_is_not_appended(recipe, tmp_path, names, change, message):
     folder = prepare(recipe("a", **SETTINGS), tmp_path / "a", text_only=True).data_dir
     test = change.pop("test", ())
-    other = recipe(*names, test=test, **{k: v for k, v in change.items() if k == "subword"})
+    other = recipe(*names, test=test, **{k: v for k, v in change.items() if k != "source"})
     if "source" in change:
         other = Recipe(name="x", source="fr", target="de", train=other.train)
     with pytest.raises((UsageError, DataError), match=message):

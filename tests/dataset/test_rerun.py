@@ -200,6 +200,20 @@ def test_what_does_not_change_the_training_pairs_is_not_refused(files):
         assert runs_on(FOLDER) == [RUN]
 
 
+@pytest.mark.parametrize("hold_out", [0, 5])
+def test_other_validation_text_may_change_the_training_text(files, hold_out):
+    """Less of it would be held out, and appended text would be gone."""
+    folder, settings = Path("data/y"), {"cleaning": {"hold_out": hold_out}}
+    prepare(RECIPE, folder, settings)
+    if not hold_out:
+        append_text(replace(LARGER, subword={}), folder)
+    record_run(folder, RUN, DatasetIndex.load(folder / "bin").checksum("train"))
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"^runs/tiny could not be resumed .*--force\n  the "):
+        prepare(replace(RECIPE, valid=numbers("valid", 9)), folder, settings)
+    assert contents(folder) == before
+
+
 def test_text_that_a_call_does_not_name_is_removed_only_by_force(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_numbers()

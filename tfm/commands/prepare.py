@@ -281,6 +281,7 @@ def append_text(
     from tfm.dataset.manifest import Manifest
 
     given = _tables(recipe, overrides)
+    Manifest.load(out_dir)  # before its lock creates the folder
     with lock_dataset(out_dir):
         manifest = Manifest.load(out_dir)
         rules, kept = manifest.normalization, manifest.settings("binarize")

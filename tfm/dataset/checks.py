@@ -80,6 +80,7 @@ def check_appended(
         for section in ("subword", "binarize")
     )
     settings = [name for name in given if name != "written_by"]
+    held_out = {*recipe.cleaning, *overrides.get("cleaning", {})} & {"hold_out", "hold_out_seed"}
     new_tags = [tag for tag in recipe.tags() if tag not in manifest.symbols]
     normalization = manifest.normalization
     weights = [text.weight for text in (*manifest.texts("train"), *recipe.train)]
@@ -90,8 +91,8 @@ def check_appended(
         )
     elif recipe.task != manifest.task:
         problem = f"{folder} is for {manifest.task}, but the text to append for {recipe.task}"
-    elif recipe.valid or recipe.test or recipe.mono:
-        problem = "--append adds training text: leave out all other text"
+    elif recipe.valid or recipe.test or recipe.mono or held_out:
+        problem = "--append adds training text: leave out all other text, and hold_out"
     elif settings:
         problem = (
             f"appended text is encoded as the text of {folder}: leave out {', '.join(settings)}"

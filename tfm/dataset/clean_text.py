@@ -99,9 +99,12 @@ class CleanText:
         self._protect = read_protected(cleaning.protect, manifest.languages, self.downloads)
         self.file_scores = None if cleaning.scores is None else FileScores(Path(cleaning.scores))
         self._manifest, self.step, self.is_added = manifest, step, step != STEP
-        if cleaning.hold_out and (recipe.task == "parsing" or recipe.tags()):
+        self._to_hold_out: list[Split] = [x for x in HELD_OUT if not recipe.texts(x)]
+        if not cleaning.hold_out or self.is_added:
+            return
+        if recipe.task == "parsing" or recipe.tags():
             raise UsageError("--hold-out is for text without trees and tags: leave it out")
-        if cleaning.hold_out and recipe.valid and recipe.test:
+        if not self._to_hold_out:
             raise UsageError(
                 "--hold-out has no effect beside validation and test text: leave it out"
             )
@@ -121,6 +124,8 @@ class CleanText:
             ]
         if any(cleaning_of(text, self.cleaning).max_length_ratio for text in self.recipe.train):
             inputs["length_ratio"] = "of the text"  # not a limit for all texts
+        if self.cleaning.hold_out:
+            inputs["held_out"] = self._to_hold_out
         if self.scorers:
             inputs["score_models"] = {
                 path: checksum for path, (checksum, _) in self.scorers.items()
@@ -150,7 +155,7 @@ class CleanText:
             given = [split for split in HELD_OUT if split in self._manifest.splits()]
             paths = {split: self._manifest.text_paths(split) for split in given}
             return {split: [*read_pairs(*paths[split], strict=True)] for split in given}
-        splits: list[Split] = [split for split in HELD_OUT if not self.recipe.texts(split)]
+        splits = self._to_hold_out
         pairs = chain.from_iterable(map(self._plain_pairs, self.recipe.train))
         number = len(splits) * self.cleaning.hold_out
         chosen = choose_held_out(pairs, number, self.cleaning.hold_out_seed)

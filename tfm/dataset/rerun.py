@@ -26,6 +26,7 @@ _WORDS = {
     "text": "the training text",
     "subwords": "the subword model",
     "protected": "the protected text",
+    "held_out": "the text that is held out",
     "score_models": "a model that scores pairs",
     "scores": "the scores of pairs",
 }

@@ -32,7 +32,8 @@ from tfm.text.counts import PairCounts
 from tfm.text.lines import in_chunks, read_pairs
 from tfm.text.trees import bracketed
 
-_NEEDED = ("train", "cleaning", "normalization", "protected", "score_models", "scores")  # by runs
+# Inputs that runs need as they are.
+_NEEDED = ("train", "cleaning", "normalization", "protected", "held_out", "score_models", "scores")
 # With fewer pairs, most pieces of even a small vocabulary occur too rarely to learn their use: a
 # model only repeats its training text. The smallest corpus of the tutorials has twice as many.
 _MIN_TRAIN_PAIRS = 1_000
@@ -60,8 +61,9 @@ def _check_replaced(manifest: Manifest, text: CleanText) -> None:
                 "name it again, choose another folder with --out, or remove it with --force"
             )
         say(f"warning: {folder} loses {lost} text that this call does not name")
-    if text.force:
-        check_runs(folder, [], force=True)
+    loses = bool(manifest.appended()) and not manifest.is_current(text.step, text.inputs)
+    if text.force or loses:
+        check_runs(folder, ["the text that was appended would be gone"] * loses, force=text.force)
 
 
 def _lost_text(manifest: Manifest, before: Values, after: Values) -> list[str]:
