@@ -203,12 +203,13 @@ def test_other_models_are_refused_before_anything_is_written(
     [
         ({"model": {"d_model": 64}}, "has d_model 16, not 64: only dropout may differ"),
         ({"model": {"tied_embeddings": "none"}}, "has tied_embeddings three-way, not none"),
+        ({"training": 5}, "unknown section 'training': write its settings under"),
         ({"optimizer": {"freeze": ["encoder", "decoder", "embeddings"]}}, "nothing is trained"),
     ],
 )
 def test_another_shape_and_everything_frozen_are_refused(start, changes, message):
     with pytest.raises(UsageError, match=message) as refused:
-        settings(start, **changes)
+        TrainingPlan(settings=changes, from_model=start).merged(None)
     assert "\n" not in str(refused.value)
 
 

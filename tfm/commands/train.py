@@ -26,6 +26,7 @@ from tfm.config import (
     read_toml,
     run_config,
     run_toml,
+    sets_steps,
     settings_missing_in,
     settings_to,
 )
@@ -341,7 +342,7 @@ def _adapting_settings(
         )
     defaults = adapting_table(start)
     # The number of epochs is only a default: other limits need not fit it.
-    if any("max_steps" in given.get("training", {}) for given in (table, overrides)):
+    if sets_steps((table, overrides)):
         del defaults["training"]["max_epochs"]
     run = run_config(None, defaults, table, overrides)
     before, after = settings_to(start.model), settings_to(run.model)

@@ -18,6 +18,7 @@ from tfm.config.presets import (
     run_config,
     run_table,
     run_toml,
+    sets_steps,
     settings_missing_in,
     suitable_arch,
 )

@@ -106,13 +106,17 @@ def run_config(arch: str | None, *tables: Values) -> RunConfig:
 
 def _preset(arch: str, tables: Sequence[Values]) -> Values:
     """Return the settings of a preset, without its number of epochs if a table sets the steps."""
-    given = [table.get("training") for table in tables]
-    has_steps = any(isinstance(each, Mapping) and "max_steps" in each for each in given)
-    left_out = {("training", "max_epochs")} if has_steps else set()
+    left_out = {("training", "max_epochs")} if sets_steps(tables) else set()
     return {
         section: {name: each[name] for name in each if (section, name) not in left_out}
         for section, each in presets()[arch].items()
     }
+
+
+def sets_steps(tables: Iterable[Values]) -> bool:
+    """Return whether some of the tables of settings set the number of steps."""
+    given = [table.get("training") for table in tables]
+    return any(isinstance(each, Mapping) and "max_steps" in each for each in given)
 
 
 def _settings_of_other_models(kind: type[Settings]) -> set[str]:
@@ -221,6 +225,8 @@ def _toml_value(value: Any) -> str:
 
 def read_toml(path: Path) -> TomlTable:
     """Read a TOML file."""
+    if path.is_fifo():  # which a second call would find empty
+        raise UsageError(f"{path} is a pipe, but is read several times: write it to a file")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

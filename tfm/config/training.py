@@ -240,6 +240,7 @@ class TrainingConfig(Settings, section="training"):
         3,
         "Record the translations of N sentences at each validation, for report.html.",
         limits=(0, 100),
+        needs=("validation_beam",),
     )
     validation_tokenize: TokenizerChoice = setting(
         "auto",
