@@ -303,7 +303,10 @@ def test_the_command_lists_runs_newest_first_and_draws_those_that_are_named(
     assert err == ""
     assert not (elsewhere / "runs.html").exists()
     assert "runs.html" in run("runs", older, newer)[2]
-    assert (elsewhere / "runs.html").exists()
+    run.ok("runs", older, newer)  # again
+    (elsewhere / "runs.html").write_text("mine")
+    run.fails(2, "runs.html exists and was not written by tfm runs: .* --out", "runs", newer)
+    assert (elsewhere / "runs.html").read_text() == "mine"
 
 
 def test_the_page_replaces_what_a_link_leads_to_and_nothing_else(make_run, run, elsewhere):

@@ -28,6 +28,7 @@ from tfm.commands.runs import runs
 from tfm.commands.score import score
 from tfm.commands.serve import serve
 from tfm.commands.train import train, train_on_command_line
+from tfm.disk.paths import check_written_by
 from tfm.errors import UsageError, tfm_command
 from tfm.reporting import Result, say
 from tfm.text.files import suffix_of
@@ -163,6 +164,7 @@ def _runs(call: Call, /, *, json: bool = False) -> None:
     named, out = call.keywords.get("folders"), call.keywords.get("out")
     if out is None and not json and named and all(map(is_run, named)):
         out = Path("runs.html")
+        check_written_by(out, "tfm runs")
     print_result(call.func(**{**call.keywords, "out": out}), "json" if json else "text")
     if out is not None:
         say(f"runs: the curves are in {out}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tfm.commands.declaration import Flag, command
 from tfm.config import InferenceDevice, SearchConfig
 from tfm.config.schema import Rules
-from tfm.disk.paths import RUNS_ROOT, OutputPath, existing_folder
+from tfm.disk.paths import RUNS_ROOT, OutputPath, check_written_by, existing_folder
 from tfm.errors import UsageError
 from tfm.reporting import say
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _FORMATS = (".html", ".png", ".svg")
 _DEFAULT_NAME = "attention.html"
 _MAX_PIECES = 80  # per side, with EOS; a larger picture would be illegible
-_HEADER_BYTES = 4_096  # the beginning of a picture, which names its generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +52,7 @@ def _pictures(paths: tuple[Path, ...]) -> tuple[Path, ...]:
         if path.is_file():
             from tfm.applications.attend.content import GENERATOR
 
-            with path.open("rb") as file:
-                header = file.read(_HEADER_BYTES)
-            if header and GENERATOR.encode() not in header:
-                raise UsageError(
-                    f"{path} exists and was not written by {GENERATOR}: choose another name with "
-                    "--out"
-                )
+            check_written_by(path, GENERATOR)
     return files
 
 

@@ -69,6 +69,7 @@ _KINDS = (
     ("model", ("config.json", "*.safetensors")),
 )
 _MAX_LEVELS, _MAX_ENTRIES = 3, 1_000
+_HEADER_BYTES = 4_096  # the beginning of a picture or page, which names its generator
 
 
 def kind_of(folder: Path) -> str | None:
@@ -149,6 +150,17 @@ def new_output_folder(path: Path, *, own: Collection[str] | None, kind: str, for
             f"{path / others[0]} is not of the {kind}, which --force would replace: move it, or "
             "choose another folder with --out"
         )
+
+
+def check_written_by(path: Path, generator: str) -> None:
+    """Raise UsageError if a file exists whose beginning does not name its generator."""
+    if path.is_file():
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        if header and generator.encode() not in header:
+            raise UsageError(
+                f"{path} exists and was not written by {generator}: choose another name with --out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
