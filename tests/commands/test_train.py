@@ -601,7 +601,7 @@ def test_a_run_out_of_time_is_averaged(data_dir, tiny_run, tmp_path):
     assert ModelFolder(tmp_path / "run" / "averaged").info.step == step
 
 
-def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdated(
+def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_damaged_or_outdated(
     data_dir, tiny_run, tmp_path, capsys
 ):
     run_dir, settings = tmp_path / "run", tiny_run(training={"average": True})
@@ -610,9 +610,10 @@ def test_the_average_of_a_finished_run_is_made_again_if_it_is_missing_or_outdate
     written = (run_dir / "averaged" / "config.json").stat().st_mtime_ns
     train_model(data_dir, run_dir, settings)
     assert (run_dir / "averaged" / "config.json").stat().st_mtime_ns == written
-    shutil.rmtree(run_dir / "averaged")
-    train_model(data_dir, run_dir, settings)
-    assert ModelFolder(run_dir / "averaged").info.step == 12
+    for damage in (shutil.rmtree, lambda folder: (folder / "bpe.model").write_bytes(b"")):
+        damage(run_dir / "averaged")
+        train_model(data_dir, run_dir, settings)
+        assert ModelFolder(run_dir / "averaged").info.step == 12
     train_model(data_dir, run_dir, tiny_run(training={"average": True, "max_steps": 16}))
     assert ModelFolder(run_dir / "averaged").info.step == 16
 

@@ -1,7 +1,7 @@
 """A run from its start or newest checkpoint to its end, as one of the processes that train it."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -160,8 +160,12 @@ def _finish(training: TrainingRun) -> TrainResult:
     """Average the checkpoints of a run that has ended, and print if it has not learned."""
     run, run_dir, step = training.data.info.run, training.run_dir, training.trainer.position.step
     averages = run.training.average and run.optimizer.ema is None and step > 0
-    if training.group.world.is_first and averages and current_average(run_dir) is None:
-        say(f"train: {average_checkpoints(run_dir, AverageConfig())}")
+    if training.group.world.is_first and averages:
+        is_averaged = False
+        with suppress(CheckpointError):  # of a damaged average, which is replaced
+            is_averaged = current_average(run_dir) is not None
+        if not is_averaged:
+            say(f"train: {average_checkpoints(run_dir, AverageConfig())}")
     failure = training.failure_to_learn()
     if failure is not None:
         say(
