@@ -28,6 +28,12 @@ def dataset(elsewhere, run):
     return elsewhere / "data" / "mine"
 
 
+def test_the_working_directory_may_become_a_dataset(dataset, run, elsewhere, monkeypatch):
+    monkeypatch.chdir(dataset)
+    text = (elsewhere / "my.en", elsewhere / "my.de")
+    run.ok("prepare", "--train", *text, "--out", ".", "--vocab-size", 330)
+
+
 def test_training_text_may_be_several_texts(dataset, elsewhere, run):
     lines = {name: (elsewhere / name).read_text() for name in ("my.en", "my.de")}
     rows = zip(*(text.splitlines() for text in lines.values()), strict=True)

@@ -268,6 +268,7 @@ def test_a_file_with_both_sides_is_a_test_set(models, name):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
+        ({"on": []}, UsageError, "on is empty: name a test set"),
         ({"on": "wmt41"}, UsageError, "no test set 'wmt41': did you mean"),
         ({"on": "news.en:gone.de"}, UsageError, r"gone\.de does not exist"),
         ({"on": "src.SGM"}, UsageError, r"src\.SGM has no reference: give SOURCE:REFERENCE"),

@@ -125,16 +125,22 @@ def test_typed_sentences_get_a_hint_and_no_progress_bar(translated, user, capsys
 
 @pytest.mark.usefixtures("terminal")
 def test_without_text_the_test_set_of_the_newest_run_is_translated(
-    trained_run, data_dir, elsewhere, tmp_path
+    trained_run, data_dir, elsewhere, tmp_path, capsys
 ):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "tiny").symlink_to(trained_run)
+    record = tmp_path / "runs" / "last-generation.json"
+    record.mkdir()
     planned = plan_generation([])
     assert [model.path for model in planned.models] == [checkpoints(Path("runs/tiny"))[-1]]
     assert (planned.source, planned.split) == (data_dir / "test.en", "test")
     assert planned.references == [data_dir / "test.de"]
-    assert len([*generate(device="cpu", max_extra_length=3)]) == 12
-    note = json.loads((tmp_path / "runs" / "last-generation.json").read_text())
+    for is_writable in (False, True):
+        assert len([*generate(device="cpu", max_extra_length=3)]) == 12
+        assert ("needs --reference" in capsys.readouterr().err) is not is_writable
+        if not is_writable:
+            record.rmdir()
+    note = json.loads(record.read_text())
     assert note["references"] == [str(data_dir / "test.de")]
     assert note["language"] == "de"
 

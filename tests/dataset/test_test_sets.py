@@ -277,6 +277,13 @@ def test_a_dataset_holds_sets_by_name_beside_its_own_text(dataset, tmp_path, cap
         dataset("sgm14", append=True)
 
 
+def test_a_user_without_a_home_folder_names_another_for_downloads(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user of a number only
+    with pytest.raises(UsageError, match="set XDG_CACHE_HOME"):
+        NamedSet.parse("wmt14:en-de").fetch(Downloads())
+
+
 def test_files_of_others_are_not_replaced(dataset, tmp_path):
     (tmp_path / "data" / "sets").mkdir(parents=True)
     write(tmp_path / "data" / "sets" / "sgm14.en", b"mine\n")

@@ -104,6 +104,16 @@ def test_a_full_disk_leaves_the_older_file_or_folder_and_the_error_names_it(olde
     assert caught.value.filename == str(older)
 
 
+@pytest.mark.parametrize("path", [".", "..", "a/.."])
+def test_a_folder_without_a_name_is_not_replaced(tmp_path, monkeypatch, path):
+    fill(tmp_path / "x" / "a", "old")
+    monkeypatch.chdir(tmp_path / "x")
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match="by its name"), atomic_directory(Path(path)):
+        pass
+    assert contents(tmp_path) == before
+
+
 def test_the_older_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     fill(tmp_path / "folder", "old")
     rename = os.replace

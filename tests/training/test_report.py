@@ -70,7 +70,7 @@ def training_texts():
     text = {"kept": 30, "read": 40, "dropped": {"empty": 7, "duplicate": 3}, "in_held_out": 2}
     both = [
         {"name": "1 a.en", "weight": 3.0, "tag": None, **text},
-        {"name": "2 <b>$.en", "weight": 1.0, "tag": "<bt>", **text},
+        {"name": "2 <b>$\udce9.en", "weight": 1.0, "tag": "<bt>", **text},
     ]
     return {"kind": "texts", "step": 0, "texts": both}
 
@@ -253,7 +253,7 @@ def test_training_texts_have_a_row_each_and_a_chart_of_their_losses(report_of):
         ],
         ["1 a.en", "75.00%", "75.00%", "30", "40", "7", "3", "2", "4.000", "2.500"],
         [
-            *("2 <b>$.en <bt>", "25.00%", "25.00%", "30", "40", "7", "3", "2"),
+            *(r"2 <b>$\udce9.en <bt>", "25.00%", "25.00%", "30", "40", "7", "3", "2"),
             *("3.000", "3.000"),
         ],
     ]

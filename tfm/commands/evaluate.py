@@ -90,6 +90,8 @@ def evaluate(
     """
     from tfm.folders.model_folder import ModelFolder
 
+    if not on:
+        raise UsageError("on is empty: name a test set, or leave it out")
     folder = out or Path("evaluation")
     metrics, config = metrics_and_config(metric, settings["score"])
     if settings["search"].get("mbr") != "command":  # then the program only scores

@@ -383,11 +383,12 @@ def _chosen_recipe(
         )
     if out is None:
         raise UsageError("name the folder of the new dataset, such as --out data/mine")
+    name = Path(os.path.abspath(out)).name  # "." has none  # noqa: PTH100
     if trees["train"]:
-        return loading.recipe_from_trees(name=out.name, **trees)
+        return loading.recipe_from_trees(name=name, **trees)
     named = None if columns is None else _columns(columns, chain(*text.values()))
     return loading.recipe_from_files(
-        name=out.name, languages=languages, columns=named, keep_tags=keep_tags, **text
+        name=name, languages=languages, columns=named, keep_tags=keep_tags, **text
     )
 
 

@@ -167,8 +167,10 @@ class NamedSet:
 
 def _folder(downloads: Downloads) -> Path:
     """Return where files of test sets are kept: by default, in the user's cache."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return downloads.folder or root / "tfm" / "test-sets"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    if downloads.folder is None and cache.startswith("~"):
+        raise UsageError("this user has no home folder for downloads: set XDG_CACHE_HOME")
+    return downloads.folder or Path(cache, "tfm", "test-sets")
 
 
 def write_set(texts: Sequence[str], stem: Path, languages: Sequence[str]) -> list[Path]:

@@ -133,6 +133,8 @@ def atomic_directory(path: Path, *, own: Collection[str] | None = None) -> Itera
     another name, where `intact_directory` finds it.
     """
     target = output_target(path, is_folder=True)
+    if not target.name.strip("."):
+        raise UsageError(f"{path} is replaced as a whole: give it by its name, from another folder")
     partial = _prepare(target)
     finish_replacement(target)
     remove_path(partial)

@@ -56,11 +56,9 @@ class LastGeneration:
         try:
             for path in {FILE, _file_of(1)}:
                 write_record(path, self, format_=FORMAT)
-        except OSError as error:
-            say(
-                f"warning: {error.filename}: {error.strerror}; tfm score needs --reference this "
-                "time"
-            )
+        except (OSError, UsageError) as error:
+            reason = f"{FILE}: {error.strerror}" if isinstance(error, OSError) else error
+            say(f"warning: {reason}; tfm score needs --reference this time")
         with suppress(OSError):  # another process may have removed them
             records = sorted(RUNS_ROOT.glob(f".{FILE.stem}.*.json"), key=os.path.getmtime)
             for old in records[:-_MAX_PIPES]:

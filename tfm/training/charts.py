@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tfm.plotting import Axes, Figure, drawing, ticker
+from tfm.reporting import printable
 from tfm.training.metrics_log import Record
 
 # The colors of training texts, further validation sets and runs, which have dashes in turn.
@@ -131,7 +132,7 @@ def _draw_curves(
             *zip(*points, strict=True),
             color=_COLORS[f"set-{color + 1}" if is_text else label],
             linestyle=_TEXT_DASHES[number % len(_TEXT_DASHES)] if is_text else "-",
-            label=label.replace("$", r"\$"),  # which would start a formula
+            label=printable(label).replace("$", r"\$"),  # which would start a formula
             linewidth=1.1 if label == "training" else 1.8,
             marker="o" if len(points) <= 40 else "",
             markersize=3,
