@@ -83,6 +83,7 @@ FOUND = [
     ("İlker@örnek.com.tr, ya\u0308r@x.de.", ("İlker@örnek.com.tr", "ya\u0308r@x.de")),
     ("/home/müller/ß.d, /srv/иван.", ("/home/müller/ß.d", "/srv/иван")),
     ("müller.com.tr, x.gov.uk. Y.", ("müller.com.tr", "x.gov.uk")),
+    ("快看!https://t.cn/a，!www.x.de", ("https://t.cn/a", "www.x.de")),
     ("/etc/hosts를, a@x.org으로, 请写信给a@x.org。", ("/etc/hosts", "a@x.org", "a@x.org")),
     ("by @torch_dev about #MachineLearning!", ("@torch_dev", "#MachineLearning")),
     ("你好{name}，请访问http://x.org/a，第%d页", ("{name}", "http://x.org/a", "%d")),
@@ -108,10 +109,10 @@ def test_placeholders_addresses_files_and_tags_are_found(text, spans):
     ],
 )
 def test_hostile_text_takes_linear_time(part):
-    start = time.monotonic()
+    start = time.process_time()
     found(part * 20_000)
     found("{" + part.strip("{") * 20_000)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(
