@@ -45,6 +45,15 @@ def test_weights_are_cast_in_a_copy_and_positions_stay_exact(model):
     assert logits.dtype == torch.bfloat16
 
 
+def test_the_cast_weights_of_recurrent_layers_are_joined_once(monkeypatch):
+    model, joined = recurrent(50), []
+    monkeypatch.setattr(
+        torch.nn.LSTM, "flatten_parameters", lambda layers: joined.append(layers.weight_ih_l0.dtype)
+    )
+    GpuInference(torch.bfloat16).optimized(model)
+    assert joined == [torch.bfloat16] * 2
+
+
 def test_tied_weights_stay_tied():
     cast = GpuInference(torch.bfloat16).optimized(transformer(50))
     assert cast.output_weight is cast.source_embedding.weight is cast.target_embedding.weight

@@ -240,12 +240,15 @@ def test_building_the_buckets_of_ddp_compiles_nothing(new_trainer):
 
 
 @pytest.mark.usefixtures("ddp")
-def test_hard_attention_learns_from_the_first_step_with_ddp(new_trainer):
+def test_a_recurrent_model_with_hard_attention_learns_from_the_first_step_with_ddp(new_trainer):
     batcher = new_trainer().batcher
     example = batcher.batch(batcher.epoch(1)[0])
     model = recurrent(400, d_model=16, source_attention="hard").train()
     loss = BatchLoss(model, label_smoothing=0.1)
+    modes = []
+    model.encoder.register_forward_hook(lambda encoder, *_: modes.append(encoder.training))
     gradients = ReplicatedGradients(loss, Group(), example)
+    assert all(modes)  # cuDNN has no gradient of recurrent layers in evaluation mode
     assert all(module.training for module in model.modules())
     with gradients.accumulate(is_last=True):
         gradients.loss(example)[0].backward()

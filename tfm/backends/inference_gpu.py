@@ -35,6 +35,8 @@ class GpuInference(InferenceBackend):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if name != "positions":
                     setattr(module, name, cast[parameter])
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # cuDNN would join the weights at each call
         if isinstance(model, Transformer):
             cast_embeddings(model, self._dtype)
         return model.eval()

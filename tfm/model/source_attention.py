@@ -98,7 +98,7 @@ class SourceAttention(nn.Module):
         if self.kind == "local-p":
             centers: Tensor = lengths * self.position(x)[..., 0].sigmoid()
         else:
-            centers = lengths.minimum(torch.as_tensor(positions + 1, device=x.device))
+            centers = lengths.clamp(max=positions + 1)
         sources = torch.arange(1, memory.keys.size(2) + 1, device=x.device)
         return sources - centers[:, None, :, None]
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tfm.dataset.batching import Batch
 from tfm.machine.group import Group
-from tfm.model.source_attention import SourceAttention
+from tfm.model.recurrent import Recurrent
 
 # DDP orders its gradient buckets after the first step, when the second one starts.
 _STEPS_TO_BUILD_BUCKETS = 2
@@ -77,11 +77,11 @@ class ReplicatedGradients(Gradients):
         self._ddp.register_comm_hook(self._sums, _BucketSums.add)
         super().__init__(self._ddp)
         # All ranks must take part in building the buckets, but a rank that stops would not. In
-        # evaluation mode, nothing is compiled for the size of the example, but hard attention has
-        # no gradient.
+        # evaluation mode, nothing is compiled for the size of the example, but cuDNN's recurrent
+        # layers and hard attention have no gradient.
         module.eval()
         for part in module.modules():
-            if isinstance(part, SourceAttention):
+            if isinstance(part, Recurrent):
                 part.train()
         with group.detect_lost_peers():
             for _ in range(_STEPS_TO_BUILD_BUCKETS):
