@@ -23,10 +23,15 @@ def text_and_words(words: list[str], separator: str) -> tuple[str, list[int]]:
     return separator.join(words), numbers
 
 
+def read(path: Path) -> list[str]:
+    """Read lines, which end only where other programs end them."""
+    return path.read_text("utf-8").removesuffix("\n").split("\n")
+
+
 def read_links(path: Path) -> list[Links]:
     """Read the links of each pair, such as 1-2."""
-    lines = path.read_text("utf-8").splitlines()
-    return [{(int(a), int(b)) for a, b in (x.split("-") for x in line.split())} for line in lines]
+    pairs = ([link.split("-") for link in line.split()] for line in read(path))
+    return [{(int(a), int(b)) for a, b in each} for each in pairs]
 
 
 def aligned(model: Path, pairs: list[list[str]], separator: str) -> Iterator[Links]:
@@ -58,7 +63,7 @@ def main() -> None:
     parser.add_argument("gold", type=Path)
     parser.add_argument("--unspaced-source", action="store_true")
     given = parser.parse_args()
-    pairs = [line.split(" ||| ") for line in given.text.read_text("utf-8").splitlines()]
+    pairs = [line.split(" ||| ") for line in read(given.text)]
     links = aligned(given.model, pairs, "" if given.unspaced_source else " ")
     error, precision, recall = rates(zip(links, read_links(given.gold), strict=True))
     print(f"alignment error rate {error:.3f}, precision {precision:.3f}, recall {recall:.3f}")

@@ -47,8 +47,12 @@ def compilation_problem(device: torch.device) -> str | None:
     try:
         compile_for_sizes(torch.relu)(torch.ones(8, device=device))
     except (RuntimeError, ImportError, OSError) as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return _in_one_line(error)
     return None
+
+
+def _in_one_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class CompiledTraining(TrainingBackend):
@@ -298,7 +302,7 @@ def kernel_problem(kernel: AttentionKernel, device: torch.device, dtype: torch.d
     try:
         error = max(_kernel_error(kernel, device, dtype, causal=causal) for causal in (False, True))
     except (RuntimeError, AttributeError, TypeError) as failure:
-        return str(failure).strip().splitlines()[0]
+        return _in_one_line(failure)
     return None if error <= _MAX_ERRORS[dtype] else f"relative error {error:.1g}"
 
 
