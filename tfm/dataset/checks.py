@@ -40,7 +40,7 @@ def check_folder(recipe: Recipe, out_dir: Path, *, text_only: bool, force: bool)
     suffixes = (*languages, GOLD) if recipe.task == "parsing" else languages
     names = [f"{split}.{suffix}" for split in SPLITS for suffix in suffixes]
     names += [f"mono.{text.language}" for text in recipe.mono]
-    names += [RUNS, SEEN_TEXT, "bin/dataset.json"]
+    names += [RUNS, SEEN_TEXT, "bin/dataset.json", "metrics.jsonl", "checkpoints"]  # also of runs
     if not (out_dir / DRAFT).exists():  # otherwise, a call that was stopped may have written it
         names.append(DROPPED)
     written = OutputPath(path=out_dir, flag="--out", is_folder=True, others=names)
