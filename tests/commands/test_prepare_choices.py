@@ -174,6 +174,7 @@ def test_scores_of_a_file_are_compared_with_the_least_score(tmp_path):
         (["1"] * 299, "has 299 numbers, but the training text has at least 300 pairs"),
         (["1"] * 301, "has 301 numbers, but the training text has 300 pairs"),
         (["1"] * 298 + ["high", "nan"], "line 299 is no number"),
+        (["1"] * 299 + ["1_000"], "line 300 is no number"),
     ):
         write_lines(tmp_path / "scores", lines)
         with pytest.raises(DataError, match=message):

@@ -80,7 +80,7 @@ class FileScores:
 
     def _parsed(self, number: int, line: bytes) -> float:
         with suppress(ValueError):
-            if not math.isnan(score := float(line)):
+            if b"_" not in line and not math.isnan(score := float(line)):
                 return score
         raise DataError(f"{self._path}, line {number:,} is no number: give one per training pair")
 
