@@ -284,12 +284,13 @@ def test_a_user_without_a_home_folder_names_another_for_downloads(monkeypatch):
         NamedSet.parse("wmt14:en-de").fetch(Downloads())
 
 
-def test_files_of_others_are_not_replaced(dataset, tmp_path):
+@pytest.mark.parametrize("name", ["sgm14.en", "sgm14.de"])
+def test_files_of_others_are_not_replaced(dataset, tmp_path, name):
     (tmp_path / "data" / "sets").mkdir(parents=True)
-    write(tmp_path / "data" / "sets" / "sgm14.en", b"mine\n")
-    with pytest.raises(UsageError, match=r"sgm14\.en was not written by tfm prepare"):
+    write(tmp_path / "data" / "sets" / name, b"mine\n")
+    with pytest.raises(UsageError, match=rf"{name} was not written by tfm prepare"):
         dataset("sgm14", text_only=True)
-    assert (tmp_path / "data" / "sets" / "sgm14.en").read_bytes() == b"mine\n"
+    assert [path.name for path in (tmp_path / "data" / "sets").iterdir()] == [name]
 
 
 def test_generate_translates_a_set_and_score_knows_all_its_references(

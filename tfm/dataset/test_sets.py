@@ -175,12 +175,16 @@ def _folder(downloads: Downloads) -> Path:
 
 def write_set(texts: Sequence[str], stem: Path, languages: Sequence[str]) -> list[Path]:
     """Write a source to STEM.SOURCE, its references to STEM.TARGET, STEM.2.TARGET and so on."""
-    source, target = languages
-    ends = [source, target, *(f"{number}.{target}" for number in range(2, len(texts)))]
-    paths = [stem.with_name(f"{stem.name}.{end}") for end in ends]
+    paths = _paths_of_set(stem, languages, len(texts))
     for path, text in zip(paths, texts, strict=True):
         write_text(path, text)
     return paths
+
+
+def _paths_of_set(stem: Path, languages: Sequence[str], num_texts: int) -> list[Path]:
+    source, target = languages
+    ends = [source, target, *(f"{number}.{target}" for number in range(2, num_texts))]
+    return [stem.with_name(f"{stem.name}.{end}") for end in ends]
 
 
 def write_sets(
@@ -199,11 +203,11 @@ def write_sets(
         inputs = {"pair": named.pair, "downloads": [asdict(each) for each in named.archives]}
         if not is_due(manifest, split, inputs):
             continue
-        path = manifest.text_path(split, manifest.source)
-        if path.exists() and manifest.inputs(split) is None and not force:
-            raise UsageError(f"{path} was not written by tfm prepare: move it, or use --force")
-        texts = named.read(files[name])
-        paths = write_set(texts, manifest.data_dir / split, manifest.languages)
+        texts, stem = named.read(files[name]), manifest.data_dir / split
+        if manifest.inputs(split) is None and not force:
+            for path in filter(Path.exists, _paths_of_set(stem, manifest.languages, len(texts))):
+                raise UsageError(f"{path} was not written by tfm prepare: move it, or use --force")
+        paths = write_set(texts, stem, manifest.languages)
         result = {"pairs": texts[0].count("\n"), "references": len(texts) - 1}
         manifest.record(split, inputs=inputs, outputs=paths, result=result)
         manifest.save()
