@@ -85,7 +85,7 @@ class _Copy(NamedTuple):
 
 def html_blocks(text: str) -> tuple[str, list[Block]]:
     """Return a page or a part of one in HTML, which is declared as UTF-8, and its blocks."""
-    text = _in_utf8(text)
+    text = _declared_as_utf8(text)
     return text, _Reader(text, _HTML_PAGE, tokens_of(text, is_xml=False)).blocks()
 
 
@@ -94,7 +94,7 @@ def xml_blocks(text: str) -> tuple[str, list[Block]]:
 
     It is declared as UTF-8, and has sources in place of missing translations.
     """
-    text = _in_utf8(text)
+    text = _declared_as_utf8(text)
     tokens = list(tokens_of(text, is_xml=True))
     dialect = dialect_of(_head(text, tokens))
     reader = _Reader(text, dialect, tokens)
@@ -106,7 +106,7 @@ def xml_blocks(text: str) -> tuple[str, list[Block]]:
     return text, _Reader(text, dialect, list(tokens_of(text, is_xml=True)), places).blocks()
 
 
-def _in_utf8(text: str) -> str:
+def _declared_as_utf8(text: str) -> str:
     """Return a document whose declared encoding, if any, is replaced by UTF-8."""
     head, rest = text[:_MAX_BEFORE_ENCODING], text[_MAX_BEFORE_ENCODING:]
     return _ENCODING.sub(r"\1UTF-8", head) + rest
